@@ -1,0 +1,1 @@
+"""Thespian actors, their messages, and the processes that carry them."""

@@ -1,0 +1,114 @@
+"""Where a host's system lives and listens: flags and environment, read in one function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from understudy.core.config import HTTPOptions, validated
+from understudy.core.errors import InvalidRequestError
+
+DEFAULT_ADMIN_PORT = 1900
+
+# Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
+# sets the same fields, so each flag has its variable.
+VARIABLES = {
+    "UNDERSTUDY_STATE_DIR": "state_dir",
+    "UNDERSTUDY_ADMIN_PORT": "admin_port",
+    "UNDERSTUDY_ADDRESS": "address",
+    "UNDERSTUDY_HTTP_HOST": "http.host",
+    "UNDERSTUDY_HTTP_PORT": "http.port",
+    "UNDERSTUDY_HTTP_WORKERS": "http.workers",
+    "UNDERSTUDY_HTTP_ROOT_PATH": "http.root_path",
+    "UNDERSTUDY_HTTP_REQUEST_TIMEOUT_S": "http.request_timeout_s",
+    "UNDERSTUDY_HTTP_KEEP_ALIVE_TIMEOUT_S": "http.keep_alive_timeout_s",
+    "UNDERSTUDY_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
+    "UNDERSTUDY_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
+    "UNDERSTUDY_HTTP_SSL_CERTFILE": "http.ssl_certfile",
+    # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
+    "UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
+    "UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """One host's settings; every process of the host gets the same ones, by environment."""
+
+    state_dir: Path
+    admin_port: int = DEFAULT_ADMIN_PORT
+    address: str | None = None  # HOST:PORT of the system to talk to; None is this host's
+    http: HTTPOptions = field(default_factory=HTTPOptions)
+    crash_after_checkpoint: float = 0.0
+    crash_before_checkpoint: float = 0.0
+
+    @property
+    def logs_dir(self) -> Path:
+        """The folder of all logs."""
+        return self.state_dir / "logs"
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the records of running processes."""
+        return self.state_dir / "run"
+
+    @property
+    def store_dir(self) -> Path:
+        """The folder of the key-value store."""
+        return self.state_dir / "store"
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the variables that make :func:`read_settings` give these settings again."""
+        values = {name: self._value(path) for name, path in VARIABLES.items()}
+        return {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+    def _value(self, path: str) -> Any:
+        return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)
+
+    def with_http(self, **changes: Any) -> HostSettings:
+        """Return a copy whose HTTP options have ``changes``; the bad ones are all named."""
+        options = validated(HTTPOptions, {**self.http.model_dump(), **changes})
+        return replace(self, http=options)
+
+
+def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any) -> HostSettings:
+    """Read the settings from ``overrides`` first, then the environment, then the defaults.
+
+    ``overrides`` are fields of HostSettings, or of HTTPOptions with the prefix ``http_``; None
+    means not given. Raises InvalidRequestError naming each bad value and where it came from.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {
+        path: environ[name] for name, path in VARIABLES.items() if environ.get(name)
+    }
+    for name, value in overrides.items():
+        if value is not None:
+            values[name.replace("http_", "http.", 1) if name.startswith("http_") else name] = value
+    http = {path[5:]: value for path, value in values.items() if path.startswith("http.")}
+    return HostSettings(
+        state_dir=Path(values.get("state_dir") or _default_state_dir(environ)).absolute(),
+        admin_port=_number("admin_port", values, DEFAULT_ADMIN_PORT, int),
+        address=values.get("address"),
+        http=validated(HTTPOptions, http),
+        crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
+        crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
+    )
+
+
+def _default_state_dir(environ: Mapping[str, str]) -> Path:
+    base = (
+        environ.get("XDG_STATE_HOME")
+        or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
+    )
+    return Path(base) / "understudy"
+
+
+def _number(name: str, values: Mapping[str, Any], default: Any, kind: type[Any]) -> Any:
+    value = values.get(name, default)
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"{name}={value!r}: expected a number") from None

@@ -1,0 +1,1 @@
+"""The decisions: pure functions and values, without I/O, processes or clocks."""

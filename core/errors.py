@@ -1,0 +1,137 @@
+"""Every error that Understudy raises on purpose, in one tree.
+
+A subclass exists where a catcher would act differently. Each carries the HTTP status that the front
+answers with, and ``retry_after_s`` where trying again later can help. ``kind`` names the class in
+messages between processes, where exceptions themselves do not travel reliably.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UnderstudyError(Exception):
+    """Root of all errors of Understudy's own; user code's exceptions keep their own types."""
+
+    http_status: ClassVar[int] = 500
+    retry_after_s: float | None = None
+
+
+class NotRunningError(UnderstudyError):
+    """No actor system answers at the address; start one with ``understudy start``."""
+
+    http_status = 503
+
+
+class StartError(UnderstudyError):
+    """This host's system could not be started; the text says what stood in the way."""
+
+
+class DeployFailedError(UnderstudyError):
+    """A deployment could not be brought up; the earlier version, if any, still serves."""
+
+
+class UnknownNameError(UnderstudyError, KeyError):
+    """A backend, endpoint, deployment, application or goal of that name does not exist."""
+
+    http_status = 404
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError would show the repr
+
+
+class ConflictError(UnderstudyError, ValueError):
+    """The change contradicts what exists; the text names what holds it."""
+
+    http_status = 409
+
+
+class InvalidRequestError(UnderstudyError, ValueError):
+    """A value in the call is not allowed; the text names the field, the value and what is."""
+
+    http_status = 400
+
+
+class RouteNotFoundError(UnderstudyError):
+    """No endpoint has a route that covers the path."""
+
+    http_status = 404
+
+
+class MethodNotAllowedError(UnderstudyError):
+    """The endpoint does not take this HTTP method; ``allowed`` lists those it does."""
+
+    http_status = 405
+
+    def __init__(self, text: str, allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.allowed = allowed
+
+
+class BackPressureError(UnderstudyError):
+    """The endpoint's queue is at its limit; the query was not run."""
+
+    http_status = 503
+    retry_after_s = 1.0
+
+
+class DeploymentUnavailableError(UnderstudyError):
+    """The deployment has no replica and none is on its way."""
+
+    http_status = 503
+    retry_after_s = 5.0
+
+
+class ReplicaUnavailableError(UnderstudyError):
+    """The replica or proxy died with the query under way, and it may not be repeated."""
+
+    http_status = 503
+    retry_after_s = 1.0
+
+
+class RequestCancelledError(UnderstudyError):
+    """The query was cancelled by the caller, or the caller's client went away."""
+
+    http_status = 499
+
+
+class QueryTimeoutError(UnderstudyError, TimeoutError):
+    """The query was not answered within its request timeout."""
+
+    http_status = 408
+
+
+class UserCodeError(UnderstudyError):
+    """User code raised, and its exception could not be unpickled here; the text shows it."""
+
+
+class UnsupportedResultError(UnderstudyError, TypeError):
+    """User code returned a type that cannot be turned into an HTTP response."""
+
+
+ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
+    error.__name__: error
+    for error in (
+        UnderstudyError,
+        NotRunningError,
+        StartError,
+        DeployFailedError,
+        UnknownNameError,
+        ConflictError,
+        InvalidRequestError,
+        RouteNotFoundError,
+        MethodNotAllowedError,
+        BackPressureError,
+        DeploymentUnavailableError,
+        ReplicaUnavailableError,
+        RequestCancelledError,
+        QueryTimeoutError,
+        UserCodeError,
+        UnsupportedResultError,
+    )
+}
+
+
+def error_from(kind: str, text: str) -> UnderstudyError:
+    """Make the error that another process described by ``kind`` and ``text``."""
+    return ERRORS_BY_KIND.get(kind, UnderstudyError)(text)

@@ -1,0 +1,1 @@
+"""What a user imports: ``from understudy import serve``."""

@@ -1,0 +1,54 @@
+"""Package metadata: each folder at the top is the subpackage of the same name.
+
+``understudy`` itself is a PEP 420 namespace without a folder; the mapping below puts ``actors/`` at
+``understudy.actors`` and so on, because bare names such as ``persistence`` collide in site-packages.
+"""
+
+from pathlib import Path
+
+from setuptools import setup
+
+SUBPACKAGES = ("actors", "core", "http_front", "persistence", "serve")
+
+setup(
+    name="understudy",
+    version="0.1.0",
+    description="Python functions, classes and ASGI apps as replicated HTTP endpoints, in pure Python",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=[f"understudy.{name}" for name in SUBPACKAGES],
+    package_dir={f"understudy.{name}": name for name in SUBPACKAGES},
+    package_data={f"understudy.{name}": ["py.typed"] for name in SUBPACKAGES},
+    install_requires=[
+        "thespian==4.0.1",  # its transport's inside is used in actors/loop.py and actors/port.py
+        "cloudpickle>=3.0",
+        "falcon>=4.0",
+        "gunicorn>=25.1",  # the first with the native asgi worker that http_front uses
+        "starlette>=0.40",
+        "pydantic>=2.5",
+        "click>=8.1",
+        "rich>=13",
+        "prometheus-client>=0.20",
+        "PyYAML>=6.0",
+        "setproctitle>=1.3",
+        "psutil>=5.9",
+    ],
+    extras_require={
+        "examples": ["scikit-learn>=1.3"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
+    },
+    entry_points={"console_scripts": ["understudy=understudy.serve.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Framework :: AsyncIO",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
+        "Typing :: Typed",
+    ],
+)
