@@ -1,0 +1,107 @@
+"""The functions of ``serve``: run, start, status and the like, on this process's system."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.core.config import HTTPOptions, validated
+from understudy.core.errors import InvalidRequestError, NotRunningError
+from understudy.serve import operations, session
+from understudy.serve.build import not_an_application
+from understudy.serve.deployments import Application
+from understudy.serve.handle import DeploymentHandle
+from understudy.serve.schema import ServeStatus
+
+
+def run(
+    target: Application,
+    *,
+    name: str = "default",
+    route_prefix: str | None = "/",
+    blocking: bool = False,
+) -> DeploymentHandle:
+    """Bring up an application, wait until it serves, and return its ingress's handle.
+
+    Starts a system on this host when none runs; it is stopped when this process ends. The same call
+    again changes nothing; changed code replaces what runs. ``route_prefix`` None gives it no route.
+    ``blocking`` waits for Ctrl-C, then deletes the application and exits. Raises the constructor's
+    own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
+    """
+    if not isinstance(target, Application):
+        raise InvalidRequestError(not_an_application(target))
+    operations.check_target(name, route_prefix)
+    ours = session.current()
+    connection = ours.ensure_running()
+    ours.deployed(name)
+    handle = operations.deploy(connection, target, name, route_prefix)
+    if blocking:
+        _wait_for_interrupt(name)
+    return handle
+
+
+def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
+    """Start a system on this host, unless one runs; it is stopped when this process ends.
+
+    ``http_options`` count only for a system that this call starts.
+    """
+    if http_options is not None:
+        options = _http_options(http_options)
+        settings = session.current().settings
+        if options != settings.http:
+            session.use(dataclasses.replace(settings, http=options))
+    session.current().ensure_running()
+
+
+def shutdown() -> None:
+    """Stop the system, with all applications, and delete its state; nothing if none runs."""
+    session.current().shutdown()
+
+
+def delete(name: str) -> None:
+    """Delete an application and wait until it is gone; nothing if there is none."""
+    operations.delete(session.current().connect(), name)
+
+
+def status() -> ServeStatus:
+    """Return the state of all applications; an empty one when no system runs."""
+    try:
+        connection = session.current().connect()
+        return ServeStatus.of(operations.read_report(connection))
+    except NotRunningError:
+        session.current().disconnect()
+        return ServeStatus()
+
+
+def get_app_handle(name: str) -> DeploymentHandle:
+    """Return a handle of an application's ingress; UnknownNameError if there is none."""
+    report = operations.read_report(session.current().connect())
+    return DeploymentHandle(operations.ingress_of(report, name), name)
+
+
+def get_deployment_handle(deployment_name: str, app_name: str = "default") -> DeploymentHandle:
+    """Return a handle of any deployment; UnknownNameError if there is none."""
+    report = operations.read_report(session.current().connect())
+    operations.check_deployment(report, deployment_name, app_name)
+    return DeploymentHandle(deployment_name, app_name)
+
+
+def _http_options(given: HTTPOptions | Mapping[str, Any]) -> HTTPOptions:
+    if isinstance(given, HTTPOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"http_options={given!r}: must be HTTPOptions or a dict")
+    current = session.current().settings.http.model_dump()
+    options: HTTPOptions = validated(HTTPOptions, {**current, **given})
+    return options
+
+
+def _wait_for_interrupt(name: str) -> None:
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        delete(name)
+        sys.exit(0)

@@ -1,0 +1,186 @@
+"""What the commands of ``understudy`` do, once their flags are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from understudy.actors import system
+from understudy.actors.connection import Connection
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.errors import InvalidRequestError, UnderstudyError
+from understudy.serve import operations
+from understudy.serve.deployments import Application
+from understudy.serve.display import Progress, front_url, problems_of, show_status
+from understudy.serve.importing import ImportFailedError, load_application, read_arguments
+from understudy.serve.logs import Line, Logs
+
+STATUS_TIMEOUT_S = 10.0
+_ALIVE_CHECK_S = 1.0
+
+
+def settings_from(flags: dict[str, Any]) -> HostSettings:
+    """Read flags and environment; a bad value is the user's error, so exit code 2."""
+    with usage():
+        return read_settings(**flags)
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turn an InvalidRequestError into an error of usage."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def connected(settings: HostSettings) -> Iterator[Connection]:
+    """Connect for the time of a command."""
+    connection = Connection.open(settings)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def interrupt_on_terminate() -> None:
+    """Have SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def start(settings: HostSettings, *, block: bool) -> None:
+    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then."""
+    if block:
+        interrupt_on_terminate()
+    with Progress("starting") as progress:
+        started = system.start(settings, on_progress=progress.say)
+    where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
+    click.echo(f"started: {where}" if started else "already running")
+    if not block:
+        return
+    try:
+        _wait_while_running(settings)
+    except KeyboardInterrupt:
+        if started:
+            stop(settings, forget=False)
+
+
+def stop(settings: HostSettings, *, forget: bool) -> None:
+    """Drain and stop this host's system."""
+    with Progress("stopping"):
+        stopped = system.stop(settings, forget=forget)
+    kept = "its state is deleted" if forget else f"its state stays in {settings.state_dir}"
+    click.echo(f"stopped; {kept}" if stopped else "nothing was running")
+
+
+def deploy(settings: HostSettings, source: Source) -> None:
+    """Bring up an application on a system that runs."""
+    application = source.load()
+    with connected(settings) as connection:
+        bring_up(connection, application, source)
+
+
+def delete(settings: HostSettings, name: str) -> None:
+    """Delete an application and wait until it is gone."""
+    with connected(settings) as connection, Progress(f"deleting {name!r}"):
+        found = operations.delete(connection, name)
+    click.echo(f"deleted {name!r}" if found else f"no application is named {name!r}")
+
+
+def status(settings: HostSettings, *, as_json: bool) -> bool:
+    """Print the state of everything; False if something is not healthy."""
+    with connected(settings) as connection, Progress("asking the controller"):
+        report = operations.read_report(connection, STATUS_TIMEOUT_S)
+    if as_json:
+        click.echo(json.dumps(report, indent=2, default=str))
+    else:
+        show_status(report)
+    return not problems_of(report)
+
+
+def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) -> None:
+    """Print the last lines of the logs that ``name`` picks, then what is added to them."""
+    found = Logs(settings.logs_dir, name=name)
+    if not found.names() and not follow:
+        known = ", ".join(Logs(settings.logs_dir).names()) or "none"
+        raise UnderstudyError(f"no log matches {name!r} in {settings.logs_dir}; there are: {known}")
+    for line in found.tail(lines):
+        print_line(line)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in found.follow(threading.Event().wait):
+                print_line(line)
+
+
+def print_line(line: Line) -> None:
+    """Print a line of a log, with its origin."""
+    click.echo(f"{click.style(line.log.removeprefix('replica-'), dim=True)} | {line.text}")
+
+
+class Source:
+    """An application as a command names it, and what it is to be called and where to be served."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        arguments: Sequence[str],
+        app_dir: str,
+        name: str,
+        route_prefix: str,
+    ) -> None:
+        self.target = target
+        self.app_dir = Path(app_dir)
+        self.name = name
+        self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
+        with usage():
+            self.arguments = read_arguments(arguments)
+            operations.check_target(name, self.route_prefix)
+            if target.endswith((".yaml", ".yml")):
+                raise InvalidRequestError(f"{target!r}: files are not supported yet; name a module")
+
+    def load(self) -> Application:
+        """Import it; where the user's code fails, its traceback is shown."""
+        try:
+            return load_application(self.target, self.app_dir, self.arguments)
+        except ImportFailedError as error:
+            click.echo(error.traceback, err=True)
+            raise
+
+
+def bring_up(connection: Connection, application: Application, source: Source) -> None:
+    """Deploy an application and say where; where its constructor fails, show the traceback."""
+    try:
+        with Progress(f"deploying {source.name!r}"):
+            operations.deploy(connection, application, source.name, source.route_prefix)
+    except (UnderstudyError, TimeoutError, OSError):
+        raise
+    except Exception as error:  # the constructor's own
+        notes = getattr(error, "__notes__", ())
+        click.echo("\n".join(notes), err=True)
+        told = f"{type(error).__name__}: {error}"
+        raise UnderstudyError(f"{source.name!r} could not be deployed: {told}") from error
+    click.echo(f"deployed {source.name!r}{_where(connection, source.route_prefix)}")
+
+
+def _where(connection: Connection, route_prefix: str | None) -> str:
+    if route_prefix is None:
+        return " without a route"
+    url = front_url(operations.read_report(connection, STATUS_TIMEOUT_S))
+    return f" at {url.rstrip('/')}{route_prefix}" if url else f" at {route_prefix}"
+
+
+def _wait_while_running(settings: HostSettings) -> None:
+    never = threading.Event()
+    while not never.wait(_ALIVE_CHECK_S):
+        if not system.is_running(settings):
+            raise UnderstudyError(f"the system has ended; see the logs in {settings.logs_dir}")

@@ -1,0 +1,168 @@
+"""Handles: how Python code, in replicas and outside, calls a deployment."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from understudy.actors import dispatch
+from understudy.actors.dispatch import PendingQuery, QueryClient
+from understudy.actors.messages import PythonCall
+from understudy.core.errors import InvalidRequestError
+from understudy.serve.packing import pack_arguments
+from understudy.serve.responses import DeploymentResponse, send
+
+__all__ = ["DeploymentHandle", "DeploymentResponse"]
+
+# Options of Ray Serve's that come later, with the values that mean "not used".
+_NOT_YET = {"stream": (False,), "multiplexed_model_id": ("", None)}
+
+
+@dataclass(frozen=True, slots=True)
+class HandleOptions:
+    """How a handle makes its calls."""
+
+    method_name: str = "__call__"
+    shard_key: str | None = None
+    retryable: bool = False
+
+
+class DeploymentHandle:
+    """Calls a deployment's replicas: ``handle.remote(x)``, or ``handle.method.remote(x)``.
+
+    It never changes, can be pickled, and finds its way from any process: in a replica by the
+    replica's proxy, elsewhere by the process's connection to the local system. With ``app_name``
+    None, ``deployment_name`` is the name of an endpoint.
+    """
+
+    __slots__ = ("_client", "_options", "app_name", "deployment_name")
+
+    def __init__(
+        self,
+        deployment_name: str,
+        app_name: str | None = "default",
+        *,
+        options: HandleOptions | None = None,
+        client: QueryClient | None = None,
+    ) -> None:
+        self.deployment_name = deployment_name
+        self.app_name = app_name
+        self._options = options or HandleOptions()
+        self._client = client
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that the calls go to."""
+        if self.app_name is None:
+            return self.deployment_name
+        return f"{self.app_name}#{self.deployment_name}"
+
+    def options(self, **changes: Any) -> DeploymentHandle:
+        """Return a handle with some of these changed.
+
+        ``method_name``: which method is called. ``shard_key``: calls with the same key go to the
+        same backend. ``retryable``: a call may be run again when its replica died under it.
+        """
+        if problems := _problems(changes):
+            raise InvalidRequestError(f"bad options of a handle: {'; '.join(problems)}")
+        known = {name: value for name, value in changes.items() if name not in _NOT_YET}
+        return self._with(replace(self._options, **known))
+
+    def remote(self, *args: Any, **kwargs: Any) -> DeploymentResponse:
+        """Call the deployment; returns at once.
+
+        A DeploymentResponse among the arguments is waited for, in the background, and its value
+        passed. InvalidRequestError when the arguments cannot be pickled; NotRunningError when
+        there is no system to call.
+        """
+        client = self._client or dispatch.current() or _own_client()
+        request_id = secrets.token_hex(16)
+        response = DeploymentResponse(self._what(), client, request_id)
+
+        def submit(values: tuple[Any, ...], named: dict[str, Any]) -> PendingQuery:
+            return self._submit(client, request_id, pack_arguments(self._what(), values, named))
+
+        send(response, submit, args, kwargs)
+        return response
+
+    def _submit(self, client: QueryClient, request_id: str, arguments: bytes) -> PendingQuery:
+        method = self._options.method_name
+        return client.submit(
+            endpoint=self.endpoint,
+            call_method="" if method == "__call__" else method,
+            call=pickle.dumps(PythonCall(method, arguments), protocol=pickle.HIGHEST_PROTOCOL),
+            request_id=request_id,
+            repeatable=self._options.retryable,
+            shard_key=self._options.shard_key,
+        )
+
+    def _what(self) -> str:
+        method = self._options.method_name
+        return self.endpoint if method == "__call__" else f"{self.endpoint}.{method}"
+
+    def _with(self, options: HandleOptions) -> DeploymentHandle:
+        return DeploymentHandle(
+            self.deployment_name, self.app_name, options=options, client=self._client
+        )
+
+    def __getattr__(self, name: str) -> DeploymentHandle:
+        if name.startswith("_"):  # pickle, copy and others ask for such
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self._with(replace(self._options, method_name=name))
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refuse: a plain call would have to block."""
+        raise TypeError(f"call {self._what()} with .remote(...), not directly")
+
+    def __reduce__(self) -> Any:
+        return _restore, (self.deployment_name, self.app_name, self._options)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeploymentHandle) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash((self.deployment_name, self.app_name, self._options))
+
+    def __repr__(self) -> str:
+        return f"DeploymentHandle({self._what()!r})"
+
+
+def _restore(
+    deployment_name: str, app_name: str | None, options: HandleOptions
+) -> DeploymentHandle:
+    return DeploymentHandle(deployment_name, app_name, options=options)
+
+
+def _own_client() -> QueryClient:
+    # Loaded only here, because replicas never need it and pay for what they import.
+    from understudy.serve import session  # noqa: PLC0415
+
+    return session.current().connect().queries
+
+
+def _problems(changes: dict[str, Any]) -> list[str]:
+    problems = []
+    for name, value in changes.items():
+        if name in _NOT_YET:
+            if value not in _NOT_YET[name]:
+                problems.append(f"{name}={value!r}: not supported yet")
+        elif name not in HandleOptions.__dataclass_fields__:
+            known = ", ".join(HandleOptions.__dataclass_fields__)
+            problems.append(f"{name}: no such option; there are {known}")
+        elif problem := _value_problem(name, value):
+            problems.append(f"{name}={value!r}: {problem}")
+    return problems
+
+
+def _value_problem(name: str, value: Any) -> str | None:
+    if name == "retryable":
+        return None if isinstance(value, bool) else "must be True or False"
+    if name == "shard_key":
+        return None if value is None or isinstance(value, str) else "must be a string or None"
+    if not isinstance(value, str) or not value:
+        return "must be the name of a method"
+    if value.startswith("_") and value != "__call__":
+        return "private methods cannot be called through a handle"
+    return None

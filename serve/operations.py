@@ -1,0 +1,117 @@
+"""What can be asked of a controller over a connection; the API, Client and commands use it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from understudy.actors.messages import (
+    DeleteApplication,
+    DeployApplication,
+    GetStatus,
+    Request,
+    WaitForGoal,
+)
+from understudy.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
+from understudy.serve.answers import with_note
+from understudy.serve.build import build
+from understudy.serve.deployments import Application
+from understudy.serve.handle import DeploymentHandle
+from understudy.serve.options import name_problem
+
+if TYPE_CHECKING:
+    from understudy.actors.connection import Connection
+
+R = TypeVar("R", bound=Request)
+
+
+def new(request: type[R], **fields: Any) -> R:
+    """Make a request with an id of its own."""
+    return request(request_id=secrets.token_hex(16), **fields)
+
+
+def check_target(name: str, route_prefix: str | None) -> None:
+    """Raise InvalidRequestError unless an application may have this name and prefix."""
+    problems = [name_problem("name", name), route_problem("route_prefix", route_prefix)]
+    if told := [problem for problem in problems if problem]:
+        raise InvalidRequestError("; ".join(told))
+
+
+def route_problem(what: str, route: object) -> str | None:
+    """Say what is wrong with a route, or None; None as a route is "headless"."""
+    if route is None:
+        return None
+    if not isinstance(route, str) or not route.startswith("/"):
+        return f"{what}={route!r}: must start with '/', or be None for no route"
+    if route != "/" and route.endswith("/"):
+        return f"{what}={route!r}: must not end with '/'; say {route.rstrip('/') or '/'!r}"
+    if "{" in route or "}" in route:
+        return f"{what}={route!r}: must not contain braces; a prefix has no parameters"
+    return None
+
+
+def deploy(
+    connection: Connection, application: Application, name: str, route_prefix: str | None
+) -> DeploymentHandle:
+    """Bring an application up and wait for it; raises what its constructor raised."""
+    built = build(application, name)
+    goal = connection.request(
+        new(
+            DeployApplication,
+            application=name,
+            ingress=built.ingress,
+            route_prefix=route_prefix,
+            deployments=built.deployments,
+        )
+    )
+    wait_for_goal(connection, goal)
+    return DeploymentHandle(built.ingress, name, client=connection.queries)
+
+
+def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
+    """Wait until a change is done; None is the goal of a change that was none."""
+    if goal is None:
+        return
+    try:
+        connection.request(new(WaitForGoal, goal_id=goal), timeout_s=timeout_s)
+    except DeployFailedError as error:
+        if error.__cause__ is None:
+            raise
+        raise with_note(error.__cause__, str(error)) from None
+
+
+def delete(connection: Connection, name: str) -> bool:
+    """Delete an application and wait until it is gone; False when there was none."""
+    goal = connection.request(new(DeleteApplication, application=name))
+    wait_for_goal(connection, goal)
+    return goal is not None
+
+
+def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return the object that ``understudy status --json`` prints."""
+    report: dict[str, Any] = connection.request(new(GetStatus), timeout_s=timeout_s)
+    return report
+
+
+def ingress_of(report: dict[str, Any], name: str) -> str:
+    """Return the name of an application's ingress; UnknownNameError naming those there are."""
+    application = _entry(report.get("applications") or {}, name, "application")
+    deployments = application["deployments"]
+    if ingress := application.get("ingress"):
+        return str(ingress)
+    endpoints = report.get("endpoints") or {}
+    routed = [d for d in deployments if (endpoints.get(f"{name}#{d}") or {}).get("route")]
+    return str((routed or list(deployments))[-1])  # the ingress is deployed last
+
+
+def check_deployment(report: dict[str, Any], deployment: str, name: str) -> None:
+    """Raise UnknownNameError unless the application has the deployment."""
+    application = _entry(report.get("applications") or {}, name, "application")
+    _entry(application["deployments"], deployment, f"deployment of application {name!r}")
+
+
+def _entry(entries: dict[str, Any], name: str, what: str) -> Any:
+    if name not in entries:
+        known = ", ".join(sorted(entries)) or "none"
+        raise UnknownNameError(f"no {what} is named {name!r}; there are: {known}")
+    return entries[name]

@@ -1,0 +1,119 @@
+"""``understudy run``: start what is missing, deploy, follow, and undo it all at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import click
+
+from understudy.actors import system
+from understudy.actors.connection import Connection
+from understudy.actors.settings import HostSettings
+from understudy.core.errors import UnderstudyError
+from understudy.serve import operations
+from understudy.serve.commands import Source, bring_up, interrupt_on_terminate, print_line
+from understudy.serve.display import Progress
+from understudy.serve.importing import forget_modules
+from understudy.serve.logs import Logs
+from understudy.serve.watching import Watcher
+
+
+class Starting:
+    """The start of this host's system, on a thread of its own while the user's module loads."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self._progress = Progress("starting")
+        self._started: Future[bool] = Future()
+        if settings.address is not None:  # another host's is not ours to start
+            self._started.set_result(False)
+            return
+        executor = ThreadPoolExecutor(1, "start")
+        self._started = executor.submit(system.start, settings, on_progress=self._progress.say)
+        executor.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Wait until the system is ready; StartError."""
+        with self._progress:
+            self._started.result()
+
+    def undo(self) -> None:
+        """Stop the system if this has started it."""
+        with contextlib.suppress(UnderstudyError):
+            if self._started.result():
+                with Progress("stopping"):
+                    system.stop(self._settings)
+
+
+def run(settings: HostSettings, source: Source, *, reload: bool, non_blocking: bool) -> None:
+    """Deploy an application and follow its logs until Ctrl-C; undo then what this has started."""
+    interrupt_on_terminate()
+    with contextlib.ExitStack() as undo:
+        starting = Starting(settings)
+        undo.callback(starting.undo)
+        if reload:
+            sys.dont_write_bytecode = True  # two edits within a second would look the same to it
+        application = source.load()
+        starting.wait()
+        connection = Connection.open(settings)
+        undo.callback(connection.close)
+        logs = Logs(settings.logs_dir, f"replica-{_file_name(source.name)}*.log")
+        logs.skip()
+        if not _exists(connection, source.name):
+            undo.callback(_delete, connection, source.name)
+        bring_up(connection, application, source)
+        if non_blocking:
+            undo.pop_all()
+            connection.close()
+            return
+        _follow(connection, source, logs, reload=reload)
+
+
+def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool) -> None:
+    over = threading.Event()
+    printer = threading.Thread(target=_print, args=(logs, over), name="logs", daemon=True)
+    printer.start()
+    try:
+        if reload:
+            for _ in Watcher(source.app_dir, over.wait).changes():
+                redeploy(connection, source)
+        else:
+            click.echo("Ctrl-C ends it")
+            over.wait()
+    except KeyboardInterrupt:
+        click.echo()
+    finally:
+        over.set()
+        printer.join()
+
+
+def redeploy(connection: Connection, source: Source) -> None:
+    """Import the application again and deploy it; what fails is shown, and the old one serves on."""
+    click.echo("files have changed; deploying again")
+    forget_modules(source.app_dir)
+    try:
+        bring_up(connection, source.load(), source)
+    except (UnderstudyError, TimeoutError) as error:
+        click.echo(f"{error}; the earlier version serves on", err=True)
+
+
+def _print(logs: Logs, over: threading.Event) -> None:
+    for line in logs.follow(over.wait):
+        print_line(line)
+
+
+def _exists(connection: Connection, name: str) -> bool:
+    return name in (operations.read_report(connection).get("applications") or {})
+
+
+def _delete(connection: Connection, name: str) -> None:
+    with contextlib.suppress(UnderstudyError, TimeoutError), Progress(f"deleting {name!r}"):
+        operations.delete(connection, name)
+
+
+def _file_name(name: Any) -> str:
+    return "".join(char if char.isalnum() else "?" for char in name)
