@@ -1,0 +1,142 @@
+"""From a query's answer to an HTTP response: the table of what a client sees, without I/O.
+
+Replies are made here and nowhere else, so nothing that user code returns can break the framing of
+the connection, and no traceback leaves the house.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import lru_cache
+
+from understudy.actors.messages import FailedAnswer, HttpAnswer
+from understudy.core.errors import (
+    ERRORS_BY_KIND,
+    MethodNotAllowedError,
+    RouteNotFoundError,
+    UnderstudyError,
+)
+from understudy.http_front.exchange import Exchange, Headers, Reply
+
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
+JSON = (b"content-type", b"application/json")
+
+# Between us and the client these say how the connection is used, which is not user code's business.
+# Content-Length and X-Request-ID are ours to set.
+_NOT_PASSED_ON = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+_WITHOUT_BODY = frozenset({204, 205, 304})
+
+_is_token = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
+_forbidden_in_value = re.compile(rb"[^\t\x20-\x7e\x80-\xff]").search
+
+
+class BadHeaderError(Exception):
+    """User code returned a header that would break the response; the text names it."""
+
+
+def reply_to(answer: HttpAnswer | FailedAnswer, exchange: Exchange) -> Reply:
+    """Turn the answer to this exchange's query into the response."""
+    if isinstance(answer, FailedAnswer):
+        return failed_reply(answer, exchange)
+    try:
+        return _user_reply(answer, exchange.method)
+    except BadHeaderError as error:
+        return error_reply(500, "UnsupportedResultError", str(error), exchange)
+
+
+def _user_reply(answer: HttpAnswer, method: str) -> Reply:
+    _, status, answer_headers, body = answer
+    if not 200 <= status <= 999:
+        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 999")
+    headers = passed_on(answer_headers)
+    if status in _WITHOUT_BODY:
+        return Reply(status, headers, b"")
+    length = b"%d" % len(body)
+    if method == "HEAD" and not body:
+        length = _declared_length(answer_headers) or length
+    headers.append((b"content-length", length))
+    return Reply(status, headers, body)
+
+
+def passed_on(answer_headers: tuple[tuple[bytes, bytes], ...]) -> Headers:
+    """Return the headers a client may see, names in lower case; raises BadHeaderError."""
+    headers: Headers = []
+    connection = b""
+    for name, value in answer_headers:
+        lowered = _header_name(name)
+        if lowered is None or _forbidden_in_value(value):
+            # Without the value: it may be a secret.
+            raise BadHeaderError(f"user code returned the invalid response header {name!r}")
+        if lowered not in _NOT_PASSED_ON:
+            headers.append((lowered, value))
+        elif lowered == b"connection":
+            connection += b"," + value
+    if connection:
+        named = {option.strip().lower() for option in connection.split(b",")}
+        headers = [header for header in headers if header[0] not in named]
+    return headers
+
+
+@lru_cache(maxsize=1024)
+def _header_name(name: bytes) -> bytes | None:
+    return name.lower() if _is_token(name) else None
+
+
+def _declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
+    """Return the length that an answer to HEAD says a GET would have."""
+    for name, value in headers:
+        if name.lower() == b"content-length" and value.isdigit():
+            return value
+    return None
+
+
+def failed_reply(answer: FailedAnswer, exchange: Exchange) -> Reply:
+    """Turn a failure into its row of the HTTP table."""
+    error = ERRORS_BY_KIND.get(answer.kind, UnderstudyError)
+    text = answer.text
+    extra: Headers = []
+    if issubclass(error, RouteNotFoundError):
+        text = f"Path '{exchange.full_path}' not found. Ping /-/routes for available routes."
+    elif issubclass(error, MethodNotAllowedError):
+        extra.append((b"allow", ", ".join(answer.allowed).encode("latin-1", "replace")))
+    elif error.http_status == 503:
+        extra.append(retry_after(answer.retry_after_s or error.retry_after_s))
+    return error_reply(error.http_status, answer.kind, text, exchange, extra)
+
+
+def retry_after(seconds: float | None) -> tuple[bytes, bytes]:
+    """Return a Retry-After header: whole seconds, at least one."""
+    return b"retry-after", b"%d" % max(1, math.ceil(seconds or 1))
+
+
+def error_reply(
+    status: int, kind: str, text: str, exchange: Exchange, extra: Headers | None = None
+) -> Reply:
+    """Make an error's response: JSON where the client asks for it, else text."""
+    text = text.partition("Traceback (most recent call last)")[0].strip() or kind
+    if b"application/json" in exchange.head.get(b"accept", b""):
+        fields = {"error": kind, "message": text, "request_id": exchange.request_id}
+        return _whole(status, JSON, json.dumps(fields), extra)
+    if status >= 500:
+        text = f"{text}\nRequest ID: {exchange.request_id}"
+    return _whole(status, TEXT, text, extra)
+
+
+def _whole(status: int, kind: tuple[bytes, bytes], text: str, extra: Headers | None) -> Reply:
+    body = text.encode("utf-8", "replace")
+    headers = [kind, (b"content-length", b"%d" % len(body)), *(extra or ())]
+    return Reply(status, headers, body)

@@ -1,0 +1,231 @@
+"""The Falcon app of the HTTP front: our own pages under ``/-/``, and everything else to the router.
+
+:func:`make_app` is the factory that a worker calls; it works under any ASGI server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import pickle
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import falcon
+import falcon.asgi
+
+from understudy.actors.messages import FailedAnswer, HttpCall
+from understudy.core.errors import InvalidRequestError, NotRunningError, UnderstudyError
+from understudy.http_front.access_log import AccessLog
+from understudy.http_front.answers import error_reply, failed_reply, reply_to
+from understudy.http_front.dispatcher import Dispatcher
+from understudy.http_front.exchange import SCOPE_KEY, Exchange, Reply
+from understudy.http_front.front import Front
+
+if TYPE_CHECKING:
+    from understudy.actors.settings import HostSettings
+
+_logger = logging.getLogger(__name__)
+
+PAGE_TIMEOUT_S = 5.0
+REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
+_UNHEALTHY = "this server has no route table yet, or cannot reach its router"
+
+T = TypeVar("T")
+
+
+def make_app(settings: HostSettings, dispatcher: Dispatcher) -> Front:
+    """Make one worker's ASGI app; its lifespan starts and stops ``dispatcher``."""
+    access_log = AccessLog(settings.logs_dir / "access.log")
+    return Front(
+        settings.http,
+        dispatcher,
+        make_falcon_app(settings.http.request_timeout_s, dispatcher),
+        access_log,
+    )
+
+
+def make_falcon_app(timeout_s: float | None, dispatcher: Dispatcher) -> falcon.asgi.App[Any, Any]:
+    """Make the Falcon app, which expects an Exchange in each scope."""
+    app: falcon.asgi.App[Any, Any] = falcon.asgi.App()
+    app.resp_options.default_media_type = None  # type: ignore[assignment]  # None: add no header
+    app.add_route("/-/healthz", HealthPage(dispatcher))
+    app.add_route("/-/routes", RoutesPage(dispatcher))
+    app.add_route("/-/metrics", MetricsPage(dispatcher))
+    sink = QuerySink(timeout_s, dispatcher).answer
+    app.add_sink(sink, "/")  # type: ignore[arg-type]  # Falcon's protocol lets resp be None
+    app.set_error_serializer(_serialize)
+    app.add_error_handler(UnderstudyError, _answer_our_error)
+    app.add_error_handler(Exception, _answer_unexpected)
+    return app
+
+
+def exchange_of(req: falcon.asgi.Request) -> Exchange:
+    """Return the exchange that the front put into the scope."""
+    exchange: Exchange = req.scope[SCOPE_KEY]
+    return exchange
+
+
+def answer_with(reply: Reply, resp: falcon.asgi.Response, exchange: Exchange) -> None:
+    """Make ``reply`` the response; its headers go past Falcon, which would merge some."""
+    resp.status = reply.status
+    resp.data = reply.body
+    exchange.reply_headers = reply.headers
+
+
+class QuerySink:
+    """Answers every path that is not a page of our own, by asking the router."""
+
+    def __init__(self, timeout_s: float | None, dispatcher: Dispatcher) -> None:
+        self._timeout_s = timeout_s
+        self._ask = dispatcher.ask
+
+    async def answer(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Ask and answer; cancelled when the client leaves, which cancels the query."""
+        exchange = exchange_of(req)
+        head = exchange.head
+        timeout = head.get(b"x-request-timeout-seconds")
+        call_method = head.get(b"x-serve-call-method")
+        shard_key = head.get(b"x-serve-shard-key")
+        answer = await self._ask(
+            path=exchange.path,
+            http_method=exchange.method,
+            call_method="" if call_method is None else parse_call_method(call_method),
+            call=pickle.dumps(http_call(exchange), 5),
+            request_id=exchange.request_id,
+            timeout_s=self._timeout_s if timeout is None else parse_timeout(timeout),
+            repeatable=exchange.method in REPEATABLE,
+            shard_key=None if shard_key is None else shard_key.decode("latin-1"),
+        )
+        answer_with(reply_to(answer, exchange), resp, exchange)
+
+
+def http_call(exchange: Exchange) -> HttpCall:
+    """Return the request as user code will see it; its path includes the root path, as in ASGI."""
+    scope = exchange.scope
+    full_path = exchange.full_path
+    return HttpCall(
+        exchange.method,
+        full_path,
+        exchange.raw_path,
+        scope["query_string"],
+        tuple(scope["headers"]),
+        exchange.body,
+        scope["scheme"],
+        scope["http_version"],
+        scope["client"],
+        scope["server"],
+        full_path[: len(full_path) - len(exchange.path)] if full_path != exchange.path else "",
+    )
+
+
+def parse_timeout(value: bytes) -> float:
+    """Read X-Request-Timeout-Seconds; raises InvalidRequestError naming header and value."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise _bad_header("X-Request-Timeout-Seconds", value, "a positive number of seconds")
+    return seconds
+
+
+def parse_call_method(value: bytes) -> str:
+    """Read X-Serve-Call-Method; raises InvalidRequestError naming header and value."""
+    name = value.decode("latin-1")
+    if name == "__call__":
+        return ""
+    # A client must not reach what a class keeps to itself, its __init__ above all.
+    if not name.isidentifier() or name.startswith("_"):
+        raise _bad_header("X-Serve-Call-Method", value, "the name of a public method")
+    return name
+
+
+def _bad_header(name: str, value: bytes, expected: str) -> InvalidRequestError:
+    shown = value[:100].decode("latin-1")
+    return InvalidRequestError(f"header {name}: {shown!r} is not {expected}")
+
+
+class HealthPage:
+    """``/-/healthz``: whether this worker can take queries; the front answers while draining."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer 200 ``success`` or 503."""
+        if not self._dispatcher.ready:
+            exchange = exchange_of(req)
+            failure = FailedAnswer(0, "NotRunningError", _UNHEALTHY, retry_after_s=1)
+            answer_with(failed_reply(failure, exchange), resp, exchange)
+            return
+        resp.content_type = "text/plain; charset=utf-8"
+        resp.data = b"success"
+
+    on_head = on_get
+
+
+class RoutesPage:
+    """``/-/routes``: JSON, route prefix -> endpoint."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer with the router's table."""
+        routes = await _within_patience(self._dispatcher.routes())
+        resp.content_type = "application/json"
+        resp.data = json.dumps(routes).encode()
+
+    on_head = on_get
+
+
+class MetricsPage:
+    """``/-/metrics``: Prometheus text."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer with the router's metrics."""
+        metrics = await _within_patience(self._dispatcher.metrics())
+        resp.content_type = "text/plain; version=0.0.4; charset=utf-8"
+        resp.data = metrics
+
+    on_head = on_get
+
+
+async def _within_patience(question: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(question, PAGE_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise NotRunningError(f"the router did not answer within {PAGE_TIMEOUT_S:g} s") from None
+
+
+async def _answer_our_error(
+    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: UnderstudyError, _: dict[str, Any]
+) -> None:
+    exchange = exchange_of(req)
+    kind = type(error).__name__
+    failure = FailedAnswer(0, kind, str(error), error.retry_after_s)
+    answer_with(failed_reply(failure, exchange), resp, exchange)
+
+
+async def _answer_unexpected(
+    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: Exception, _: dict[str, Any]
+) -> None:
+    exchange = exchange_of(req)
+    _logger.error("request %s failed", exchange.request_id, exc_info=error)
+    reply = error_reply(500, "UnderstudyError", "Internal Server Error", exchange)
+    answer_with(reply, resp, exchange)
+
+
+def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    """Give Falcon's own errors, such as 405 on a page, the form of ours."""
+    exchange: Exchange = req.scope[SCOPE_KEY]  # type: ignore[attr-defined]  # it is the asgi one
+    text = error.description or error.title or str(error.status)
+    reply = error_reply(error.status_code, "InvalidRequestError", text, exchange)
+    resp.data = reply.body
+    resp.content_type = reply.headers[0][1].decode()

@@ -1,0 +1,51 @@
+"""What the HTTP front needs of whatever carries its queries to the router.
+
+The front knows nothing else of the actors. :class:`understudy.http_front.link.Link` is the real
+one, :class:`understudy.http_front.fake.FakeDispatcher` the one for tests.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from understudy.actors.messages import FailedAnswer, HttpAnswer
+
+
+class Dispatcher(Protocol):
+    """Carries queries to the router and brings back the answers; lives in one worker's loop."""
+
+    ready: bool
+    """False until the router has its first route table, and while it cannot be reached."""
+
+    async def start(self) -> None:
+        """Begin to connect in the background; must not fail when the router is absent."""
+
+    async def stop(self) -> None:
+        """Let go of the router; called once nothing is in flight."""
+
+    async def ask(
+        self,
+        *,
+        path: str,
+        http_method: str,
+        call_method: str,
+        call: bytes,
+        request_id: str,
+        timeout_s: float | None,
+        repeatable: bool,
+        shard_key: str | None,
+    ) -> HttpAnswer | FailedAnswer:
+        """Run one query and return its answer; never raises for what went wrong with it.
+
+        ``path`` is what routes are matched against; ``call`` is a pickled HttpCall. Cancelling the
+        await cancels the query. The deadline is kept here: past it, FailedAnswer QueryTimeoutError.
+        """
+        ...
+
+    async def routes(self) -> dict[str, str]:
+        """Return route prefix -> endpoint."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Return the metrics as Prometheus text."""
+        ...

@@ -1,0 +1,126 @@
+"""One HTTP request on its way through the worker, with what becomes of it.
+
+The front makes an Exchange before anything else looks at the request, hands it to Falcon in the
+scope, and writes the access log from it at the end. Whatever the answer and whoever gives it, it
+leaves through :meth:`Exchange.send`, so every answer carries the request id.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+Scope = dict[str, Any]
+Event = dict[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+SCOPE_KEY = "understudy.exchange"
+CLIENT_LEFT = 499
+
+_acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch
+
+
+class Reply(NamedTuple):
+    """A whole response, ready to be sent: its headers are checked and carry the true length."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class RequestIds:
+    """Takes over a client's request id, or makes one: a random prefix per worker, and a count.
+
+    A uuid4 would cost more than the rest of reading the headers. Make it after the fork.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(8).hex()
+        self._counter = itertools.count(1)
+
+    def take(self, offered: bytes | None) -> str:
+        """Return ``offered`` if it is printable ASCII of at most 200 characters, else a new id."""
+        if offered is not None and _acceptable_id(offered):
+            return offered.decode("ascii")
+        return f"{self._prefix}{next(self._counter):08x}"
+
+
+class Exchange:
+    """A request and the state of its answer; ``path`` is the one to route by."""
+
+    __slots__ = (
+        "_send",
+        "body",
+        "bytes_out",
+        "full_path",
+        "head",
+        "method",
+        "path",
+        "raw_path",
+        "reply_headers",
+        "request_id",
+        "scope",
+        "started_at",
+        "status",
+    )
+
+    def __init__(self, scope: Scope, send: Send, ids: RequestIds) -> None:
+        self.started_at = perf_counter()
+        self.scope = scope
+        self.head: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = ids.take(self.head.get(b"x-request-id"))
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.full_path = self.path
+        self.raw_path: bytes = scope["raw_path"]
+        self.body = b""
+        # Headers to send in place of Falcon's: it keeps one value per name, as str.
+        self.reply_headers: Headers | None = None
+        self.status = 0  # 0 until the answer has begun
+        self.bytes_out = 0
+        self._send = send
+
+    def resolve_target(self, root_path: str) -> None:
+        """Split the path into ``full_path`` and ``path``, which lacks ``root_path``.
+
+        As with uvicorn, ``full_path`` has the root path whether or not the proxy in front of us
+        took it off. An absolute-form target is reduced to its path.
+        """
+        path, raw_path = self.path, self.raw_path
+        if path[:1] != "/" and "://" in path:
+            path = "/" + path.partition("://")[2].partition("/")[2]
+            raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
+        self.full_path, self.path, self.raw_path = path, path, raw_path
+        if not root_path:
+            return
+        if path == root_path or path.startswith(root_path + "/"):
+            self.path = path[len(root_path) :] or "/"
+        else:
+            self.full_path = root_path + path
+            self.raw_path = root_path.encode() + raw_path
+
+    async def send(self, event: Event) -> None:
+        """Pass an ASGI event of the answer to the server, adding the request id."""
+        if event["type"] == "http.response.start":
+            self.status = event["status"]
+            headers = self.reply_headers
+            if headers is None:
+                headers = list(event["headers"])
+            headers.append((b"x-request-id", self.request_id.encode("ascii")))
+            event = {"type": "http.response.start", "status": self.status, "headers": headers}
+        else:
+            self.bytes_out += len(event.get("body", b""))
+        await self._send(event)
+
+    async def reply(self, reply: Reply) -> None:
+        """Send a whole answer from outside Falcon."""
+        self.reply_headers = reply.headers
+        await self.send({"type": "http.response.start", "status": reply.status, "headers": ()})
+        body = b"" if self.method == "HEAD" else reply.body
+        await self.send({"type": "http.response.body", "body": body})

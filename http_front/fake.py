@@ -1,0 +1,96 @@
+"""A dispatcher without a router behind it, for tests of the front and for measuring it."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from understudy.actors.messages import FailedAnswer, HttpAnswer, HttpCall
+
+HttpOutcome = HttpAnswer | FailedAnswer
+
+
+class Asked(NamedTuple):
+    """One call of :meth:`FakeDispatcher.ask`, with the HttpCall unpickled."""
+
+    path: str
+    http_method: str
+    call_method: str
+    call: HttpCall
+    request_id: str
+    timeout_s: float | None
+    repeatable: bool
+    shard_key: str | None
+
+
+Handler = Callable[[Asked], HttpOutcome | Awaitable[HttpOutcome]]
+
+
+def ok(asked: Asked) -> HttpOutcome:
+    """Answer 200 ``ok``."""
+    return HttpAnswer(0, 200, ((b"content-type", b"text/plain"),), b"ok")
+
+
+class FakeDispatcher:
+    """Answers every query by ``handler`` and remembers what it was asked."""
+
+    def __init__(self, handler: Handler = ok, *, ready: bool = True) -> None:
+        self.ready = ready
+        self.handler = handler
+        self.asked: list[Asked] = []
+        self.cancelled = 0
+        self.started = self.stopped = False
+        self.route_table = {"/": "echo"}
+
+    async def start(self) -> None:
+        """Note the start."""
+        self.started = True
+
+    async def stop(self) -> None:
+        """Note the stop."""
+        self.stopped = True
+
+    async def ask(
+        self,
+        *,
+        path: str,
+        http_method: str,
+        call_method: str,
+        call: bytes,
+        request_id: str,
+        timeout_s: float | None,
+        repeatable: bool,
+        shard_key: str | None,
+    ) -> HttpOutcome:
+        """Answer by the handler; counts the awaits that were cancelled."""
+        asked = Asked(
+            path,
+            http_method,
+            call_method,
+            pickle.loads(call),
+            request_id,
+            timeout_s,
+            repeatable,
+            shard_key,
+        )
+        self.asked.append(asked)
+        outcome = self.handler(asked)
+        if not inspect.isawaitable(outcome):
+            return outcome
+        finished = False
+        try:
+            answer = await outcome
+            finished = True
+        finally:
+            self.cancelled += not finished
+        return answer
+
+    async def routes(self) -> dict[str, str]:
+        """Return ``route_table``."""
+        return self.route_table
+
+    async def metrics(self) -> bytes:
+        """Return one metric."""
+        return b"# TYPE understudy_fake gauge\nunderstudy_fake 1\n"

@@ -1,0 +1,171 @@
+"""The outermost ASGI layer of a worker: what must hold for every request, whoever answers it.
+
+In this order, for each request: give it an id; refuse it when draining or malformed; read its body
+within the limit; let Falcon answer; write its line in the access log. The body is read here, before
+Falcon, because Falcon takes a truncated body for a whole one and has no limit.
+
+States: serving, then draining (set by the worker on SIGTERM, never taken back). While draining,
+what is in flight goes on and everything new is answered 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import perf_counter, time
+
+from understudy.core.config import HTTPOptions
+from understudy.http_front.access_log import AccessLog, Entry
+from understudy.http_front.answers import error_reply, retry_after
+from understudy.http_front.body import (
+    BodyIncompleteError,
+    BodyTooLargeError,
+    discard_body,
+    read_body,
+)
+from understudy.http_front.dispatcher import Dispatcher
+from understudy.http_front.exchange import (
+    CLIENT_LEFT,
+    SCOPE_KEY,
+    Event,
+    Exchange,
+    Receive,
+    Reply,
+    RequestIds,
+    Scope,
+    Send,
+)
+
+_logger = logging.getLogger(__name__)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_CLOSE = (b"connection", b"close")
+_EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _no_body() -> Event:
+    return _EMPTY_BODY
+
+
+class Front:
+    """The ASGI application of one worker, around the Falcon one; make it after the fork."""
+
+    def __init__(
+        self, options: HTTPOptions, dispatcher: Dispatcher, answer: App, access_log: AccessLog
+    ) -> None:
+        self.draining = False
+        self.in_flight = 0
+        self.access_log = access_log
+        self._dispatcher = dispatcher
+        self._answer = answer
+        self._ids = RequestIds()
+        self._root_path = options.root_path.rstrip("/")
+        self._max_body_bytes = options.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope: a request, a websocket, or the worker's lifespan."""
+        kind = scope["type"]
+        if kind == "http":
+            await self._serve(Exchange(scope, send, self._ids), receive)
+        elif kind == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._refuse_websocket(scope, receive, send)
+
+    async def _serve(self, exchange: Exchange, receive: Receive) -> None:
+        self.in_flight += 1
+        try:
+            reply = await self._take(exchange, receive)
+            if reply is None:
+                await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
+            else:
+                await exchange.reply(reply)
+                if reply.status == 413 and b"expect" not in exchange.head:
+                    await discard_body(receive)
+        except asyncio.CancelledError:
+            exchange.status = CLIENT_LEFT
+            raise
+        except Exception:
+            # Falcon catches what its own code and ours raise; this is for what it cannot.
+            _logger.exception("request %s failed", exchange.request_id)
+            if exchange.status:
+                raise  # the answer has begun: the server cuts the connection
+            await exchange.reply(
+                error_reply(500, "UnderstudyError", "Internal Server Error", exchange)
+            )
+        finally:
+            self.in_flight -= 1
+            self._log(exchange)
+
+    async def _take(self, exchange: Exchange, receive: Receive) -> Reply | None:
+        """Read the request; return the refusal if it is not to be answered by Falcon."""
+        if self.draining:
+            text = "this server is stopping"
+            return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), _CLOSE])
+        head = exchange.head
+        if b"host" not in head and exchange.scope["http_version"] == "1.1":
+            text = "the Host header is missing, which HTTP/1.1 requires"
+            return error_reply(400, "InvalidRequestError", text, exchange)
+        try:
+            declared = head.get(b"content-length")
+            exchange.body = await read_body(receive, declared, self._max_body_bytes)
+        except BodyTooLargeError as error:
+            size = "" if error.size is None else f" of {error.size} bytes"
+            text = f"the body{size} is over the limit of {self._max_body_bytes} bytes"
+            return error_reply(413, "InvalidRequestError", text, exchange, [_CLOSE])
+        except BodyIncompleteError:
+            text = "the request body did not arrive in full"
+            return error_reply(408, "InvalidRequestError", text, exchange, [_CLOSE])
+        return None
+
+    def _scope_for_falcon(self, exchange: Exchange) -> Scope:
+        scope = exchange.scope
+        scope[SCOPE_KEY] = exchange
+        if self._root_path or exchange.path[:1] != "/":
+            exchange.resolve_target(self._root_path)
+            scope = {**scope, "path": exchange.path}
+        if not scope["query_string"].isascii():
+            # Falcon would fail to decode it; the exchange's scope keeps the original.
+            scope = {**scope, "query_string": b""}
+        return scope
+
+    def _log(self, exchange: Exchange) -> None:
+        scope = exchange.scope
+        self.access_log.add(
+            Entry(
+                time(),
+                exchange.request_id,
+                exchange.method,
+                scope["path"],
+                exchange.status,
+                perf_counter() - exchange.started_at,
+                exchange.bytes_out,
+                scope["client"],
+            )
+        )
+
+    async def _refuse_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 403: a replica answers queries, it holds no connections."""
+        exchange = Exchange({**scope, "method": "GET"}, send, self._ids)
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+        exchange.status = 403
+        self._log(exchange)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Follow the lifespan protocol; never fails, for gunicorn would stop all workers then."""
+        await receive()
+        try:
+            await self._dispatcher.start()
+        except Exception:
+            _logger.exception("the link to the router did not start; health answers 503")
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        try:
+            await self._dispatcher.stop()
+        except Exception:
+            _logger.exception("the link to the router did not stop cleanly")
+        self.access_log.close()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,126 @@
+"""The HTTP front's processes: ``python -m understudy.http_front.server``.
+
+A gunicorn master and its workers, with the settings of the environment. The host process starts it,
+sends its stderr to logs/front.log, and may keep the listening socket itself and pass it on as the
+file descriptor UNDERSTUDY_HTTP_FD: connections then wait in it while the front is restarted.
+
+SIGTERM drains: requests in flight are finished, for at most DRAIN_S. A dead worker is replaced at
+once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker could not start).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+from setproctitle import setproctitle
+
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.errors import InvalidRequestError
+from understudy.http_front.dispatcher import Dispatcher
+
+FD_VARIABLE = "UNDERSTUDY_HTTP_FD"
+DRAIN_S = 20
+
+MakeDispatcher = Callable[[HostSettings], Dispatcher]
+
+
+def make_link(settings: HostSettings) -> Dispatcher:
+    """Make the worker's link to the router; imported here, so only in workers."""
+    from understudy.http_front.link import Link  # noqa: PLC0415
+
+    return Link(settings)
+
+
+def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
+    """Return gunicorn's settings for ours; ``fd`` is a listening socket to use, if any."""
+    http = settings.http
+    host = f"[{http.host}]" if ":" in http.host else http.host
+    return {
+        "bind": f"{host}:{http.port}" if fd is None else f"fd://{fd}",
+        "workers": http.workers,
+        "worker_class": "understudy.http_front.worker.FrontWorker",
+        "backlog": 2048,
+        "keepalive": math.ceil(http.keep_alive_timeout_s),
+        "graceful_timeout": DRAIN_S,
+        "asgi_loop": "asyncio",
+        "asgi_lifespan": "on",
+        "asgi_disconnect_grace_period": 0,  # cancel the query when its client leaves
+        "http_parser": "python",  # gunicorn_h1c 0.6.9 leaks every connection
+        "control_socket_disable": True,
+        "loglevel": "warning",
+        "errorlog": "-",
+        "certfile": http.ssl_certfile,
+        "keyfile": http.ssl_keyfile,
+        "pre_fork": lambda _server, _worker: setproctitle("understudy: http master"),
+        "post_worker_init": lambda _worker: setproctitle("understudy: http worker"),
+    }
+
+
+class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
+    """gunicorn with our settings; each worker makes its own app and dispatcher."""
+
+    def __init__(
+        self, settings: HostSettings, fd: int | None, make_dispatcher: MakeDispatcher
+    ) -> None:
+        self._settings = settings
+        self._fd = fd
+        self._make_dispatcher = make_dispatcher
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Set gunicorn's settings (it calls this; no file or environment of its own is read)."""
+        for name, value in gunicorn_settings(self._settings, self._fd).items():
+            if value is not None:
+                self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        """Make one worker's app; gunicorn calls it in the worker."""
+        from understudy.http_front.app import make_app  # noqa: PLC0415
+
+        return make_app(self._settings, self._make_dispatcher(self._settings))
+
+
+def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
+    """Return the listening socket we were given, None without; raises InvalidRequestError."""
+    value = environ.get(FD_VARIABLE)
+    if not value:
+        return None
+    try:
+        os.fstat(int(value))
+    except (ValueError, OSError) as error:
+        raise InvalidRequestError(
+            f"{FD_VARIABLE}={value!r}: expected the number of an open listening socket ({error})"
+        ) from None
+    return int(value)
+
+
+def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
+    """Serve until a signal ends it; exits the process."""
+    setproctitle("understudy: http master")
+    server = FrontServer(settings, inherited_fd(os.environ), make_dispatcher)
+    # What every worker needs is imported once, before the fork: a new worker then serves within
+    # some 20 ms, and shares these pages with the others.
+    import_module("understudy.http_front.app")
+    gc.collect()
+    gc.freeze()
+    server.run()
+
+
+def main() -> None:
+    """Run the front of this host, as the environment says."""
+    try:
+        run(read_settings())
+    except InvalidRequestError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

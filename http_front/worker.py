@@ -1,0 +1,148 @@
+"""gunicorn's asgi worker, made to stop at once, to share connections, and to drop silent ones.
+
+All that reaches into gunicorn's and asyncio's inside is in this module. It was written against
+gunicorn 27.0 (``gunicorn/workers/gasgi.py``, ``gunicorn/asgi/protocol.py``):
+
+- The stock worker looks for SIGTERM once a second, closes its listener first, and waits for idle
+  keep-alive connections until it is killed. Here SIGTERM interrupts the wait; the listener stays
+  open while requests are in flight, so that health checks hear 503 rather than nothing; connections
+  without a request are closed. With nothing in flight the worker is gone within 0.1 s or so.
+- asyncio accepts up to ``backlog`` connections at one wake-up, so the first worker to wake gets
+  nearly all of a burst. Here it accepts one, and the kernel's queue stays deep all the same.
+- gunicorn never gives up on a new connection that sends no request, or half of its headers. Here
+  it is closed after HEADERS_TIMEOUT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from gunicorn.workers.gasgi import ASGIWorker
+
+from understudy.http_front.front import Front
+
+HEADERS_TIMEOUT_S = 30.0
+SWEEP_S = 5.0
+DRAIN_POLL_S = 0.05
+DRAIN_MARGIN_S = 1.0  # before the master's SIGKILL, to stop the link and flush the log
+FRESH_S = 0.3  # while draining, how long a new connection may take to send its request
+BACKLOG = 2048
+
+
+class DeepSocket(socket.socket):
+    """A listening socket whose queue stays BACKLOG deep, whatever it is told.
+
+    asyncio passes one number to listen() and to its loop around accept().
+    """
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        """Listen with BACKLOG."""
+        super().listen(max(backlog, BACKLOG))
+
+
+class FrontLoop(asyncio.SelectorEventLoop):
+    """An event loop whose servers accept one connection at a time, and which knows them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepted: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # protocol -> when
+
+    async def create_server(  # type: ignore[override]  # gunicorn's one way of calling it
+        self, protocol_factory: Callable[[], Any], *, sock: socket.socket, **options: Any
+    ) -> asyncio.Server:
+        """Serve on a duplicate of ``sock``; the original stays gunicorn's to close."""
+
+        def factory() -> Any:
+            protocol = protocol_factory()
+            self.accepted[protocol] = self.time()
+            return protocol
+
+        fileno = os.dup(sock.fileno())
+        deep = DeepSocket(sock.family, sock.type, sock.proto, fileno=fileno)
+        return await super().create_server(factory, sock=deep, backlog=1, **options)
+
+    def close_idle(self, *, served_too: bool, older_than_s: float) -> None:
+        """Close connections that wait for a request's headers.
+
+        Those that never sent a request only when they are ``older_than_s``; those that did, only
+        if ``served_too``.
+        """
+        now = self.time()
+        for protocol, accepted_at in list(self.accepted.items()):
+            if not getattr(protocol, "_awaiting_request", False):
+                continue
+            fresh = protocol.req_count <= 1
+            if (now - accepted_at > older_than_s) if fresh else served_too:
+                protocol._keepalive_timeout()
+
+
+class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
+    """The worker process; its app is a :class:`Front`."""
+
+    loop: FrontLoop
+    asgi: Front
+    alive: bool
+    _serving: asyncio.Task[None] | None = None
+
+    def _setup_event_loop(self) -> None:
+        self.loop = FrontLoop()
+        asyncio.set_event_loop(self.loop)
+
+    async def _serve(self) -> None:
+        self._serving = asyncio.current_task()
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await super()._serve()
+        finally:
+            sweeping.cancel()
+
+    def handle_exit_signal(self) -> None:
+        """Begin to drain (SIGTERM), at once if it serves already."""
+        serving, self.alive = self.alive, False
+        self._interrupt_if(serving)
+
+    def handle_quit_signal(self) -> None:
+        """Begin to stop without draining (SIGINT, SIGQUIT)."""
+        serving = self.alive
+        super().handle_quit_signal()
+        self._interrupt_if(serving)
+
+    def _interrupt_if(self, serving: bool) -> None:
+        if serving and self.servers and self._serving is not None:
+            self._serving.cancel()  # out of its sleep; gunicorn takes it for the order to stop
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.loop.close_idle(served_too=False, older_than_s=HEADERS_TIMEOUT_S)
+
+    async def _shutdown(self) -> None:
+        """Finish what is in flight, then stop as gunicorn does."""
+        self.asgi.draining = True
+        closing = asyncio.create_task(self._keep_closing_idle())
+        if not self._quick_shutdown:
+            await self._drain()
+        await super()._shutdown()
+        closing.cancel()
+
+    async def _drain(self) -> None:
+        deadline = self.loop.time() + max(0.0, self.cfg.graceful_timeout - DRAIN_MARGIN_S)
+        while self.asgi.in_flight and self.loop.time() < deadline and not self._quick_shutdown:
+            self.notify()
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _keep_closing_idle(self) -> None:
+        while True:
+            self.loop.close_idle(served_too=True, older_than_s=FRESH_S)
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def _cleanup(self) -> None:
+        with contextlib.suppress(AttributeError):  # stopped before the app was loaded
+            self.asgi.access_log.close()  # once more: SIGINT and SIGQUIT skip the lifespan's end
+        super()._cleanup()

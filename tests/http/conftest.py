@@ -1,0 +1,281 @@
+"""Two ways to a front: its ASGI app in this process, and real processes with a fake dispatcher."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.http_front.app import make_app
+from understudy.http_front.fake import FakeDispatcher
+from understudy.http_front.front import Front
+
+DEADLINE_S = 10.0
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name]
+
+    def __getitem__(self, name: str) -> str:
+        (value,) = self.all(name)
+        return value
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def wait_until(what: str, condition: Callable[[], Any], within_s: float = DEADLINE_S) -> Any:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    pytest.fail(f"not within {within_s} s: {what}")
+
+
+# --- in this process ------------------------------------------------------------------------------
+
+
+class AppClient:
+    """Calls the ASGI app as a server would, one event loop per call."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self.settings = settings
+        self.dispatcher = FakeDispatcher()
+        self.front: Front = make_app(settings, self.dispatcher)
+
+    def rebuild(self, **http: Any) -> "AppClient":
+        self.settings = self.settings.with_http(**http)
+        self.front = make_app(self.settings, self.dispatcher)
+        return self
+
+    def ask(self, method: str = "GET", path: str = "/", **options: Any) -> Answer:
+        return asyncio.run(self.call(method, path, **options))
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: tuple[tuple[bytes, bytes], ...] = ((b"host", b"test"),),
+        body: bytes = b"",
+        events: list[dict[str, Any]] | None = None,
+        raw_path: bytes | None = None,
+        query: bytes = b"",
+        http_version: str = "1.1",
+    ) -> Answer:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": http_version,
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode() if raw_path is None else raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(headers),
+            "server": ("127.0.0.1", 8000),
+            "client": ("127.0.0.1", 50000),
+        }
+        incoming = [{"type": "http.request", "body": body}] if events is None else list(events)
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if incoming:
+                return incoming.pop(0)
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        async def send(event: dict[str, Any]) -> None:
+            sent.append(event)
+
+        await self.front(scope, receive, send)
+        assert [event["type"] for event in sent] == ["http.response.start", "http.response.body"]
+        shown = [(name.decode(), value.decode("latin-1")) for name, value in sent[0]["headers"]]
+        return Answer(sent[0]["status"], shown, sent[1].get("body", b""))
+
+    def log(self) -> list[dict[str, Any]]:
+        self.front.access_log.flush()
+        lines = (self.settings.logs_dir / "access.log").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[AppClient]:
+    client = AppClient(read_settings({}, state_dir=tmp_path))
+    yield client
+    client.front.access_log.close()
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+class FrontProcess:
+    """A gunicorn master with its workers; the listening socket is the test's, passed by number.
+
+    Without ``pass_socket`` the front opens its own, on a port that the system has just had free.
+    """
+
+    def __init__(self, state_dir: Path, *, pass_socket: bool = True, **variables: str) -> None:
+        self.state_dir = state_dir
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.stderr_path = state_dir / "stderr"
+        environ = {
+            **os.environ,
+            "UNDERSTUDY_STATE_DIR": str(state_dir),
+            "UNDERSTUDY_HTTP_PORT": str(self.port),
+            "UNDERSTUDY_HTTP_FD": str(self.listener.fileno()) if pass_socket else "",
+            "PYTHONWARNINGS": "default",
+            **variables,
+        }
+        passed = [self.listener.fileno()] if pass_socket else []
+        if not pass_socket:
+            self.listener.close()
+        with self.stderr_path.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("front_process.py"))],
+                env=environ,
+                stderr=stderr,
+                pass_fds=passed,
+            )
+
+    def wait_until_ready(self) -> "FrontProcess":
+        wait_until("the front answers", self._answers)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.stderr_path.read_text()
+        try:
+            return self.ask("/-/healthz").status == 200
+        except ConnectionRefusedError:
+            return False
+
+    def open(self, timeout_s: float = DEADLINE_S) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+
+    def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
+        connection = self.open()
+        try:
+            return self.ask_on(connection, path, method, **options)
+        finally:
+            connection.close()
+
+    @staticmethod
+    def ask_on(
+        connection: http.client.HTTPConnection, path: str, method: str = "GET", **options: Any
+    ) -> Answer:
+        connection.request(method, path, **options)
+        response = connection.getresponse()
+        return Answer(response.status, response.getheaders(), response.read())
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+
+    def exchange(self, request: bytes) -> bytes:
+        """Send raw bytes and read until the front closes or has nothing more to say."""
+        with self.connect() as connection:
+            connection.sendall(request)
+            return read_to_end(connection)
+
+    def workers(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.process.pid).children()]
+
+    def log(self) -> list[dict[str, Any]]:
+        path = self.state_dir / "logs" / "access.log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def logged(self, path: str) -> dict[str, Any]:
+        def entry() -> dict[str, Any] | None:
+            return next((entry for entry in self.log() if entry["path"] == path), None)
+
+        found: dict[str, Any] = wait_until(f"{path} is in the access log", entry)
+        return found
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> float:
+        """Stop by SIGTERM and return the seconds it took; fails if a kill was needed."""
+        began = time.monotonic()
+        self.signal(signal.SIGTERM)
+        try:
+            self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            pytest.fail(f"SIGTERM did not stop the front:\n{self.stderr_path.read_text()}")
+        finally:
+            self.listener.close()
+        return time.monotonic() - began
+
+    def _kill(self) -> None:
+        for pid in [*self.workers(), self.process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = b""
+    while piece := connection.recv(65536):
+        received += piece
+    return received
+
+
+StartFront = Callable[..., FrontProcess]
+
+
+@pytest.fixture
+def start_front(tmp_path: Path) -> Iterator[StartFront]:
+    started: list[FrontProcess] = []
+
+    def start(**options: Any) -> FrontProcess:
+        front = FrontProcess(tmp_path, **options)
+        started.append(front)
+        return front.wait_until_ready()
+
+    yield start
+    for front in started:
+        if front.process.poll() is None:
+            front.stop()
+        front.listener.close()
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontProcess]:
+    """Give a front whose body limit is 100,000 bytes, shared by a module's tests."""
+    running = FrontProcess(
+        tmp_path_factory.mktemp("front"), UNDERSTUDY_HTTP_MAX_BODY_BYTES="100000"
+    )
+    try:
+        yield running.wait_until_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    return wait_until

@@ -1,0 +1,60 @@
+"""A real front, gunicorn and all, whose dispatcher is a fake: run by the tests as a script."""
+
+import asyncio
+import json
+import os
+from urllib.parse import unquote
+
+from understudy.actors.messages import FailedAnswer, HttpAnswer
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.http_front import server
+from understudy.http_front.fake import Asked, FakeDispatcher, HttpOutcome
+
+JSON = ((b"content-type", b"application/json"),)
+
+
+async def answer(asked: Asked) -> HttpOutcome:
+    what, _, argument = asked.path[1:].partition("/")
+    if what == "sleep":
+        await asyncio.sleep(float(argument))
+    elif what == "hang":
+        await asyncio.Event().wait()
+    elif what == "fail":
+        return FailedAnswer(0, argument, f"{argument} as asked for")
+    elif what == "cookies":
+        cookies = ((b"set-cookie", b"a=1; Path=/"), (b"set-cookie", b"b=\xe4; Path=/"))
+        return HttpAnswer(0, 200, cookies, b"two cookies")
+    elif what == "inject":
+        return HttpAnswer(0, 200, ((b"x-bad", b"1\r\nx-injected: 1"),), b"split")
+    elif what == "status":
+        return HttpAnswer(0, int(argument), (), b"a body")
+    elif what == "large":
+        return HttpAnswer(0, 200, (), b"x" * int(argument))
+    return HttpAnswer(0, 200, JSON, json.dumps(description(asked)).encode())
+
+
+def description(asked: Asked) -> dict[str, object]:
+    return {
+        "path": asked.path,
+        "raw_path": asked.call.raw_path.decode("latin-1"),
+        "query": asked.call.query_string.decode("latin-1"),
+        "method": asked.http_method,
+        "body_size": len(asked.call.body),
+        "body": asked.call.body[:200].decode("latin-1"),
+        "request_id": asked.request_id,
+        "pid": os.getpid(),
+        "asked": len(dispatcher.asked),
+        "asked_paths": [unquote(other.path) for other in dispatcher.asked],
+        "cancelled": dispatcher.cancelled,
+    }
+
+
+dispatcher = FakeDispatcher(answer)
+
+
+def make_dispatcher(_: HostSettings) -> FakeDispatcher:
+    return dispatcher
+
+
+if __name__ == "__main__":
+    server.run(read_settings(), make_dispatcher)

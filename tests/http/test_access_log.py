@@ -1,0 +1,131 @@
+"""The access log: complete lines, soon enough, and never in the way."""
+
+import asyncio
+import json
+import os
+import time
+from datetime import datetime, timezone
+
+import pytest
+
+from understudy.http_front.access_log import AccessLog, Entry, line
+
+ENTRY = Entry(1700000000.1239, "id", "GET", "/", 200, 0.0123456, 7, ("127.0.0.1", 5000))
+
+
+def test_a_line_is_one_json_object_with_all_that_is_known():
+    assert json.loads(line(ENTRY)) == {
+        "time": "2023-11-14T22:13:20.123Z",
+        "request_id": "id",
+        "method": "GET",
+        "path": "/",
+        "status": 200,
+        "duration_ms": 12.346,
+        "bytes": 7,
+        "client": "127.0.0.1:5000",
+    }
+
+
+@pytest.mark.parametrize("path", ['/"', "/\n", "/ä€", "/\ufffd", "/\\"])
+def test_whatever_is_in_the_path_the_line_stays_one_line_of_json(path):
+    text = line(ENTRY._replace(path=path, client=None))
+    assert text.count("\n") == 1
+    assert json.loads(text)["path"] == path
+
+
+def test_a_request_is_in_the_file_within_a_quarter_of_a_second(app, until):
+    async def ask_and_watch():
+        began = time.monotonic()
+        await app.call("GET", "/watched")
+        path = app.settings.logs_dir / "access.log"
+        while not path.exists() or not path.read_text():
+            await asyncio.sleep(0.005)
+        return time.monotonic() - began
+
+    assert asyncio.run(asyncio.wait_for(ask_and_watch(), 5)) < 0.35  # a busy machine's allowance
+    entry = app.log()[0]
+    assert (entry["path"], entry["status"], entry["bytes"]) == ("/watched", 200, 2)
+    now = datetime.now(timezone.utc)
+    assert abs((now - datetime.fromisoformat(entry["time"][:-1] + "+00:00")).total_seconds()) < 60
+
+
+def test_refusals_are_logged_with_their_request_ids(app):
+    app.rebuild(max_body_bytes=1)
+    answer = app.ask("POST", "/large", body=b"12", headers=((b"host", b"x"), (b"expect", b"x")))
+    entry = app.log()[0]
+    assert (entry["status"], entry["request_id"]) == (413, answer["x-request-id"])
+    assert entry["bytes"] == len(answer.body)
+
+
+def test_two_workers_append_whole_lines_to_the_same_file(tmp_path):
+    async def fill(path):
+        logs = [AccessLog(path), AccessLog(path)]
+        for number in range(1000):
+            for log in logs:
+                log.add(ENTRY._replace(path=f"/{number}"))
+            if number % 7 == 0:
+                logs[number % 2].flush()
+        for log in logs:
+            log.close()
+
+    path = tmp_path / "logs" / "access.log"
+    asyncio.run(fill(path))
+    assert len([json.loads(text) for text in path.read_text().splitlines()]) == 2000
+
+
+def test_a_burst_is_written_before_it_grows_without_bound(tmp_path, monkeypatch):
+    async def burst():
+        log = AccessLog(tmp_path / "access.log")
+        for _ in range(25):
+            log.add(ENTRY)
+        written = (tmp_path / "access.log").read_text().count("\n")
+        log.close()
+        return written
+
+    monkeypatch.setattr("understudy.http_front.access_log.MOST_WAITING", 10)
+    assert asyncio.run(burst()) >= 10
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_does_not_stop_the_serving_and_is_reported_once(app, caplog):
+    app.settings.logs_dir.mkdir()
+    (app.settings.logs_dir / "access.log").symlink_to("/dev/full")
+    for _ in range(3):
+        assert app.ask().status == 200
+        app.front.access_log.flush()
+    reports = [record for record in caplog.records if "access log" in record.getMessage()]
+    assert len(reports) == 1
+    assert "No space left" in reports[0].getMessage()
+
+
+def test_a_log_folder_that_cannot_be_made_does_not_stop_the_serving(app, caplog):
+    app.settings.logs_dir.write_text("a file where the folder should be")
+    assert app.ask().status == 200
+    app.front.access_log.flush()
+    assert "cannot write the access log" in caplog.text
+
+
+def test_after_a_torn_write_the_next_line_begins_on_its_own(tmp_path, monkeypatch):
+    real_write = os.write
+    outcomes = iter(["part", "fail"])
+
+    def tearing_write(fd, content):
+        outcome = next(outcomes, "whole")
+        if outcome == "part":
+            return real_write(fd, bytes(content)[:10])
+        if outcome == "fail":
+            raise OSError(28, "No space left on device")
+        return real_write(fd, content)
+
+    async def tear():
+        log = AccessLog(tmp_path / "access.log")
+        monkeypatch.setattr("understudy.http_front.access_log.os.write", tearing_write)
+        log.add(ENTRY)
+        log.flush()
+        log.add(ENTRY)
+        log.close()
+
+    asyncio.run(tear())
+    torn, whole = (tmp_path / "access.log").read_text().splitlines()
+    assert len(torn) == 10
+    assert json.loads(whole)["request_id"] == "id"

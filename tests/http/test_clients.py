@@ -1,0 +1,230 @@
+"""Clients of every kind against a real worker: well-behaved, hasty, broken and hostile ones."""
+
+import json
+import threading
+import time
+
+import pytest
+
+MANY = 50
+BOTH_LENGTHS = (b"Content-Length: 1", b"Transfer-Encoding: chunked")
+
+
+def test_a_request_comes_back_answered(front):
+    answer = front.ask("/echo", "POST", body=b"hello")
+    assert answer.status == 200
+    assert (answer.json["method"], answer.json["body"]) == ("POST", "hello")
+
+
+def test_a_request_id_is_echoed_and_reaches_user_code(front):
+    answer = front.ask("/echo", headers={"X-Request-ID": "from the client"})
+    assert answer["x-request-id"] == answer.json["request_id"] == "from the client"
+
+
+def test_a_connection_is_kept_for_many_requests(front):
+    connection = front.open()
+    connection.connect()
+    sock = connection.sock
+    for number in range(10):
+        assert front.ask_on(connection, f"/echo/{number}").json["path"] == f"/echo/{number}"
+    assert connection.sock is sock
+    connection.close()
+
+
+def test_pipelined_requests_are_answered_in_order(front):
+    requests = [f"GET /echo/{n} HTTP/1.1\r\nHost: x\r\n" for n in range(5)]
+    received = front.exchange(
+        "".join(f"{head}\r\n" for head in requests[:-1]).encode()
+        + f"{requests[-1]}Connection: close\r\n\r\n".encode()
+    )
+    places = [received.index(f'"path": "/echo/{n}"'.encode()) for n in range(5)]
+    assert places == sorted(places)
+
+
+def test_fifty_clients_at_once_each_get_their_own_answer(front):
+    answers = {}
+
+    def ask(number):
+        answers[number] = front.ask(f"/echo/{number}").json["path"]
+
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(MANY)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert answers == {number: f"/echo/{number}" for number in range(MANY)}
+
+
+def test_fifty_waiting_queries_wait_together_not_in_turn(front):
+    began = time.monotonic()
+    clients = [threading.Thread(target=front.ask, args=("/sleep/0.3",)) for _ in range(MANY)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert time.monotonic() - began < 0.3 * MANY / 5
+
+
+def test_a_path_that_is_not_utf_8_arrives_with_its_raw_bytes(front):
+    received = front.exchange(b"GET /echo/%FF HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 200")
+    described = json.loads(received.partition(b"\r\n\r\n")[2])
+    assert described["raw_path"] == "/echo/%FF"
+    assert described["path"] == "/echo/\ufffd"
+
+
+def test_a_query_string_that_is_not_utf_8_arrives_as_it_is(front):
+    assert front.ask("/echo?a=%FF&b=%C3%A4").json["query"] == "a=%FF&b=%C3%A4"
+
+
+def test_an_answer_to_head_ends_with_its_headers(front):
+    connection = front.open()
+    head = front.ask_on(connection, "/large/1000", "HEAD")
+    assert (head["content-length"], head.body) == ("1000", b"")
+    assert front.ask_on(connection, "/large/1000").body == b"x" * 1000
+    connection.close()
+
+
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_after_a_status_without_body_the_connection_goes_on(front, status):
+    connection = front.open()
+    answer = front.ask_on(connection, f"/status/{status}")
+    assert (answer.status, answer.body) == (status, b"")
+    assert front.ask_on(connection, "/echo").status == 200
+    connection.close()
+
+
+def test_cookies_are_separate_lines(front):
+    assert front.ask("/cookies").all("set-cookie") == ["a=1; Path=/", "b=ä; Path=/"]
+
+
+def test_user_code_cannot_inject_a_header(front):
+    answer = front.ask("/inject")
+    assert (answer.status, answer.all("x-injected")) == (500, [])
+    assert answer["x-request-id"] in answer.text
+
+
+def test_a_large_answer_arrives_whole(front):
+    assert front.ask("/large/5000000").body == b"x" * 5_000_000
+
+
+def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(front):
+    answer = front.ask("/echo", "POST", body=b"x" * 3_000_000)
+    assert answer.status == 413
+    assert answer["connection"] == "close"
+    assert answer["x-request-id"]
+
+
+def test_a_chunked_body_over_the_limit_is_413(front):
+    asked = front.ask("/seen").json["asked"]
+    answer = front.ask("/echo", "POST", body=iter([b"x" * 40_000] * 3), encode_chunked=True)
+    assert answer.status == 413
+    assert front.ask("/seen").json["asked"] == asked + 1
+
+
+def test_a_chunked_body_within_the_limit_arrives_whole(front):
+    answer = front.ask("/echo", "POST", body=iter([b"x" * 40_000] * 2), encode_chunked=True)
+    assert answer.json["body_size"] == 80_000
+
+
+def test_a_client_that_asks_before_sending_a_large_body_is_refused_at_once(front):
+    received = front.exchange(
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\nExpect: 100-continue\r\n\r\n"
+    )
+    assert received.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"POST /cut HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",
+        b"POST /cut HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+    ],
+)
+def test_a_truncated_body_never_reaches_user_code(front, until, request_bytes):
+    logged = len([entry for entry in front.log() if entry["path"] == "/cut"])
+    with front.connect() as connection:
+        connection.sendall(request_bytes)
+    until(
+        "the cut request is logged",
+        lambda: len([entry for entry in front.log() if entry["path"] == "/cut"]) > logged,
+    )
+    assert "/cut" not in front.ask("/seen").json["asked_paths"]
+
+
+def test_a_client_that_leaves_cancels_its_query_within_a_tenth_of_a_second(front, until):
+    before = front.ask("/seen").json["cancelled"]
+    with front.connect() as connection:
+        connection.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
+        until("the query is asked", lambda: "/hang" in front.ask("/seen").json["asked_paths"])
+    left_at = time.monotonic()
+    until("the query is cancelled", lambda: front.ask("/seen").json["cancelled"] == before + 1)
+    assert time.monotonic() - left_at < 0.1
+    assert front.logged("/hang")["status"] == 499
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "statuses"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 65536 + b"\r\n\r\n", {431}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-Many: 1\r\n" * 200 + b"\r\n", {431}),
+        (b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", {414}),
+        (b"nonsense\r\n\r\n", {400}),
+        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", {400}),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nBad Name: 1\r\n\r\n", {400}),
+        (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", {400, 505}),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", {400}),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: ten\r\n\r\n", {400}),
+        (b"POST / HTTP/1.1\r\nHost: x\r\n%s\r\n%s\r\n\r\n0\r\n\r\n" % BOTH_LENGTHS, {400}),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello\r\n\r\n", {400}),
+    ],
+)
+def test_a_malformed_request_is_refused_and_the_front_goes_on(front, request_bytes, statuses):
+    try:
+        received = front.exchange(request_bytes)
+    except ConnectionResetError:
+        received = b""  # a refusal may be overtaken by the reset of what was left unread
+    if received:
+        assert int(received.split(b" ", 2)[1]) in statuses
+    assert front.ask("/echo").status == 200
+
+
+def test_a_chunk_size_that_is_none_ends_the_connection_not_the_front(front):
+    received = front.exchange(
+        b"POST /bad-chunk HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhalf\r\n"
+    )
+    assert not received.startswith(b"HTTP/1.1 200")
+    assert "/bad-chunk" not in front.ask("/seen").json["asked_paths"]
+
+
+def test_a_pages_wrong_method_and_an_unknown_route_are_refused(front):
+    assert front.ask("/-/healthz", "POST").status == 405
+    missing = front.ask("/fail/RouteNotFoundError")
+    assert missing.status == 404
+    assert "/-/routes" in missing.text
+
+
+def test_the_log_has_a_line_for_each_request(front):
+    answer = front.ask("/echo/logged?secret=1", "PUT", body=b"x")
+    entry = front.logged("/echo/logged")
+    assert entry["request_id"] == answer["x-request-id"]
+    assert (entry["method"], entry["status"], entry["bytes"]) == ("PUT", 200, len(answer.body))
+    assert entry["client"].startswith("127.0.0.1:")
+    assert entry["duration_ms"] >= 0
+
+
+def test_a_client_gone_before_its_large_answer_does_not_disturb_others(front):
+    with front.connect() as connection:
+        connection.sendall(b"GET /large/50000000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(100)
+    assert front.ask("/echo").status == 200
+
+
+def test_http_1_0_closes_after_its_answer(front):
+    received = front.exchange(b"GET /echo HTTP/1.0\r\n\r\n")
+    assert received.split(b"\r\n")[0].endswith(b"200 OK")
+
+
+def test_none_of_this_put_a_traceback_on_stderr(front):
+    assert front.ask("/echo").status == 200
+    assert "Traceback" not in front.stderr_path.read_text()
