@@ -39,8 +39,8 @@ class Process(NamedTuple):
     """One process of the system, recognisable even when its pid or port is used again."""
 
     pid: int
-    created_at: float  # seconds since the epoch, as the kernel tells it
-    incarnation: str
+    start_ticks: int  # the kernel's start time of the process, in clock ticks since boot
+    incarnation: str  # random, made when the process started
 
 
 # --- Records that travel in batches -----------------------------------------------------------
@@ -268,7 +268,6 @@ class StartReplica(Message):
     code_hash: str
     config: dict[str, Any]
     config_id: int  # grows with each change of the config
-    proxy: Address | None
 
 
 @message

@@ -135,3 +135,8 @@ ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
 def error_from(kind: str, text: str) -> UnderstudyError:
     """Make the error that another process described by ``kind`` and ``text``."""
     return ERRORS_BY_KIND.get(kind, UnderstudyError)(text)
+
+
+def error_status(kind: str) -> int:
+    """Return the HTTP status for a kind of error."""
+    return ERRORS_BY_KIND.get(kind, UnderstudyError).http_status

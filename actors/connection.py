@@ -1,0 +1,140 @@
+"""A script's connection to the host's actor system: admin requests and queries."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from understudy.actors.dispatch import Caller, QueryClient
+from understudy.actors.messages import AnswerQueries, AttachCallerReply, Request, RequestReply
+from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
+from understudy.actors.processes import this_process
+from understudy.actors.settings import HostSettings
+from understudy.core.errors import NotRunningError, error_from
+
+GONE_S = 15.0  # longer than any restart of the actor system takes
+REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
+
+
+class Connection:
+    """Admin requests to the controller, and queries to the proxy; thread-safe."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._caller = Caller(port.loop, port.process)
+        self._pending: dict[str, tuple[Request, Future[RequestReply]]] = {}
+        self._controller = Finder(port, CONTROLLER, lambda *_: self._resend_all())
+        self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
+        self._asked_proxy = False
+        self._gone_since: float | None = None
+        self._lock = threading.Lock()
+        port.on(RequestReply, lambda message, _: self._replied(message))
+        port.on(AnswerQueries, lambda message, _: self._caller.answered(message))
+        port.on(AttachCallerReply, lambda message, _: self._caller.attached(message))
+
+    @classmethod
+    def open(cls, settings: HostSettings, *, timeout_s: float = 5.0) -> Connection:
+        """Connect to this host's system; NotRunningError when none answers in time."""
+        port = Port(settings.admin_port, this_process())
+        connection = cls(port)
+        port.open(timeout_s)
+        port.loop.post(connection._controller.start)
+        return connection
+
+    @property
+    def queries(self) -> QueryClient:
+        """The way for handles."""
+        with self._lock:
+            if not self._asked_proxy:
+                self._asked_proxy = True
+                self._port.loop.post(self._proxy.start)
+        return QueryClient(self._caller)
+
+    def request(self, request: Request, *, timeout_s: float | None = None) -> Any:
+        """Have the controller carry out ``request``; block until it is answered.
+
+        The request is repeated, with its id, when the controller was restarted or an answer is late.
+        Raises the error that the controller names (with a failed constructor's own exception as its
+        cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone.
+        """
+        future: Future[RequestReply] = Future()
+        request_id = request.request_id or secrets.token_hex(16)
+        request = replace(request, request_id=request_id)
+        self._pending[request_id] = (request, future)
+        self._port.loop.post(lambda: self._send(request_id))
+        try:
+            reply = self._wait(future, request, timeout_s)
+        finally:
+            self._pending.pop(request_id, None)
+        if reply.error_kind:
+            raise error_from(reply.error_kind, reply.error) from _cause(reply)
+        return reply.value
+
+    def close(self) -> None:
+        """Disconnect; requests under way are abandoned, not undone."""
+        self._controller.stop()
+        self._proxy.stop()
+        self._port.close()
+
+    def _wait(
+        self, future: Future[RequestReply], request: Request, timeout_s: float | None
+    ) -> RequestReply:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            try:
+                return future.result(REPEAT_S if left_s is None else min(left_s, REPEAT_S))
+            except FutureTimeoutError:
+                self._port.loop.post(lambda: self._send(request.request_id))
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{type(request).__name__} was not answered within {timeout_s:g} s; it may "
+                    "have been carried out"
+                )
+            if self._gone_for() > GONE_S:
+                raise NotRunningError(
+                    f"the actor system on port {self._port.admin_port} is gone; see `understudy "
+                    "status`, or start it with `understudy start`"
+                )
+
+    def _gone_for(self) -> float:
+        """Return for how many seconds the admin's port has refused connections."""
+        try:
+            socket.create_connection(("127.0.0.1", self._port.admin_port), timeout=1).close()
+        except OSError:
+            self._gone_since = self._gone_since or time.monotonic()
+            return time.monotonic() - self._gone_since
+        self._gone_since = None
+        return 0.0
+
+    def _send(self, request_id: str) -> None:
+        entry = self._pending.get(request_id)
+        if entry is not None and self._controller.found is not None:
+            self._port.loop.send(self._controller.found[0], entry[0])
+
+    def _resend_all(self) -> None:
+        for request_id in list(self._pending):
+            self._send(request_id)
+
+    def _replied(self, message: RequestReply) -> None:
+        entry = self._pending.get(message.request_id)
+        if entry is not None and not entry[1].done():
+            entry[1].set_result(message)
+
+
+def _cause(reply: RequestReply) -> BaseException | None:
+    if reply.exception is None:
+        return None
+    try:
+        error = cloudpickle.loads(reply.exception)
+    except Exception:  # a type of the user's that this process lacks; the text tells of it
+        return None
+    return error if isinstance(error, BaseException) else None

@@ -1,0 +1,237 @@
+"""The caller's side of dispatch: queries on their way to this host's proxy, until answered.
+
+Theory of operation. A caller (a gunicorn worker, a script with handles, a replica whose code calls
+handles) keeps every query until its first answer; later ones for the same id are ignored. Queries go
+to the proxy in batches through one outbox. When the proxy dies, those that may be repeated or were
+not sent wait for the next proxy and go to it; the others fail with ReplicaUnavailableError, because
+nobody knows whether they ran.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from understudy.actors.loop import Loop, Outbox, Timer
+from understudy.actors.messages import (
+    Address,
+    Answer,
+    AnswerQueries,
+    AttachCaller,
+    AttachCallerReply,
+    FailedAnswer,
+    Process,
+    Query,
+    SubmitQueries,
+)
+
+logger = logging.getLogger(__name__)
+RESEND_S = 0.1
+
+
+class _Cancel(NamedTuple):
+    query_id: int
+
+
+class _Entry:
+    """A query that is not answered yet."""
+
+    __slots__ = ("on_answer", "query", "sent", "timer")
+
+    def __init__(self, query: Query, on_answer: Callable[[Answer], None]) -> None:
+        self.query = query
+        self.on_answer = on_answer
+        self.sent = False
+        self.timer: Timer | None = None
+
+
+class Caller:
+    """A caller's queries and its proxy. All methods run on the loop's thread."""
+
+    def __init__(self, loop: Loop, process: Process) -> None:
+        self.loop = loop
+        self.process = process
+        self.ready = False
+        self.on_ready: Callable[[], None] = lambda: None
+        self._ids = itertools.count(1)
+        self._entries: dict[int, _Entry] = {}
+        self._outbox: Outbox | None = None
+        self._proxy: Process | None = None
+
+    def next_id(self) -> int:
+        """Return an id for a query; callable from any thread."""
+        return next(self._ids)
+
+    def submit(self, query: Query, on_answer: Callable[[Answer], None]) -> None:
+        """Send the query; ``on_answer`` gets exactly one answer unless it is cancelled."""
+        entry = self._entries[query.id] = _Entry(query, on_answer)
+        if query.timeout_s is not None:
+            entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
+        self._put(entry)
+
+    def cancel(self, query_id: int) -> None:
+        """Forget a query and have it dropped wherever it is; harmless when it is answered."""
+        if self._forget(query_id) is not None and self._outbox is not None:
+            self._outbox.put(_Cancel(query_id))
+
+    def met_proxy(self, address: Address, process: Process) -> None:
+        """Use this proxy from now on, and send it everything that waits."""
+        if process == self._proxy:
+            return
+        self.lost_proxy()
+        self._proxy = process
+        self._outbox = Outbox(self.loop, address, self._pack, on_failed=self._undelivered)
+        self.loop.send(address, AttachCaller(process=self.process))
+        for entry in list(self._entries.values()):
+            self._put(entry)
+
+    def lost_proxy(self) -> None:
+        """Fail what was with the proxy and may not be repeated; keep the rest for the next one."""
+        self._proxy = self._outbox = None
+        self.ready = False
+        for entry in list(self._entries.values()):
+            if entry.sent and not entry.query.repeatable:
+                self._fail(entry, "the proxy died with the query under way")
+            entry.sent = False
+
+    def attached(self, message: AttachCallerReply) -> None:
+        """Take the proxy's word that it has its route table."""
+        if message.proxy == self._proxy and message.ready:
+            self.ready = True
+            self.on_ready()
+
+    def answered(self, message: AnswerQueries) -> None:
+        """Pass on answers; those to earlier processes of this address or second ones are dropped."""
+        if message.incarnation != self.process.incarnation:
+            return
+        for answer in message.answers:
+            entry = self._forget(answer.query_id)
+            if entry is not None:
+                entry.on_answer(answer)
+
+    def _put(self, entry: _Entry) -> None:
+        if self._outbox is not None:
+            self._outbox.put(entry)
+
+    def _pack(self, items: list[_Entry | _Cancel]) -> SubmitQueries:
+        queries, cancelled = [], []
+        for item in items:
+            if isinstance(item, _Cancel):
+                cancelled.append(item.query_id)
+            elif item.query.id in self._entries:
+                item.sent = True
+                queries.append(item.query)
+        return SubmitQueries(
+            incarnation=self.process.incarnation,
+            queries=tuple(queries),
+            cancelled=tuple(cancelled),
+        )
+
+    def _undelivered(self, items: list[_Entry | _Cancel]) -> None:
+        """React to a failed delivery, which may have been processed all the same."""
+        for item in items:
+            if isinstance(item, _Cancel) or item.query.id not in self._entries:
+                continue
+            if item.query.repeatable:
+                self.loop.call_later(RESEND_S, lambda entry=item: self._resend(entry))
+            else:
+                self._fail(item, "the proxy did not take the query")
+
+    def _resend(self, entry: _Entry) -> None:
+        if entry.query.id in self._entries:
+            self._put(entry)
+
+    def _fail(self, entry: _Entry, text: str) -> None:
+        if self._forget(entry.query.id) is not None:
+            answer = FailedAnswer(entry.query.id, "ReplicaUnavailableError", text, 1.0)
+            entry.on_answer(answer)
+
+    def _expired(self, query: Query) -> None:
+        entry = self._forget(query.id)
+        if entry is None:
+            return
+        if self._outbox is not None:
+            self._outbox.put(_Cancel(query.id))
+        text = f"no answer within {query.timeout_s:g} s"
+        entry.on_answer(FailedAnswer(query.id, "QueryTimeoutError", text))
+
+    def _forget(self, query_id: int) -> _Entry | None:
+        entry = self._entries.pop(query_id, None)
+        if entry is not None and entry.timer is not None:
+            entry.timer.cancel()
+        return entry
+
+
+class PendingQuery:
+    """A query submitted through a :class:`QueryClient`."""
+
+    __slots__ = ("future", "id", "request_id")
+
+    def __init__(self, query_id: int, request_id: str) -> None:
+        self.id = query_id
+        self.request_id = request_id
+        self.future: Future[Answer] = Future()
+
+
+class QueryClient:
+    """A thread-safe face of :class:`Caller`, with futures; what handles use."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def submit(
+        self,
+        *,
+        endpoint: str,
+        call: bytes,
+        call_method: str = "",
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        repeatable: bool = False,
+        shard_key: str | None = None,
+    ) -> PendingQuery:
+        """Send a query to an endpoint by name; its future gets the answer, whatever it is."""
+        request_id = request_id or secrets.token_hex(16)
+        pending = PendingQuery(self._caller.next_id(), request_id)
+        query = Query(
+            id=pending.id,
+            endpoint=endpoint,
+            path="",
+            http_method="",
+            call_method=call_method,
+            call=call,
+            request_id=request_id,
+            timeout_s=timeout_s,
+            repeatable=repeatable,
+            shard_key=shard_key,
+        )
+        future = pending.future
+        self._caller.loop.post(
+            lambda: self._caller.submit(
+                query, lambda answer: None if future.cancelled() else future.set_result(answer)
+            )
+        )
+        return pending
+
+    def cancel(self, pending: PendingQuery) -> None:
+        """Cancel the future, and the query wherever it is."""
+        if pending.future.cancel():
+            self._caller.loop.post(lambda: self._caller.cancel(pending.id))
+
+
+_installed: QueryClient | None = None
+
+
+def install(client: QueryClient | None) -> None:
+    """Make ``client`` the one that handles in this process use; a replica does it at its start."""
+    global _installed  # noqa: PLW0603  # one per process, like the process's actor
+    _installed = client
+
+
+def current() -> QueryClient | None:
+    """Return the process's own query client, or None outside replicas."""
+    return _installed

@@ -1,0 +1,146 @@
+"""Processes by pid: who they are, whether they live, and the records of those that run.
+
+A pid alone is not an identity, because the kernel uses it again; a pid with its start time is. Each
+process of a host's system leaves a record in the state dir's ``run/`` while it lives, so that
+whoever starts or stops the system later finds all of them, whoever their parent was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import setproctitle
+
+from understudy.actors.messages import Process
+
+_STAT_STATE = 0
+_STAT_START_TICKS = 19  # field 22 of proc(5), counted after the command's closing parenthesis
+
+
+def identify(pid: int, incarnation: str = "") -> Process | None:
+    """Return the live process ``pid``, or None when there is none (a zombie counts as none)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    if fields[_STAT_STATE] in "ZX":
+        return None
+    return Process(pid, int(fields[_STAT_START_TICKS]), incarnation)
+
+
+def this_process() -> Process:
+    """Identify the calling process, with a new random incarnation."""
+    process = identify(os.getpid(), secrets.token_hex(8))
+    assert process is not None, "the calling process is alive"
+    return process
+
+
+def is_alive(process: Process) -> bool:
+    """Tell whether this very process, not a later one of the same pid, is alive."""
+    now = identify(process.pid)
+    return now is not None and now.start_ticks == process.start_ticks
+
+
+def open_pidfd(process: Process) -> int | None:
+    """Open a descriptor that becomes readable when the process ends; None when it is gone."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if is_alive(process):
+        return fd
+    os.close(fd)
+    return None
+
+
+def send_signal(process: Process, number: int) -> bool:
+    """Signal this very process; False when it is gone."""
+    fd = open_pidfd(process)
+    if fd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def wait_gone(processes: Iterable[Process], timeout_s: float) -> list[Process]:
+    """Wait until the processes are gone; return those that are not within ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    left = [process for process in processes if is_alive(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.005)
+        left = [process for process in left if is_alive(process)]
+    return left
+
+
+def kill_all(processes: Iterable[Process], timeout_s: float = 5.0) -> list[Process]:
+    """SIGKILL the processes and wait; return those that outlive ``timeout_s``."""
+    processes = list(processes)
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    return wait_gone(processes, timeout_s)
+
+
+def child_pids(pid: int) -> list[int]:
+    """Return the pids of the direct children, of all the process's threads."""
+    pids: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += map(int, children.read_text(encoding="ascii").split())
+    return pids
+
+
+class RunRecords:
+    """The records of a state dir's running processes, one small file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, process: Process, role: str, title: str | None = None) -> None:
+        """Record a process under its role and, for the calling one, show its title."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(process)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"role": role, **process._asdict()}), encoding="utf-8")
+        temporary.replace(path)
+        if title is not None:
+            setproctitle.setproctitle(f"understudy: {title}")
+
+    def remove(self, process: Process) -> None:
+        """Forget a process; harmless when there is no record."""
+        self._path(process).unlink(missing_ok=True)
+
+    def alive(self) -> dict[Process, str]:
+        """Return the recorded processes that live, with their roles; drop the other records."""
+        found: dict[Process, str] = {}
+        for path in self._folder.glob("*.json"):
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                role = record.pop("role")
+                process = Process(**record)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # removed meanwhile, or written by something else
+            if is_alive(process):
+                found[process] = role
+            else:
+                path.unlink(missing_ok=True)
+        return found
+
+    def with_role(self, *roles: str) -> list[Process]:
+        """Return the recorded live processes of these roles."""
+        return [process for process, role in self.alive().items() if role in roles]
+
+    def _path(self, process: Process) -> Path:
+        return self._folder / f"{process.pid}-{process.start_ticks}.json"

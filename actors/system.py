@@ -1,0 +1,147 @@
+"""This host's system from outside: start it, stop it, see whether it runs.
+
+The host process (:mod:`understudy.actors.host`) is started as a clean process of its own session, so
+that no descriptor or thread of the caller reaches the actors.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from understudy.actors.messages import Process
+from understudy.actors.processes import (
+    RunRecords,
+    child_pids,
+    identify,
+    kill_all,
+    send_signal,
+    wait_gone,
+)
+from understudy.actors.settings import HostSettings
+from understudy.core.errors import StartError
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
+HOST_ROLE = "host"
+
+
+def start(
+    settings: HostSettings, *, on_progress: Callable[[str], None] = lambda _text: None
+) -> bool:
+    """Start this host's system and wait until it answers HTTP; False when it was running.
+
+    Raises StartError with the reason. The system goes on when the caller ends.
+    """
+    if is_running(settings):
+        return False
+    _prepare_folders(settings)
+    on_progress("starting the actor system and the HTTP front")
+    read_fd, write_fd = os.pipe()
+    try:
+        child = _spawn(settings, write_fd)
+    finally:
+        os.close(write_fd)
+    try:
+        outcome = _read_outcome(read_fd, child)
+    finally:
+        os.close(read_fd)
+    if outcome == "running":
+        return False
+    if outcome != "ready":
+        raise StartError(outcome)
+    return True
+
+
+def stop(settings: HostSettings, *, forget: bool = False) -> bool:
+    """Drain and stop this host's system, then kill what is left of it; True if something ran.
+
+    With ``forget`` the state on disk is deleted too, after everything has ended.
+    """
+    records = RunRecords(settings.run_dir)
+    hosts = records.with_role(HOST_ROLE)
+    for host in hosts:
+        send_signal(host, signal.SIGTERM)
+    wait_gone(hosts, STOP_TIMEOUT_S)
+    left = kill_system(records)
+    if forget:
+        for folder in (settings.store_dir, settings.run_dir, settings.logs_dir):
+            shutil.rmtree(folder, ignore_errors=True)
+    return bool(hosts or left)
+
+
+def is_running(settings: HostSettings) -> bool:
+    """Tell whether this host's host process is alive."""
+    return bool(RunRecords(settings.run_dir).with_role(HOST_ROLE))
+
+
+def kill_system(records: RunRecords, *, spare: tuple[str, ...] = ()) -> list[Process]:
+    """SIGKILL all recorded processes and the actors under them; return what was alive.
+
+    Killing is the normal way to end an actor that has nothing left to finish: all that must outlive
+    it is on disk. Roles in ``spare`` are left alone.
+    """
+    victims = [process for process, role in records.alive().items() if role not in spare]
+    found = {process.pid: process for process in victims}
+    frontier = list(found)
+    while frontier:
+        pids = [pid for parent in frontier for pid in child_pids(parent) if pid not in found]
+        children = {pid: process for pid in pids if (process := identify(pid)) is not None}
+        found.update(children)
+        frontier = list(children)
+    kill_all(found.values())
+    for process in victims:
+        records.remove(process)
+    return list(found.values())
+
+
+def _prepare_folders(settings: HostSettings) -> None:
+    for folder in (settings.state_dir, settings.logs_dir, settings.run_dir):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise StartError(
+                f"the state dir {settings.state_dir} cannot be used: {folder}: {error.strerror}; "
+                "choose another with --state-dir or UNDERSTUDY_STATE_DIR"
+            ) from None
+
+
+def _spawn(settings: HostSettings, ready_fd: int) -> subprocess.Popen[bytes]:
+    environ = {**os.environ, **settings.to_environ(), "UNDERSTUDY_READY_FD": str(ready_fd)}
+    log = settings.logs_dir / "host.log"
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "understudy.actors.host"],
+            env=environ,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(ready_fd,),
+            start_new_session=True,
+        )
+
+
+def _read_outcome(fd: int, child: subprocess.Popen[bytes]) -> str:
+    """Read the host process's one line: "ready", "running", or what went wrong."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    text = b""
+    while not text.endswith(b"\n"):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+            child.terminate()
+            return f"the system was not ready within {START_TIMEOUT_S:g} s; see logs/host.log"
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            code = child.wait()
+            return f"the host process ended with code {code}; see logs/host.log in the state dir"
+        text += chunk
+    return text.decode().strip()

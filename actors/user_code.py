@@ -1,0 +1,283 @@
+"""One copy of the user's code, on a thread and event loop of its own.
+
+Theory of operation. The actor's message loop must answer within 100 ms whatever user code does, so
+user code never runs on it: async code runs as tasks on this module's event loop, sync code on at most
+min(32, max_ongoing_requests) threads, ``check_health`` on a thread of its own. What finishes is
+handed back through ``post``, the loop's thread-safe entry. A running sync call cannot be stopped;
+cancelling it only drops its answer, and it holds its slot until it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from understudy.actors.messages import (
+    Answer,
+    Assignment,
+    FailedAnswer,
+    HttpCall,
+    PythonCall,
+    ValueAnswer,
+)
+from understudy.core.errors import (
+    DeployFailedError,
+    InvalidRequestError,
+    UnderstudyError,
+    UnsupportedResultError,
+    error_status,
+)
+
+MAX_THREADS = 32
+# The message thread waits for the interpreter lock at each of its five or so system calls per
+# message; at Python's default of 5 ms, three busy user threads made a control message take 80 ms.
+SWITCH_INTERVAL_S = 0.001
+
+
+class Failure(NamedTuple):
+    """An exception of user code, in a form that travels."""
+
+    text: str  # type and message
+    traceback: str
+    exception: bytes | None  # cloudpickled, where it can be
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe ``error``."""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        try:
+            pickled = cloudpickle.dumps(error)
+            pickle.loads(pickled)  # many exceptions pickle and then cannot be made again
+        except Exception:  # any user type may fail in any way; the text goes without it
+            pickled = None
+        return cls(text, trace, pickled)
+
+
+class UserCode:
+    """Loads and runs user code; ``post(callback)`` runs a callback on the actor's loop."""
+
+    def __init__(self, max_ongoing: int, post: Callable[[Callable[[], None]], None]) -> None:
+        self._post = post
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, max_ongoing), "user")
+        self._health_pool = ThreadPoolExecutor(1, "health")
+        self._tasks: dict[Any, asyncio.Task[None]] = {}
+        self._callable: Any = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="user-loop", daemon=True)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread.start()
+
+    def load(
+        self, code: bytes, user_config: Any, on_done: Callable[[Failure | None], None]
+    ) -> None:
+        """Unpickle the code, construct its instance, call reconfigure."""
+        self._spawn(self._load(code, user_config), on_done)
+
+    def reconfigure(self, user_config: Any, on_done: Callable[[Failure | None], None]) -> None:
+        """Call the instance's reconfigure with the new user_config."""
+        self._spawn(self._reconfigure(user_config), on_done)
+
+    def check_health(self, on_done: Callable[[Failure | None], None]) -> None:
+        """Call the instance's check_health, where it has one."""
+        check = getattr(self._callable, "check_health", None)
+        if check is None or inspect.isclass(self._callable):
+            on_done(None)
+        else:
+            self._spawn(self._invoke(check, (), {}, self._health_pool), on_done)
+
+    def close(self, on_done: Callable[[Failure | None], None]) -> None:
+        """Call the instance's ``__del__``, where it has one."""
+        self._spawn(self._close(), on_done)
+
+    def run(
+        self, key: Any, assignment: Assignment, on_done: Callable[[Answer | None, float], None]
+    ) -> None:
+        """Run one query; ``on_done(answer, seconds)``, with None for a cancelled one."""
+
+        def start() -> None:
+            task = self._loop.create_task(self._run(key, assignment, on_done))
+            self._tasks[key] = task
+
+        self._loop.call_soon_threadsafe(start)
+
+    def run_all(self, starts: list[tuple[Any, Assignment, Callable[..., None]]]) -> None:
+        """Run a batch of queries, with one wake-up of the user loop for all."""
+
+        def start() -> None:
+            for key, assignment, on_done in starts:
+                self._tasks[key] = self._loop.create_task(self._run(key, assignment, on_done))
+
+        self._loop.call_soon_threadsafe(start)
+
+    def cancel(self, key: Any) -> None:
+        """Cancel a query: async code gets CancelledError, sync code runs on unheard."""
+        self._loop.call_soon_threadsafe(self._cancel, key)
+
+    def _cancel(self, key: Any) -> None:
+        task = self._tasks.get(key)
+        if task is not None:
+            task.cancel()
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _spawn(self, coroutine: Any, on_done: Callable[[Failure | None], None]) -> None:
+        async def guarded() -> None:
+            failure = None
+            try:
+                await coroutine
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                failure = Failure.of(error)
+            self._post(lambda: on_done(failure))
+
+        asyncio.run_coroutine_threadsafe(guarded(), self._loop)
+
+    async def _load(self, code: bytes, user_config: Any) -> None:
+        try:
+            target, args, kwargs = cloudpickle.loads(code)
+        except Exception as error:
+            raise DeployFailedError(
+                f"the deployment's code cannot be unpickled on this host: "
+                f"{type(error).__name__}: {error}; is everything that it imports installed here?"
+            ) from error
+        if inspect.isclass(target):
+            self._callable = await self._construct(target, args, kwargs)
+        else:
+            self._callable = target
+        if user_config is not None:
+            await self._reconfigure(user_config)
+
+    async def _construct(self, cls: type[Any], args: Any, kwargs: Any) -> Any:
+        if not inspect.iscoroutinefunction(cls.__init__):
+            return cls(*args, **kwargs)
+        instance = cls.__new__(cls)
+        await instance.__init__(*args, **kwargs)
+        return instance
+
+    async def _reconfigure(self, user_config: Any) -> None:
+        method = getattr(self._callable, "reconfigure", None)
+        if method is None:
+            raise DeployFailedError(
+                "user_config is set, but the deployment has no reconfigure(user_config) method"
+            )
+        await self._invoke(method, (user_config,), {}, self._pool)
+
+    async def _close(self) -> None:
+        finalizer = getattr(type(self._callable), "__del__", None)
+        if finalizer is not None:
+            await self._invoke(finalizer, (self._callable,), {}, self._pool)
+
+    async def _invoke(self, function: Any, args: Any, kwargs: Any, pool: Any) -> Any:
+        if _is_async(function):
+            return await function(*args, **kwargs)
+        future = self._loop.run_in_executor(pool, lambda: function(*args, **kwargs))
+        try:
+            result = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # its answer is no longer wanted
+                await future
+            raise
+        return await result if inspect.isawaitable(result) else result
+
+    async def _run(
+        self, key: Any, assignment: Assignment, on_done: Callable[[Answer | None, float], None]
+    ) -> None:
+        begun = time.monotonic()
+        answer: Answer | None = None
+        try:
+            answer = await self._answer(assignment)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._tasks.pop(key, None)
+            seconds = time.monotonic() - begun
+            self._post(lambda: on_done(answer, seconds))
+
+    async def _answer(self, assignment: Assignment) -> Answer:
+        query = assignment.query
+        try:
+            call = pickle.loads(query.call)
+            if isinstance(call, PythonCall):
+                return await self._answer_python(query.id, call)
+            return await self._answer_http(query.id, call, query.call_method, assignment.route)
+        except UnderstudyError as error:
+            trace = traceback.format_exc()
+            return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
+        except Exception as error:
+            failure = Failure.of(error)
+            print(f"request {query.request_id}:\n{failure.traceback}", file=sys.stderr)  # noqa: T201
+            kind = "UserCodeError"
+            if isinstance(call, HttpCall):
+                return FailedAnswer(query.id, kind, "the deployment raised an exception")
+            return FailedAnswer(
+                query.id,
+                kind,
+                failure.text,
+                exception=failure.exception,
+                traceback=failure.traceback,
+            )
+
+    async def _answer_python(self, query_id: int, call: PythonCall) -> ValueAnswer:
+        args, kwargs = pickle.loads(call.arguments)
+        result = await self._invoke(self._method(call.method), args, kwargs, self._pool)
+        try:
+            return ValueAnswer(query_id, cloudpickle.dumps(result))
+        except Exception as error:
+            raise UnsupportedResultError(
+                f"the result, a {type(result).__name__}, cannot be pickled: {error}"
+            ) from error
+
+    async def _answer_http(self, query_id: int, call: HttpCall, method: str, route: str) -> Answer:
+        from starlette.exceptions import HTTPException  # noqa: PLC0415  # only for HTTP
+
+        from understudy.actors import responses  # noqa: PLC0415
+
+        request = responses.make_request(call, route)
+        function = self._method(method)
+        args = (request,) if _takes_argument(function) else ()
+        try:
+            result = await self._invoke(function, args, {}, self._pool)
+        except HTTPException as error:
+            return responses.from_http_exception(query_id, error)
+        return await responses.make_answer(query_id, result, request)
+
+    def _method(self, name: str) -> Any:
+        if name in {"", "__call__"}:
+            if callable(self._callable):
+                return self._callable
+            name = "__call__"
+        method = None if name.startswith("_") else getattr(self._callable, name, None)
+        if not callable(method):
+            public = [n for n in dir(self._callable) if not n.startswith("_")]
+            raise InvalidRequestError(
+                f"the deployment has no method {name!r}; it has: {', '.join(public) or 'none'}"
+            )
+        return method
+
+
+def _is_async(function: Any) -> bool:
+    if inspect.iscoroutinefunction(function):
+        return True
+    return inspect.iscoroutinefunction(getattr(type(function), "__call__", None)) and not (
+        inspect.isfunction(function) or inspect.ismethod(function)
+    )
+
+
+def _takes_argument(function: Any) -> bool:
+    try:
+        return len(inspect.signature(function).parameters) > 0
+    except (TypeError, ValueError):  # some callables in C have no signature
+        return True

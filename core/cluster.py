@@ -1,0 +1,397 @@
+"""The whole hard state and its reconciliation: what the controller decides.
+
+Theory of operation. A request validates first and changes records only then, so a refused request
+changes nothing. Observations change soft state only. :meth:`Cluster.advance` brings what was touched
+or is due one step nearer to what is wanted. The shell then saves :meth:`Cluster.take_changes`, and only
+after that performs the effects, pushes the news and answers: whatever anybody has seen is on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from understudy.core import applications
+from understudy.core.backends import Backend
+from understudy.core.config import ActorOptions, BackendConfig, validated
+from understudy.core.effects import Effect
+from understudy.core.endpoints import (
+    check_free,
+    check_methods,
+    check_route,
+    check_traffic,
+    table_of,
+    users_of,
+)
+from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from understudy.core.goals import Goals, Progress, Subject
+from understudy.core.long_poll import LongPoll
+from understudy.core.records import (
+    ApplicationRecord,
+    BackendRecord,
+    EndpointRecord,
+    GoalRecord,
+)
+from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
+
+MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
+
+
+@dataclass
+class Changes:
+    """What to save, at once: (kind, name) -> record, what to delete, and code by its hash."""
+
+    puts: dict[tuple[str, str], Any] = field(default_factory=dict)
+    deletes: set[tuple[str, str]] = field(default_factory=set)
+    code: dict[str, bytes] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.deletes or self.code)
+
+
+class Cluster:
+    """Backends, endpoints, applications and goals. ``now`` is always monotonic seconds."""
+
+    def __init__(self, records: Mapping[str, Mapping[str, Any]], epoch: int, now: float) -> None:
+        self.long_poll = LongPoll(epoch)
+        self.endpoints: dict[str, EndpointRecord] = dict(records.get("endpoint", {}))
+        self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
+        self.goals = Goals(records.get("goal", {}))
+        self.backends = {
+            tag: Backend(record, now) for tag, record in records.get("backend", {}).items()
+        }
+        self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
+        self._touched = set(self.backends)
+        self._touched_applications = set(self.applications)
+        self._due: list[tuple[float, str]] = []
+        self._due_at: dict[str, float] = {}
+        self._changes = Changes()
+        for name, endpoint in self.endpoints.items():
+            self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(endpoint))
+
+    # --- Requests: backends ---------------------------------------------------------------------
+
+    def create_backend(
+        self,
+        tag: str,
+        *,
+        code: bytes,
+        code_hash: str,
+        config: Mapping[str, Any],
+        actor_options: Mapping[str, Any],
+        version: str | None,
+        wall_now: float,
+    ) -> str | None:
+        """Run code under a tag; the same call again is a no-op, another one a ConflictError."""
+        if not tag or "#" in tag:
+            raise InvalidRequestError(f"backend tag {tag!r}: expected a name without '#'")
+        settings = validated(BackendConfig, config)
+        options = validated(ActorOptions, actor_options)
+        present = self.backends.get(tag)
+        if present is not None and not present.record.deleting:
+            same = (code_hash, settings) == (present.record.code_hash, present.config)
+            if not same:
+                raise ConflictError(
+                    f"backend {tag!r} exists with other code or settings; use "
+                    "update_backend_config, or delete it first"
+                )
+            if not present.record.failure:
+                return self.goals.pending_for(("backend", tag))
+            present.try_again()
+            self.touch(tag)
+            return self.goals.create(("backend", tag), "create backend", wall_now)
+        if present is not None:
+            raise ConflictError(f"backend {tag!r} is being deleted; wait for that goal first")
+        record = BackendRecord(
+            tag=tag,
+            code_hash=code_hash,
+            code_digest=hashlib.sha256(code).hexdigest(),
+            config=settings.model_dump(),
+            actor_options=options.model_dump(),
+            version=version,
+        )
+        self.add_backend(record, code)
+        return self.goals.create(("backend", tag), "create backend", wall_now)
+
+    def update_backend_config(
+        self, tag: str, changes: Mapping[str, Any], wall_now: float
+    ) -> str | None:
+        """Change the given settings; the goal is reached when every replica has them."""
+        backend = self._backend(tag)
+        if not backend.set_config(backend.config.updated(changes)):
+            return self.goals.pending_for(("backend", tag))
+        self.touch(tag)
+        return self.goals.create(("backend", tag), "update backend config", wall_now)
+
+    def delete_backend(self, tag: str, *, force: bool, wall_now: float) -> str | None:
+        """Stop and forget a backend; ConflictError naming the endpoints that use it."""
+        backend = self.backends.get(tag)
+        if backend is None:
+            return None
+        users = users_of(self.endpoints, tag)
+        if users:
+            raise ConflictError(
+                f"backend {tag!r} has traffic of endpoint {', '.join(users)}; delete the endpoint "
+                "or set its traffic elsewhere first"
+            )
+        if backend.record.deleting and not force:
+            return self.goals.pending_for(("backend", tag))
+        backend.delete(force=force)
+        self.touch(tag)
+        return self.goals.create(("backend", tag), "delete backend", wall_now)
+
+    def backend_config(self, tag: str) -> dict[str, Any]:
+        """Return a backend's settings."""
+        return self._backend(tag).config.model_dump()
+
+    # --- Requests: endpoints --------------------------------------------------------------------
+
+    def create_endpoint(
+        self, name: str, *, backend: str, route: str | None, methods: tuple[str, ...]
+    ) -> None:
+        """Name a backend; the same call again is a no-op, another one a ConflictError."""
+        if not name or "#" in name:
+            raise InvalidRequestError(f"endpoint name {name!r}: expected a name without '#'")
+        record = EndpointRecord(
+            name=name,
+            route=check_route(route),
+            methods=check_methods(methods),
+            traffic={backend: 1.0},
+        )
+        self._backend(backend)
+        present = self.endpoints.get(name)
+        if present == record:
+            return
+        if present is not None:
+            raise ConflictError(
+                f"endpoint {name!r} exists with other settings: route {present.route!r}, methods "
+                f"{present.methods}, traffic {dict(present.traffic)}; delete it first"
+            )
+        check_free(self.endpoints, name, record.route)
+        self.put_endpoint(record)
+
+    def delete_endpoint(self, name: str) -> None:
+        """Forget an endpoint; its backend stays. Harmless when there is none."""
+        present = self.endpoints.get(name)
+        if present is None:
+            return
+        if present.application:
+            raise ConflictError(
+                f"endpoint {name!r} belongs to application {present.application!r}; delete that"
+            )
+        self.drop_endpoint(name)
+
+    def set_traffic(self, name: str, weights: Mapping[str, float]) -> None:
+        """Send an endpoint's traffic to a backend."""
+        present = self.endpoints.get(name)
+        if present is None:
+            raise UnknownNameError(f"no endpoint is named {name!r}")
+        known = [tag for tag, backend in self.backends.items() if not backend.record.deleting]
+        check_traffic(name, weights, known)
+        if dict(present.traffic) != dict(weights):
+            self.put_endpoint(
+                EndpointRecord(
+                    name=name,
+                    route=present.route,
+                    methods=present.methods,
+                    traffic=dict(weights),
+                    application=present.application,
+                )
+            )
+
+    # --- Requests: applications -----------------------------------------------------------------
+
+    def deploy_application(
+        self,
+        name: str,
+        *,
+        ingress: str,
+        route_prefix: str | None,
+        deployments: tuple[Any, ...],
+        wall_now: float,
+    ) -> str | None:
+        """Bring an application to these deployments; see :mod:`understudy.core.applications`."""
+        changed = applications.deploy(self, name, ingress, route_prefix, deployments)
+        self._touched_applications.add(name)
+        subject = ("application", name)
+        if not changed:
+            return self.goals.pending_for(subject)
+        return self.goals.create(subject, "deploy application", wall_now)
+
+    def delete_application(self, name: str, wall_now: float) -> str | None:
+        """Delete an application's endpoints and deployments; harmless when there is none."""
+        if name not in self.applications:
+            return None
+        subject = ("application", name)
+        if self.applications[name].deleting:
+            return self.goals.pending_for(subject)
+        applications.delete(self, name)
+        self._touched_applications.add(name)
+        return self.goals.create(subject, "delete application", wall_now)
+
+    def goal(self, goal_id: str) -> GoalRecord:
+        """Return a goal, or raise UnknownNameError."""
+        goal = self.goals.get(goal_id)
+        if goal is None:
+            raise UnknownNameError(f"no goal has the id {goal_id!r} (any more)")
+        return goal
+
+    # --- Observations ---------------------------------------------------------------------------
+
+    def replica_reported(self, tag: str, now: float, **report: Any) -> bool:
+        """Take a replica's report; False when no such replica is known, so that it should go."""
+        backend_tag = self._by_replica.get(tag)
+        if backend_tag is None:
+            return False
+        self.backends[backend_tag].reported(tag, now=now, **report)
+        self.touch(backend_tag)
+        return True
+
+    def replica_exited(self, tag: str, now: float) -> None:
+        """Take note that a replica's process is gone."""
+        backend_tag = self._by_replica.get(tag)
+        if backend_tag is not None:
+            self.backends[backend_tag].exited(tag, now)
+            self.touch(backend_tag)
+
+    def backend_of(self, replica: str) -> Backend | None:
+        """Return the backend that a replica belongs to."""
+        return self.backends.get(self._by_replica.get(replica, ""))
+
+    def listener_changed(self) -> None:
+        """Look again at what waits for proxies to hold the newest tables."""
+        for tag, backend in self.backends.items():
+            if not backend.settled:
+                self.touch(tag)
+
+    # --- Reconciliation -------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Effect]:
+        """Take the next steps of everything that was touched or is due."""
+        while self._due and self._due[0][0] <= now:
+            due_at, tag = heapq.heappop(self._due)
+            if self._due_at.get(tag) == due_at:
+                del self._due_at[tag]
+                self.touch(tag)
+        effects: list[Effect] = []
+        while self._touched or self._touched_applications:
+            touched, self._touched = self._touched, set()
+            for tag in sorted(touched):
+                effects += self._advance_backend(tag, now)
+            names, self._touched_applications = self._touched_applications, set()
+            for name in sorted(names):
+                applications.advance(self, name)
+        self.goals.advance(self._progress)
+        for goal_id, goal in self.goals.take_changed().items():
+            self._save("goal", goal_id, goal)
+        return effects
+
+    def next_due_at(self) -> float | None:
+        """Return when :meth:`advance` has something to do, if nothing happens before."""
+        return self._due[0][0] if self._due else None
+
+    def take_changes(self) -> Changes:
+        """Return what to save before anything else is done."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def _advance_backend(self, tag: str, now: float) -> list[Effect]:
+        backend = self.backends.get(tag)
+        if backend is None:
+            return []
+        key = BACKEND_PREFIX + tag
+        effects = backend.reconcile(lambda: self.long_poll.held_by_all(key), now)
+        if backend.record.application:
+            self._touched_applications.add(backend.record.application)
+        if backend.record.deleting and not backend.replicas:
+            self._remove_backend(tag)
+            return effects
+        self._by_replica.update(dict.fromkeys(backend.replicas, tag))
+        self.long_poll.publish(key, backend.table())
+        if backend.changed:
+            backend.changed = False
+            self._save("backend", tag, backend.record)
+        self._schedule(tag, max(backend.due_at(), now + MIN_STEP_S))
+        return effects
+
+    def _schedule(self, tag: str, due_at: float) -> None:
+        if due_at < float("inf") and self._due_at.get(tag) != due_at:
+            self._due_at[tag] = due_at  # an entry of the heap with another time counts no more
+            heapq.heappush(self._due, (due_at, tag))
+
+    def _remove_backend(self, tag: str) -> None:
+        removed = self.backends.pop(tag).record
+        self.long_poll.publish(BACKEND_PREFIX + tag, None)
+        self._save("backend", tag, None)
+        digest = removed.code_digest
+        if all(b.record.code_digest != digest for b in self.backends.values()):
+            self._changes.code.pop(digest, None)
+            self._changes.deletes.add(("code", digest))
+        self._by_replica = {r: t for r, t in self._by_replica.items() if t != tag}
+
+    def _progress(self, subject: Subject) -> Progress:
+        kind, name = subject
+        if kind == "application":
+            return applications.progress(self, name)
+        backend = self.backends.get(name)
+        if backend is None:
+            return Progress(done=True)
+        if backend.record.failure:
+            return Progress(error=backend.record.failure, exception=backend.record.exception)
+        held = self.long_poll.held_by_all(BACKEND_PREFIX + name)
+        return Progress(done=backend.settled and held and not backend.record.deleting)
+
+    # --- For the applications module ------------------------------------------------------------
+
+    def touch(self, backend: str) -> None:
+        """Have a backend looked at in the next :meth:`advance`."""
+        self._touched.add(backend)
+
+    def add_backend(self, record: BackendRecord, code: bytes) -> None:
+        """Add a backend and its code."""
+        self.backends[record.tag] = Backend(record, 0.0)
+        self._save("backend", record.tag, record)
+        self._changes.deletes.discard(("code", record.code_digest))
+        self._changes.code[record.code_digest] = code
+        self.touch(record.tag)
+
+    def put_endpoint(self, record: EndpointRecord) -> None:
+        """Add or replace an endpoint."""
+        self.endpoints[record.name] = record
+        self._save("endpoint", record.name, record)
+        self.long_poll.publish(ENDPOINT_PREFIX + record.name, table_of(record))
+
+    def drop_endpoint(self, name: str) -> None:
+        """Remove an endpoint."""
+        if self.endpoints.pop(name, None) is not None:
+            self._save("endpoint", name, None)
+            self.long_poll.publish(ENDPOINT_PREFIX + name, None)
+
+    def put_application(self, record: ApplicationRecord) -> None:
+        """Add or replace an application."""
+        if self.applications.get(record.name) != record:
+            self.applications[record.name] = record
+            self._save("application", record.name, record)
+
+    def drop_application(self, name: str) -> None:
+        """Remove an application's record."""
+        del self.applications[name]
+        self._save("application", name, None)
+
+    def _backend(self, tag: str) -> Backend:
+        backend = self.backends.get(tag)
+        if backend is None or backend.record.deleting:
+            known = ", ".join(sorted(self.backends)) or "none"
+            raise UnknownNameError(f"no backend is named {tag!r}; there are: {known}")
+        return backend
+
+    def _save(self, kind: str, name: str, record: Any) -> None:
+        if record is None:
+            self._changes.puts.pop((kind, name), None)
+            self._changes.deletes.add((kind, name))
+        else:
+            self._changes.deletes.discard((kind, name))
+            self._changes.puts[kind, name] = record

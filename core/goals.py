@@ -1,0 +1,79 @@
+"""Goals: changes under way, that a client can wait for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from understudy.core.records import GoalRecord
+
+KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
+
+Subject = tuple[str, str]
+
+
+class Progress(NamedTuple):
+    """Where a change stands: still going on, done, or failed with an error."""
+
+    done: bool = False
+    error: str = ""
+    exception: bytes | None = None
+
+
+class Goals:
+    """All goals, oldest first. A newer goal for the same subject completes the older one."""
+
+    def __init__(self, records: Mapping[str, GoalRecord]) -> None:
+        ordered = sorted(records.values(), key=lambda goal: (goal.created_at, goal.id))
+        self._goals = {goal.id: goal for goal in ordered}
+        self._changed: set[str] = set()
+
+    def create(self, subject: Subject, what: str, wall_now: float) -> str:
+        """Add a goal and return its id."""
+        for goal in self.pending():
+            if goal.subject == subject:
+                self._put(replace(goal, state="succeeded"))
+        goal = GoalRecord(id=secrets.token_hex(8), subject=subject, what=what, created_at=wall_now)
+        self._put(goal)
+        return goal.id
+
+    def pending(self) -> list[GoalRecord]:
+        """Return the goals that have not ended."""
+        return [goal for goal in self._goals.values() if goal.state == "pending"]
+
+    def pending_for(self, subject: Subject) -> str | None:
+        """Return the id of the subject's goal under way, if there is one."""
+        ids = [goal.id for goal in self.pending() if goal.subject == subject]
+        return ids[-1] if ids else None
+
+    def get(self, goal_id: str) -> GoalRecord | None:
+        """Return the goal, ended or not."""
+        return self._goals.get(goal_id)
+
+    def all(self) -> list[GoalRecord]:
+        """Return all goals that are kept, oldest first."""
+        return list(self._goals.values())
+
+    def advance(self, progress: Callable[[Subject], Progress]) -> None:
+        """End the goals whose subject is done or failed; drop the oldest ended ones."""
+        for goal in self.pending():
+            now = progress(goal.subject)
+            if now.error:
+                self._put(replace(goal, state="failed", error=now.error, exception=now.exception))
+            elif now.done:
+                self._put(replace(goal, state="succeeded"))
+        ended = [goal.id for goal in self._goals.values() if goal.state != "pending"]
+        for goal_id in ended[:-KEPT_ENDED]:
+            del self._goals[goal_id]
+            self._changed.add(goal_id)
+
+    def take_changed(self) -> dict[str, GoalRecord | None]:
+        """Return what to save since the last call; None for what is no longer kept."""
+        changed, self._changed = self._changed, set()
+        return {goal_id: self._goals.get(goal_id) for goal_id in changed}
+
+    def _put(self, goal: GoalRecord) -> None:
+        self._goals[goal.id] = goal
+        self._changed.add(goal.id)

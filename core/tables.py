@@ -1,0 +1,45 @@
+"""What routers are told: plain values, one per endpoint and one per backend.
+
+The controller publishes them under long-poll keys ``endpoint/<name>`` and ``backend/<tag>``; a
+router holds the newest of each. Addresses and processes are opaque here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ENDPOINT_PREFIX = "endpoint/"
+BACKEND_PREFIX = "backend/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTable:
+    """A running replica, as routers use it."""
+
+    tag: str
+    address: Any
+    process: Hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendTable:
+    """A backend's running replicas and limits. ``unavailable`` says why none is to be expected."""
+
+    tag: str
+    replicas: tuple[ReplicaTable, ...] = ()
+    max_ongoing_requests: int = 100
+    max_queued_requests: int = -1
+    request_timeout_s: float | None = None
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointTable:
+    """An endpoint's route and methods, and where its traffic goes. ``methods`` empty means all."""
+
+    name: str
+    route: str | None = None
+    methods: tuple[str, ...] = ()
+    traffic: Mapping[str, float] = field(default_factory=dict)
