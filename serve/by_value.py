@@ -28,7 +28,7 @@ def add_app_dir_of(target: Any) -> None:
     """Take the folder of the application that defines ``target`` as one that replicas lack."""
     global _seen_modules  # noqa: PLW0603  # one registry per process, as cloudpickle's own
     module = sys.modules.get(getattr(target, "__module__", None) or "")
-    if module is not None and _is_users(module):
+    if module is not None and is_users(module):
         _app_dirs.add(_app_dir(module))
     _seen_modules = 0
     refresh()
@@ -40,19 +40,20 @@ def refresh() -> None:
     if _seen_modules == len(sys.modules):
         return
     main = sys.modules.get("__main__")
-    if main is not None and _is_users(main):
+    if main is not None and is_users(main):
         _app_dirs.add(_app_dir(main))
     _seen_modules = len(sys.modules)
     for name, module in list(sys.modules.items()):
-        if _is_users(module) and module.__name__ == name and _is_in_app_dirs(module):
+        if is_users(module) and module.__name__ == name and _is_in_app_dirs(module):
             cloudpickle.register_pickle_by_value(module)
 
 
-def _is_users(module: Any) -> bool:
+def is_users(module: Any) -> bool:
+    """Tell whether a module is a Python file of the user's: not installed, not Python's, not ours."""
     if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "understudy":
         return False
-    file = getattr(module, "__file__", None)
-    return bool(file) and file.endswith(".py") and not file.startswith(_library_dirs())
+    file = getattr(module, "__file__", None) or ""
+    return file.endswith(".py") and not file.startswith(_library_dirs())
 
 
 @functools.cache

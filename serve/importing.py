@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from understudy.core.config import validated
 from understudy.core.errors import InvalidRequestError, UnderstudyError
+from understudy.serve import by_value
 from understudy.serve.build import not_an_application
 from understudy.serve.deployments import Application, Deployment
 
@@ -61,10 +62,9 @@ def forget_modules(app_dir: Path) -> None:
     """Drop the modules of the folder, so that the next import reads their files again."""
     folder = app_dir.resolve()
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name != "__main__" and file and file.endswith(".py") and folder in Path(file).parents:
-            if name.partition(".")[0] != "understudy" and "site-packages" not in file:
-                del sys.modules[name]
+        is_users = name != "__main__" and by_value.is_users(module)
+        if is_users and folder in Path(str(module.__file__)).parents:
+            del sys.modules[name]
     importlib.invalidate_caches()
 
 

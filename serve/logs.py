@@ -45,7 +45,7 @@ class Logs:
 
     def tail(self, count: int) -> list[Line]:
         """Return the last lines of each log, and go to the end."""
-        lines = []
+        lines: list[Line] = []
         for path in self._paths():
             lines += deque(self._new_lines(path), maxlen=count)
         return lines

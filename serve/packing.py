@@ -50,10 +50,11 @@ def pack_arguments(what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return pickle.dumps((args, kwargs), protocol=PROTOCOL)  # a third of cloudpickle's time
     by_value.refresh()
     try:
-        return cloudpickle.dumps((args, kwargs), protocol=PROTOCOL)
+        pickled: bytes = cloudpickle.dumps((args, kwargs), protocol=PROTOCOL)
     except Exception as error:  # any object may refuse in any way
         blame = _blame(_named(args, kwargs), error)
         raise InvalidRequestError(f"a call to {what} cannot be pickled: {blame}") from error
+    return pickled
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

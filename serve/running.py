@@ -92,7 +92,7 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
 
 
 def redeploy(connection: Connection, source: Source) -> None:
-    """Import the application again and deploy it; what fails is shown, and the old one serves on."""
+    """Import and deploy again; what fails is shown, and the earlier version serves on."""
     click.echo("files have changed; deploying again")
     forget_modules(source.app_dir)
     try:

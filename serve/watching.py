@@ -40,9 +40,9 @@ class Watcher:
             folders[:] = [f for f in folders if f not in _SKIPPED and not f.startswith(".")]
             for name in files:
                 if name.endswith(".py"):
-                    path = os.path.join(folder, name)  # noqa: PTH118  # ten times as fast
+                    path = os.path.join(folder, name)  # ten times as fast as Path
                     try:
-                        stat = os.stat(path)  # noqa: PTH116
+                        stat = os.stat(path)
                     except FileNotFoundError:
                         continue  # editors replace files; the next scan sees the new one
                     found[path] = (stat.st_mtime_ns, stat.st_size)
