@@ -1,0 +1,235 @@
+import threading
+
+import pytest
+
+from understudy import serve
+from understudy.serve import session
+from understudy.serve.config import HTTPOptions
+from understudy.serve.exceptions import (
+    DeployFailedError,
+    InvalidRequestError,
+    NotRunningError,
+    RayServeException,
+    StartError,
+    UnknownNameError,
+)
+from understudy.serve.schema import ApplicationStatus, DeploymentStatus
+
+
+@serve.deployment
+class Adder:
+    def __init__(self, amount=1):
+        self.amount = amount
+
+    def __call__(self, x):
+        return x + self.amount
+
+
+@serve.deployment
+class Sum:
+    def __init__(self, *parts):
+        self.parts = parts
+
+
+@serve.deployment
+class Broken:
+    def __init__(self):
+        raise LookupError("no weights")
+
+
+def test_run_starts_a_system_deploys_and_returns_the_ingress(system):
+    handle = serve.run(Adder.bind(5), name="a", route_prefix="/add")
+    assert system.calls == ["start"]
+    assert handle.remote(1).result() == 6
+    (request,) = system.controller.of("DeployApplication")
+    assert (request.application, request.ingress, request.route_prefix) == ("a", "Adder", "/add")
+
+
+def test_run_uses_a_system_that_runs(running):
+    serve.run(Adder.bind())
+    assert running.calls == []
+
+
+def test_the_same_run_again_changes_nothing_and_changed_code_is_deployed(controller):
+    serve.run(Adder.bind(1))
+    serve.run(Adder.bind(1))
+    assert len(controller.of("WaitForGoal")) == 1
+    assert serve.run(Adder.bind(2)).remote(1).result() == 3
+    assert len(controller.of("WaitForGoal")) == 2
+
+
+def test_a_failing_constructors_exception_is_raised_with_its_traceback(running):
+    with pytest.raises(LookupError, match="no weights") as caught:
+        serve.run(Broken.bind())
+    assert 'raise LookupError("no weights")' in caught.value.__notes__[0]
+
+
+def test_a_failed_deployment_without_an_exception_is_an_error_of_ours(controller, monkeypatch):
+    def fail(_request):
+        raise DeployFailedError("it died")
+
+    monkeypatch.setattr(controller, "WaitForGoal", fail)
+    with pytest.raises(RayServeException, match="it died"):
+        serve.run(Adder.bind())
+
+
+@pytest.mark.parametrize("prefix", ["add", "/add/", "//", "/{x}", "", 3])
+def test_a_bad_route_prefix_is_refused_before_anything_starts(system, prefix):
+    with pytest.raises(InvalidRequestError, match="route_prefix="):
+        serve.run(Adder.bind(), route_prefix=prefix)
+    assert system.calls == []
+
+
+def test_an_application_without_a_route_can_be_run(controller):
+    serve.run(Adder.bind(), route_prefix=None)
+    assert controller.of("DeployApplication")[0].route_prefix is None
+
+
+def test_all_that_is_wrong_with_a_run_is_told_at_once(system):
+    with pytest.raises(InvalidRequestError, match="name='a#b'.*route_prefix='x'"):
+        serve.run(Adder.bind(), name="a#b", route_prefix="x")
+    with pytest.raises(InvalidRequestError, match=r"forget \.bind\(\)"):
+        serve.run(Adder)
+    assert system.calls == []
+
+
+def test_a_system_that_does_not_start_is_an_error(system):
+    system.start_error = StartError("port 8000 is taken")
+    with pytest.raises(StartError, match="8000"):
+        serve.run(Adder.bind())
+
+
+def test_a_system_at_an_address_is_never_started(system, monkeypatch):
+    monkeypatch.setenv("UNDERSTUDY_ADDRESS", "host:1900")
+    with pytest.raises(NotRunningError):
+        serve.run(Adder.bind())
+    assert system.calls == []
+
+
+def test_a_script_undoes_what_it_started(system):
+    serve.run(Adder.bind(), name="a")
+    session.current().undo()
+    session.current().undo()
+    assert system.controller.applications == {}
+    assert system.calls == ["start", "stop"]
+
+
+def test_a_script_leaves_a_system_that_ran_before_alone(running):
+    serve.run(Adder.bind(), name="a")
+    session.current().undo()
+    assert running.calls == []
+    assert "a" in running.controller.applications
+
+
+def test_undoing_stops_the_system_even_when_the_controller_is_gone(system, monkeypatch):
+    serve.run(Adder.bind())
+
+    def fail(_request):
+        raise TimeoutError
+
+    monkeypatch.setattr(system.controller, "DeleteApplication", fail)
+    session.current().undo()
+    assert system.calls == ["start", "stop"]
+    system.calls.clear()
+    serve.start()
+    session.current().disconnect()
+    session.current().undo()
+    assert system.calls == ["start", "stop"]
+
+
+def test_a_system_that_was_stopped_is_started_again(system):
+    serve.run(Adder.bind())
+    system.running = False
+    serve.run(Adder.bind(2))
+    assert system.calls == ["start", "start"]
+
+
+def test_a_forked_child_has_a_session_of_its_own(system, monkeypatch):
+    serve.start()
+    parents = session.current()
+    monkeypatch.setattr(parents, "_pid", -1)
+    assert session.current() is not parents
+    parents.undo()
+    assert system.running
+
+
+def test_blocking_ends_with_ctrl_c_and_deletes_the_application(controller, monkeypatch):
+    def interrupted(_event, _timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Event, "wait", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        serve.run(Adder.bind(), blocking=True)
+    assert caught.value.code == 0
+    assert controller.applications == {}
+
+
+def test_start_takes_http_options(system):
+    serve.start(http_options={"port": 9000})
+    assert system.settings.http.port == 9000
+    serve.start(http_options=HTTPOptions(port=9001))
+    assert system.settings.http.port == 9001
+
+
+@pytest.mark.parametrize("options", [{"prt": 1}, {"port": -1}, 8000])
+def test_start_refuses_bad_http_options(system, options):
+    with pytest.raises(InvalidRequestError):
+        serve.start(http_options=options)
+    assert system.calls == []
+
+
+def test_shutdown_forgets_everything(system):
+    serve.run(Adder.bind())
+    serve.shutdown()
+    serve.shutdown()
+    session.current().undo()
+    assert system.calls == ["start", "forget", "forget"]
+
+
+def test_delete_waits_until_the_application_is_gone(controller):
+    serve.run(Adder.bind(), name="a")
+    serve.delete("a")
+    serve.delete("a")
+    assert controller.applications == {}
+    assert [r.goal_id for r in controller.of("WaitForGoal")][1:] == ["goal-delete"]
+
+
+def test_status_has_typed_applications_and_deployments(running):
+    serve.run(Adder.bind())
+    application = serve.status().applications["default"]
+    assert application.status == ApplicationStatus.RUNNING == "RUNNING"
+    deployment = application.deployments["Adder"]
+    assert deployment.status == DeploymentStatus.HEALTHY
+    assert deployment.replica_states == {"RUNNING": 1}
+    assert deployment.replicas[0].pid == 7
+
+
+def test_status_is_empty_when_nothing_runs(system):
+    assert serve.status().applications == {}
+    serve.run(Adder.bind())
+    system.running = False
+    assert serve.status().applications == {}
+
+
+def test_handles_are_found_by_name(running):
+    serve.run(Sum.bind(Adder.bind(3), Adder.bind(4)), name="a")
+    assert serve.get_app_handle("a").deployment_name == "Sum"
+    assert serve.get_deployment_handle("Adder_1", "a").remote(1).result() == 5
+    serve.run(Adder.bind())
+    assert serve.get_deployment_handle("Adder").remote(1).result() == 2
+
+
+def test_the_ingress_is_the_one_that_the_controller_names_or_that_has_a_route(controller):
+    serve.run(Sum.bind(Adder.bind()), name="a")
+    controller.endpoints["a#Adder"] = {"route": "/"}
+    assert serve.get_app_handle("a").deployment_name == "Adder"
+    controller.applications["a"]["ingress"] = "Sum"
+    assert serve.get_app_handle("a").deployment_name == "Sum"
+
+
+def test_handles_of_unknown_names_are_refused_naming_the_known(running):
+    serve.run(Adder.bind(), name="a")
+    with pytest.raises(UnknownNameError, match="no application is named 'b'; there are: a"):
+        serve.get_app_handle("b")
+    with pytest.raises(KeyError, match="no deployment of application 'a' is named 'X'.*: Adder"):
+        serve.get_deployment_handle("X", "a")

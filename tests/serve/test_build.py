@@ -1,0 +1,102 @@
+import logging
+import threading
+from collections import namedtuple
+
+import cloudpickle
+import pytest
+
+from understudy import serve
+from understudy.serve.build import build
+from understudy.serve.exceptions import InvalidRequestError
+from understudy.serve.handle import DeploymentHandle
+
+Pair = namedtuple("Pair", "left right")
+
+
+@serve.deployment
+class Leaf:
+    pass
+
+
+@serve.deployment
+class Node:
+    def __init__(self, *args, **kwargs):
+        self.args = args
+        self.kwargs = kwargs
+
+
+def arguments(spec):
+    _, args, kwargs = cloudpickle.loads(spec.code)
+    return args, kwargs
+
+
+def names(built):
+    return [spec.name for spec in built.deployments]
+
+
+def test_one_deployment_is_its_own_ingress():
+    built = build(Leaf.options(version="v1", num_replicas=2).bind(), "a")
+    (spec,) = built.deployments
+    assert (built.name, built.ingress, spec.name, spec.version) == ("a", "Leaf", "Leaf", "v1")
+    assert spec.config["num_replicas"] == 2
+    assert spec.actor_options["num_cpus"] == 0
+    assert len(spec.code_hash) == 64
+
+
+def test_a_bound_argument_becomes_a_handle_and_comes_first():
+    built = build(Node.bind(Leaf.bind(), key=Leaf.options(name="other").bind()), "a")
+    assert names(built) == ["Leaf", "other", "Node"]
+    args, kwargs = arguments(built.deployments[-1])
+    assert args == (DeploymentHandle("Leaf", "a"),)
+    assert kwargs == {"key": DeploymentHandle("other", "a")}
+
+
+def test_bound_arguments_are_found_in_nested_lists_tuples_and_dicts():
+    leaf = Leaf.bind()
+    built = build(Node.bind([{"x": (leaf, 1)}], Pair(leaf, 2), other=[3]), "a")
+    handle = DeploymentHandle("Leaf", "a")
+    args, kwargs = arguments(built.deployments[-1])
+    assert args == ([{"x": (handle, 1)}], Pair(handle, 2))
+    assert type(args[1]).__name__ == "Pair"
+    assert kwargs == {"other": [3]}
+
+
+def test_a_shared_application_is_deployed_once():
+    leaf = Leaf.bind()
+    built = build(Node.bind(Node.options(name="inner").bind(leaf), leaf), "a")
+    assert names(built) == ["Leaf", "inner", "Node"]
+
+
+def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
+    with caplog.at_level(logging.WARNING):
+        built = build(Node.bind(Leaf.bind(), Leaf.bind()), "a")
+    assert names(built) == ["Leaf", "Leaf_1", "Node"]
+    assert "renamed 'Leaf_1'" in caplog.text
+    built = build(Node.bind(Node.bind(Node.bind())), "a")
+    assert names(built) == ["Node", "Node_1", "Node_2"]
+    assert built.ingress == "Node_2"
+
+
+def test_an_unbound_deployment_is_refused_wherever_it_is():
+    with pytest.raises(InvalidRequestError, match=r"forget \.bind\(\)"):
+        build(Leaf, "a")
+    with pytest.raises(InvalidRequestError, match=r"bad argument of deployment 'Node'.*\.bind\(\)"):
+        build(Node.bind([Leaf]), "a")
+
+
+@pytest.mark.parametrize("value", [3, None, "app"])
+def test_something_else_than_an_application_is_refused(value):
+    with pytest.raises(InvalidRequestError, match="expected an Application"):
+        build(value, "a")
+
+
+def test_a_bad_application_name_is_refused():
+    with pytest.raises(InvalidRequestError, match="must not contain '#'"):
+        build(Leaf.bind(), "a#b")
+
+
+def test_an_argument_that_cannot_be_pickled_is_named_with_its_deployment():
+    with pytest.raises(InvalidRequestError) as caught:
+        build(Node.bind(1, config={"lock": [threading.Lock()]}), "a")
+    text = str(caught.value)
+    assert "deployment 'Node' cannot be pickled: argument 'config'['lock'][0] is <unlocked" in text

@@ -1,0 +1,162 @@
+import pytest
+
+from understudy import serve
+from understudy.serve.config import ActorOptions, BackendConfig
+from understudy.serve.exceptions import InvalidRequestError, NotRunningError, UnknownNameError
+
+
+class Model:
+    def __init__(self, *args):
+        self.args = args
+
+
+def hello():
+    return "hello"
+
+
+@pytest.fixture
+def client(running):
+    with serve.Client.connect() as connected:
+        yield connected
+
+
+def test_connecting_needs_a_system_that_runs(system):
+    with pytest.raises(NotRunningError):
+        serve.Client.connect()
+
+
+@pytest.mark.parametrize("address", ["host", ":80", "host:", "host:x", "host:0", "host:70000"])
+def test_a_bad_address_is_refused(running, address):
+    with pytest.raises(InvalidRequestError, match="expected HOST:PORT"):
+        serve.Client.connect(address)
+
+
+def test_an_address_is_used(running):
+    with serve.Client.connect("example:1900"):
+        assert running.settings.address == "example:1900"
+
+
+def test_a_backend_is_created_with_its_config_and_code(client, controller):
+    goal = client.create_backend(
+        "m:v1", Model, 1, 2, config={"num_replicas": 2}, actor_options={"num_cpus": 1}, version="v1"
+    )
+    assert goal == "goal-1"
+    client.wait_for_goal(goal)
+    client.wait_for_goal(None)
+    (request,) = controller.of("CreateBackend")
+    assert request.config["num_replicas"] == 2
+    assert request.actor_options["num_cpus"] == 1
+    assert (request.tag, request.version) == ("m:v1", "v1")
+    assert len(controller.of("WaitForGoal")) == 1
+
+
+def test_a_backend_may_be_made_of_a_deployment_a_function_and_settings(client, controller):
+    client.create_backend("a", serve.deployment(Model), config=BackendConfig(num_replicas=3))
+    client.create_backend("b", hello, actor_options=ActorOptions(memory=1))
+    assert client.get_backend_config("a").num_replicas == 3
+    assert set(client.list_backends()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("", Model), "tag=''"),
+        (("a", 3), "is no function or class"),
+        (("a", Model, {"config": {"num_replica": 1}}), "num_replica=1"),
+        (("a", Model, {"config": 3}), "BackendConfig=3: must be a dict"),
+        (("a", Model, {"actor_options": {"num_cpus": -1}}), "num_cpus=-1"),
+    ],
+)
+def test_a_bad_backend_is_refused_before_it_is_sent(client, controller, arguments, told):
+    tag, target, *options = arguments
+    with pytest.raises(InvalidRequestError) as caught:
+        client.create_backend(tag, target, **(options[0] if options else {}))
+    assert told in str(caught.value)
+    assert controller.requests == []
+
+
+def test_only_the_settings_given_are_changed(client, controller):
+    client.create_backend("a", Model)
+    assert client.update_backend_config("a", {"num_replicas": "2"}) == "goal-2"
+    client.update_backend_config("a", BackendConfig(max_ongoing_requests=5))
+    changes = [request.changes for request in controller.of("UpdateBackendConfig")]
+    assert changes == [{"num_replicas": 2}, {"max_ongoing_requests": 5}]
+    for bad in ({"num_replicas": 0}, {"x": 1}, 3):
+        with pytest.raises(InvalidRequestError):
+            client.update_backend_config("a", bad)
+
+
+def test_a_backend_is_deleted(client, controller):
+    client.create_backend("a", Model)
+    assert client.delete_backend("a", force=True) == "goal-3"
+    assert client.delete_backend("a") is None
+    assert [request.force for request in controller.of("DeleteBackend")] == [True, False]
+
+
+def test_an_endpoint_is_created_and_deleted(client):
+    client.create_endpoint("e", backend="a", route="/e", methods=["get", "POST"])
+    client.create_endpoint("headless", backend="a")
+    endpoints = client.list_endpoints()
+    assert endpoints["e"]["methods"] == ["GET", "POST"]
+    assert endpoints["headless"]["route"] is None
+    client.delete_endpoint("e")
+    assert set(client.list_endpoints()) == {"headless"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"route": "e"}, "route='e': must start with '/'"),
+        ({"methods": "GET"}, r"must be a list, such as \['GET'\]"),
+        ({"methods": []}, "expected some of GET"),
+        ({"methods": ["FETCH"]}, "expected some of GET"),
+        ({"backend": ""}, "backend=''"),
+    ],
+)
+def test_a_bad_endpoint_is_refused(client, controller, options, told):
+    with pytest.raises(InvalidRequestError, match=told):
+        client.create_endpoint("e", **{"backend": "a", **options})
+    assert controller.requests == []
+
+
+def test_traffic_is_set(client):
+    client.create_endpoint("e", backend="a")
+    client.set_traffic("e", {"b": 1})
+    assert client.list_endpoints()["e"]["traffic"] == {"b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ({"a": 0.5}, "sum to 0.5: must be 1"),
+        ({}, "sum to 0"),
+        ({"a": "x", "b": -1, "c": True}, "'a': 'x': must be a number.*'b': -1.*'c': True"),
+        ({"a": float("nan")}, "must be a number from 0 to 1"),
+        ([("a", 1)], "must be a dict"),
+    ],
+)
+def test_bad_traffic_is_refused(client, weights, told):
+    with pytest.raises(InvalidRequestError, match=told):
+        client.set_traffic("e", weights)
+
+
+def test_a_handle_of_an_endpoint_calls_it(client, controller):
+    client.create_endpoint("e", backend="a")
+    controller.instances["e"] = hello
+    assert client.get_handle("e").remote().result() == "hello"
+    assert client.get_handle("later", missing_ok=True).endpoint == "later"
+    with pytest.raises(UnknownNameError, match="no endpoint is named 'x'; there are: e"):
+        client.get_handle("x")
+
+
+def test_status_and_shutdown(client, running):
+    assert client.status().applications == {}
+    client.shutdown()
+    assert running.calls == ["forget"]
+
+
+def test_a_system_elsewhere_is_shut_down_by_its_controller(running):
+    serve.Client.connect("example:1900").shutdown()
+    (request,) = running.controller.of("StopCluster")
+    assert request.forget
+    assert running.calls == []

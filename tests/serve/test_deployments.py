@@ -1,0 +1,144 @@
+import pickle
+
+import pytest
+
+from understudy import serve
+from understudy.core.config import ActorOptions
+from understudy.serve.exceptions import InvalidRequestError
+
+
+class Plain:
+    def __init__(self, value=1):
+        self.value = value
+
+
+def hello():
+    return "hello"
+
+
+def test_a_bare_decorator_names_the_deployment_after_what_it_decorates():
+    made = serve.deployment(Plain)
+    assert (made.name, made.num_replicas, made.func_or_class) == ("Plain", 1, Plain)
+    assert made.config.max_ongoing_requests == 100
+    assert serve.deployment(hello).name == "hello"
+
+
+def test_a_decorator_with_options_sets_them():
+    made = serve.deployment(
+        name="m", version="v1", num_replicas=3, user_config={"a": 1}, max_queued_requests=5
+    )(Plain)
+    assert (made.name, made.version, made.num_replicas) == ("m", "v1", 3)
+    assert made.user_config == {"a": 1}
+    assert made.config.max_queued_requests == 5
+
+
+@pytest.mark.parametrize("name", ["actor_options", "ray_actor_options"])
+def test_actor_options_have_two_names(name):
+    made = serve.deployment(**{name: {"num_cpus": 2}})(Plain)
+    assert made.actor_options == ActorOptions(num_cpus=2)
+
+
+def test_actor_options_may_be_none_or_made():
+    assert serve.deployment(actor_options=None)(Plain).actor_options == ActorOptions()
+    made = serve.deployment(actor_options=ActorOptions(memory=5))(Plain)
+    assert made.actor_options.memory == 5
+
+
+def test_options_returns_a_changed_copy_and_keeps_the_rest():
+    first = serve.deployment(num_replicas=2, version="v1")(Plain)
+    second = first.options(name="other", max_ongoing_requests=7)
+    assert (second.name, second.version, second.num_replicas) == ("other", "v1", 2)
+    assert (first.name, first.config.max_ongoing_requests) == ("Plain", 100)
+
+
+def test_num_replicas_none_means_one():
+    assert serve.deployment(num_replicas=3)(Plain).options(num_replicas=None).num_replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_replicas": 0}, "num_replicas=0: must be at least 1"),
+        ({"num_replicas": -1}, "num_replicas=-1: "),
+        ({"num_replicas": "auto"}, "not supported yet"),
+        ({"autoscaling_config": {"max_replicas": 3}}, "not supported yet"),
+        ({"name": "a#b"}, "name='a#b': must not contain '#'"),
+        ({"name": ""}, "must be a non-empty string"),
+        ({"version": 3}, "version=3: must be a string"),
+        ({"num_replica": 2}, "num_replica: no such option; did you mean num_replicas?"),
+        ({"route_prefix": "/a"}, r"route_prefix: no such option; give it to serve.run"),
+        ({"user_config": {1, 2}}, "must be JSON-able"),
+        ({"ray_actor_options": {"num_cpu": 1}}, "ray_actor_options.num_cpu=1"),
+        ({"actor_options": 3}, "actor_options=3: must be a dict"),
+        ({"actor_options": {}, "ray_actor_options": {}}, "two names for one thing"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name_and_value(options, told):
+    with pytest.raises(InvalidRequestError) as caught:
+        serve.deployment(**options)(Plain)
+    assert told in str(caught.value)
+    with pytest.raises(InvalidRequestError):
+        serve.deployment(Plain).options(**options)
+
+
+def test_all_bad_options_are_named_in_one_error():
+    with pytest.raises(InvalidRequestError) as caught:
+        serve.deployment(num_replicas=0, nam="x", max_ongoing_requests=0, version=1)(Plain)
+    for name in ("num_replicas=0", "nam:", "max_ongoing_requests=0", "version=1"):
+        assert name in str(caught.value)
+
+
+def test_calling_a_deployment_tells_what_to_do_instead():
+    with pytest.raises(RuntimeError, match=r"'Plain' cannot be called directly.*func_or_class"):
+        serve.deployment(Plain)()
+
+
+def test_inheriting_from_a_deployment_tells_what_to_do_instead():
+    base = serve.deployment(Plain)
+    with pytest.raises(TypeError, match=r"inherit from Plain.func_or_class"):
+
+        class Child(base):
+            pass
+
+
+def test_a_function_cannot_be_bound_to_arguments():
+    with pytest.raises(InvalidRequestError, match="'hello' is a function"):
+        serve.deployment(hello).bind(1)
+
+
+@pytest.mark.parametrize("target", [3, Plain()])
+def test_only_functions_and_classes_can_be_deployments(target):
+    with pytest.raises(TypeError, match="for functions and classes"):
+        serve.deployment(target)
+
+
+def test_a_deployment_cannot_be_made_one_again():
+    with pytest.raises(TypeError, match="is a deployment already"):
+        serve.deployment(serve.deployment(Plain))
+
+
+def test_deployments_can_be_pickled_because_classes_may_refer_to_them():
+    made = pickle.loads(pickle.dumps(serve.deployment(hello).options(num_replicas=2)))
+    assert made.num_replicas == 2
+
+
+def test_the_package_offers_its_names_and_no_others():
+    assert set(serve.__all__) <= set(dir(serve))
+    for name in serve.__all__:
+        assert getattr(serve, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = serve.nothing
+
+
+def test_no_module_hides_a_function_that_users_call():
+    import understudy.serve.config
+    import understudy.serve.exceptions
+    import understudy.serve.handle
+
+    assert callable(serve.deployment)
+    assert callable(serve.run)
+    assert understudy.serve.exceptions.RayServeException is (
+        understudy.serve.exceptions.UnderstudyError
+    )
+    assert understudy.serve.config.HTTPOptions().port == 8000
+    assert understudy.serve.handle.DeploymentResponse

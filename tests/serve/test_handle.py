@@ -1,0 +1,349 @@
+import asyncio
+import copy
+import pickle
+import sys
+import threading
+
+import cloudpickle
+import pytest
+
+from understudy import serve
+from understudy.actors import dispatch
+from understudy.actors.messages import FailedAnswer, HttpAnswer, ValueAnswer
+from understudy.serve import answers
+from understudy.serve.answers import decode
+from understudy.serve.exceptions import (
+    BackPressureError,
+    InvalidRequestError,
+    NotRunningError,
+    RequestCancelledError,
+    UnderstudyError,
+    UserCodeError,
+)
+from understudy.serve.handle import DeploymentHandle
+
+
+class OddError(Exception):
+    pass
+
+
+class Fragile(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+class Model:
+    def __call__(self, *args, **kwargs):
+        return args, kwargs
+
+    def double(self, x):
+        return 2 * x
+
+    def fail(self):
+        raise OddError("odd")
+
+    def fail_fragile(self):
+        raise Fragile(1, 2)
+
+
+@pytest.fixture
+def queries(controller):
+    controller.instances["a#Model"] = Model()
+    return controller.queries
+
+
+@pytest.fixture
+def handle(queries):
+    return DeploymentHandle("Model", "a")
+
+
+def test_a_call_returns_its_value_with_its_request_id(handle, queries):
+    response = handle.remote(1, key="x")
+    assert response.result() == ((1,), {"key": "x"})
+    (query,) = queries.submitted
+    assert query["request_id"] == response.request_id
+    assert (query["endpoint"], query["call_method"]) == ("a#Model", "")
+    assert query["repeatable"] is False
+
+
+def test_a_method_is_called_by_name_or_by_option(handle, queries):
+    assert handle.double.remote(4).result() == 8
+    assert handle.options(method_name="double").remote(5).result() == 10
+    assert [query["call_method"] for query in queries.submitted] == ["double", "double"]
+
+
+def test_options_travel_with_the_query(handle, queries):
+    handle.options(shard_key="k", retryable=True).double.remote(1).result()
+    (query,) = queries.submitted
+    assert (query["shard_key"], query["repeatable"]) == ("k", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"stream": True}, "stream=True: not supported yet"),
+        ({"multiplexed_model_id": "m"}, "multiplexed_model_id='m': not supported yet"),
+        ({"method": "m"}, "method: no such option; there are method_name, shard_key, retryable"),
+        ({"method_name": ""}, "must be the name of a method"),
+        ({"method_name": "_private"}, "private methods"),
+        ({"retryable": 1}, "retryable=1: must be True or False"),
+        ({"shard_key": 1}, "shard_key=1: must be a string"),
+    ],
+)
+def test_a_bad_option_of_a_handle_is_refused(handle, options, told):
+    with pytest.raises(InvalidRequestError) as caught:
+        handle.options(**options)
+    assert told in str(caught.value)
+
+
+def test_options_that_mean_not_used_are_taken(handle):
+    assert handle.options(stream=False, multiplexed_model_id="") == handle
+
+
+def test_a_handle_survives_pickling_and_copying(handle):
+    other = handle.options(method_name="double", shard_key="k")
+    for again in (pickle.loads(pickle.dumps(other)), copy.deepcopy(other)):
+        assert again == other
+        assert hash(again) == hash(other)
+        assert again.remote(3).result() == 6
+    assert other != handle
+    assert repr(other) == "DeploymentHandle('a#Model.double')"
+    assert not hasattr(handle, "__array__")
+
+
+def test_calling_a_handle_directly_tells_what_to_do(handle):
+    with pytest.raises(TypeError, match=r"a#Model with \.remote"):
+        handle()
+
+
+def test_a_handle_without_an_application_calls_an_endpoint(handle, queries):
+    queries.controller.instances["plain"] = Model()
+    assert DeploymentHandle("plain", None).double.remote(1).result() == 2
+
+
+def test_in_a_replica_handles_use_the_replicas_own_client(handle, queries, system):
+    system.running = False
+    with pytest.raises(NotRunningError):
+        handle.remote()
+    dispatch.install(queries)
+    try:
+        assert handle.double.remote(1).result() == 2
+    finally:
+        dispatch.install(None)
+
+
+def test_an_exception_of_user_code_keeps_its_type_and_its_traceback(handle):
+    response = handle.fail.remote()
+    for _ in range(2):
+        with pytest.raises(OddError, match="odd") as caught:
+            response.result()
+        (note,) = caught.value.__notes__
+        assert "in a#Model.fail, on its replica:" in note
+        assert 'raise OddError("odd")' in note
+
+
+def test_without_notes_the_remote_traceback_is_the_cause(monkeypatch):
+    monkeypatch.setattr(answers.sys, "version_info", (3, 10))
+    error = answers.with_note(OddError("odd"), "where it was")
+    assert error.__notes__ == ["where it was"]
+    assert str(error.__cause__) == "\nwhere it was"
+
+
+def test_an_exception_that_cannot_be_unpickled_arrives_as_text(handle):
+    with pytest.raises(UserCodeError, match="1 2") as caught:
+        handle.fail_fragile.remote().result()
+    assert "raise Fragile(1, 2)" in caught.value.__notes__[0]
+
+
+def test_a_failure_of_ours_is_raised_as_its_kind():
+    outcome = decode(FailedAnswer(1, "BackPressureError", "full", retry_after_s=7.0), "a#b")
+    assert isinstance(outcome.error, BackPressureError)
+    assert outcome.error.retry_after_s == 7.0
+    outcome = decode(FailedAnswer(1, "MethodNotAllowedError", "no", allowed=("GET",)), "a#b")
+    assert outcome.error.allowed == ("GET",)
+
+
+def test_answers_that_make_no_sense_are_errors():
+    assert isinstance(decode(HttpAnswer(1, 200, (), b""), "a#b").error, UnderstudyError)
+    failed = decode(ValueAnswer(1, b"junk"), "a#b").error
+    assert isinstance(failed, UserCodeError)
+    assert "the result of a#b cannot be unpickled here" in str(failed)
+    odd = FailedAnswer(1, "UserCodeError", "text", exception=cloudpickle.dumps("no exception"))
+    assert isinstance(decode(odd, "a#b").error, UserCodeError)
+
+
+def test_waiting_too_long_is_a_timeout_and_the_call_goes_on(handle, queries):
+    queries.hold = True
+    response = handle.double.remote(1)
+    with pytest.raises(TimeoutError, match=r"a#Model.double has not answered within 0.01 s"):
+        response.result(timeout_s=0.01)
+    assert "pending" in repr(response)
+    queries.release()
+    assert response.result(timeout_s=0) == 2
+    assert "done" in repr(response)
+
+
+def test_a_response_can_be_awaited_more_than_once(handle, queries):
+    async def main():
+        queries.hold = True
+        response = handle.double.remote(1)
+        asyncio.get_running_loop().call_soon(queries.release)
+        return await response, await response
+
+    assert asyncio.run(main()) == (2, 2)
+
+
+def test_an_awaited_response_raises_what_user_code_raised(handle):
+    async def main():
+        await handle.fail.remote()
+
+    with pytest.raises(OddError):
+        asyncio.run(main())
+
+
+def test_result_inside_an_event_loop_is_refused(handle):
+    async def main():
+        handle.remote().result()
+
+    with pytest.raises(RuntimeError, match="would block the running event loop; await"):
+        asyncio.run(main())
+
+
+def test_cancelling_cancels_the_query(handle, queries):
+    queries.hold = True
+    response = handle.remote()
+    assert not response.cancelled()
+    response.cancel()
+    assert response.cancelled()
+    assert queries.cancelled == [1]
+    with pytest.raises(RequestCancelledError, match=response.request_id):
+        response.result()
+
+
+def test_cancelling_too_late_leaves_the_value(handle):
+    response = handle.double.remote(1)
+    response.cancel()
+    assert response.cancelled()
+    assert response.result() == 2
+
+
+def test_cancelling_the_task_that_awaits_cancels_the_query(handle, queries):
+    async def main():
+        queries.hold = True
+        response = handle.remote()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(response, 0.01)
+        return response
+
+    assert asyncio.run(main()).cancelled()
+    assert queries.cancelled == [1]
+
+
+def test_an_answer_after_its_event_loop_was_closed_harms_nobody(handle, queries):
+    queries.hold = True
+    waits = handle.remote()._wait()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(waits)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    task._log_destroy_pending = False
+    loop.close()
+    queries.release()
+    with pytest.raises(RuntimeError):
+        waits.throw(RuntimeError)
+
+
+def test_a_response_as_an_argument_is_resolved_without_blocking_the_caller(handle, queries):
+    queries.hold = True
+    first, other = handle.double.remote(1), handle.double.remote(2)
+    second = handle.remote(first, key=other)
+    assert len(queries.submitted) == 2
+    assert not second._answer.done()
+    queries.release()
+    assert second.result(timeout_s=5) == ((2,), {"key": 4})
+    assert queries.submitted[-1]["request_id"] == second.request_id
+
+
+def test_a_chain_is_resolved_on_a_thread_of_its_own(handle, queries):
+    class Spy:
+        def __reduce__(self):
+            return threading.current_thread, ()
+
+    queries.controller.instances["a#Model"].spy = Spy
+    queries.controller.instances["a#Model"].name = lambda thread: thread.name
+    response = handle.options(method_name="name").remote(handle.options(method_name="spy").remote())
+    with pytest.raises(InvalidRequestError, match="argument 1 is <Thread"):
+        response.result(timeout_s=5)
+
+
+def test_a_failed_argument_fails_the_call(handle, queries):
+    response = handle.double.remote(handle.fail.remote())
+    with pytest.raises(OddError):
+        response.result(timeout_s=5)
+    assert len(queries.submitted) == 1
+
+
+def test_cancelling_a_call_that_waits_for_its_arguments_keeps_it_from_being_sent(handle, queries):
+    queries.hold = True
+    first = handle.double.remote(1)
+    second = handle.double.remote(first)
+    second.cancel()
+    queries.release()
+    with pytest.raises(RequestCancelledError):
+        second.result(timeout_s=5)
+    assert first.result() == 2
+    assert len(queries.submitted) == 1
+
+
+def test_cancelling_a_chained_call_under_way_cancels_its_query(handle, queries):
+    first = handle.double.remote(1)
+    assert first.result() == 2
+    sent = threading.Event()
+    submit = queries.submit
+
+    def watched(**query):
+        pending = submit(**query)
+        sent.set()
+        return pending
+
+    queries.submit, queries.hold = watched, True
+    second = handle.double.remote(first)
+    assert sent.wait(5)
+    second.cancel()
+    with pytest.raises(RequestCancelledError):
+        second.result(timeout_s=5)
+
+
+def test_a_response_inside_another_argument_is_refused(handle):
+    with pytest.raises(InvalidRequestError, match="must be an argument of its own"):
+        handle.remote([handle.remote()])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup")
+def test_many_tasks_can_wait_at_once(handle, queries):
+    async def main():
+        queries.hold = True
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_await(handle.double.remote(n))) for n in range(50)]
+            asyncio.get_running_loop().call_later(0.01, queries.release)
+        return [task.result() for task in tasks]
+
+    assert asyncio.run(main()) == [2 * n for n in range(50)]
+
+
+async def _await(response):
+    return await response
+
+
+def test_composition_runs_through_handles_given_to_constructors(running):
+    @serve.deployment
+    class Outer:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __call__(self, x):
+            return self.inner.double.remote(x).result() + 1
+
+    handle = serve.run(Outer.bind(serve.deployment(Model).bind()))
+    assert handle.remote(4).result() == 9

@@ -1,0 +1,176 @@
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import cloudpickle
+import pytest
+
+from understudy.serve.exceptions import InvalidRequestError
+from understudy.serve.fingerprint import fingerprint
+from understudy.serve.packing import pack_arguments, pack_code
+
+LOCK = threading.Lock()
+
+MODULE = """
+import enum, helpers
+from understudy import serve
+
+class Color(enum.Enum):
+    RED = 1
+
+class AppError(Exception):
+    pass
+
+@serve.deployment
+class Model:
+    KINDS = {"alpha", "beta", "gamma", "delta"}
+    def __init__(self, *args):
+        self.args = args
+    def __call__(self, x):
+        if x in {"one", "two", "three"}:
+            raise AppError(x, Color.RED)
+        return helpers.double(x), sorted(self.KINDS), self.args
+
+app = Model.bind({"a", "b", "c"}, frozenset({("x", 1), ("y", 2)}))
+"""
+BUILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import app
+from understudy.serve.build import build
+spec, = build(app.app, "a").deployments
+"""
+REPLICA = """
+import pickle, sys, cloudpickle
+target, args, kwargs = pickle.load(open(sys.argv[1], "rb"))
+model = target(*args)
+print(model(4)[0], "app" in sys.modules, "helpers" in sys.modules)
+try:
+    model("two")
+except Exception as error:
+    open(sys.argv[2], "wb").write(cloudpickle.dumps(error))
+"""
+
+
+def run(source, *arguments, seed="0", cwd="/"):
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
+
+
+@pytest.fixture
+def project(app_dir):
+    (app_dir / "app.py").write_text(MODULE)
+    (app_dir / "helpers.py").write_text("def double(x):\n    return 2 * x\n")
+    return app_dir
+
+
+def test_equal_code_has_one_hash_in_every_process(project):
+    source = BUILD + "print(spec.code_hash)"
+    first = run(source, project, seed="1")
+    assert first == run(source, project, seed="2")  # the second one loads the .pyc of the first
+    (project / "app.py").write_text("# a comment\n" + MODULE)
+    assert run(source, project, seed="3") == first
+    (project / "helpers.py").write_text("def double(x):\n    return 3 * x\n")
+    assert run(source, project) != first
+
+
+def test_a_replica_runs_code_that_it_cannot_import_and_its_exceptions_come_home(project, tmp_path):
+    code, error = tmp_path / "code", tmp_path / "error"
+    save = BUILD + "open(sys.argv[2], 'wb').write(spec.code)"
+    run(save, project, code)
+    assert run(REPLICA, code, error) == "8 False False"
+    # A process that deployed nothing but equal code knows the class again.
+    load = BUILD + "import pickle; e = pickle.load(open(sys.argv[2], 'rb'))\n"
+    load += "print(type(e) is app.AppError, e.args[1] is app.Color.RED)"
+    assert run(load, project, error, seed="5") == "True True"
+
+
+def test_a_script_and_the_modules_beside_it_travel_by_value(project, tmp_path):
+    code = tmp_path / "code"
+    script = project / "script.py"
+    script.write_text(
+        "import sys, helpers\nfrom understudy.serve.packing import pack_code\n"
+        "def main(x): return helpers.double(x)\n"
+        "open(sys.argv[1], 'wb').write(pack_code('it', main, (), {}, None).pickled)\n"
+    )
+    subprocess.run([sys.executable, str(script), str(code)], check=True)
+    load = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))[0](5))"
+    assert run(load, code) == "10"
+
+
+def test_the_version_is_part_of_the_hash():
+    def code():
+        return 1
+
+    hashes = {pack_code("it", code, (), {}, version).hash for version in (None, "v1", "v2")}
+    assert len(hashes) == 3
+
+
+def test_sets_with_themselves_inside_have_a_fingerprint():
+    class Registered:
+        known = set()
+
+    Registered.known.add(Registered)
+    assert len(fingerprint(Registered)) == 64
+
+
+def test_equal_classes_that_live_side_by_side_stay_two():
+    def make():
+        class Made:
+            pass
+
+        return Made
+
+    first, second = make(), make()
+    assert fingerprint(first) == fingerprint(second)
+    copies = pickle.loads(cloudpickle.dumps((first, second)))
+    assert copies == (first, second)
+
+
+def test_code_that_cannot_be_pickled_is_named_down_to_the_culprit():
+    class Holder:
+        def method(self):
+            return LOCK
+
+    with pytest.raises(InvalidRequestError) as caught:
+        pack_code("deployment 'Holder'", Holder, (), {}, None)
+    text = str(caught.value)
+    assert "deployment 'Holder' cannot be pickled: Holder.method, which uses LOCK, is " in text
+
+
+def test_plain_arguments_and_others_arrive_as_they_were():
+    class Local:
+        def __eq__(self, other):
+            return isinstance(other, Local)
+
+        __hash__ = None
+
+    for args, kwargs in [((1, "a", None), {"x": b"b"}), ((Local(),), {"y": [Local()]})]:
+        assert pickle.loads(pack_arguments("it", args, kwargs)) == (args, kwargs)
+
+
+def test_arguments_that_cannot_be_pickled_are_named():
+    with pytest.raises(InvalidRequestError, match=r"a call to a#b .* argument 2 is <unlocked"):
+        pack_arguments("a#b", (1, LOCK), {})
+    with pytest.raises(InvalidRequestError, match=r"argument 'key'\[0\] is <unlocked"):
+        pack_arguments("a#b", (), {"key": [LOCK]})
+
+
+def test_an_object_with_a_broken_reduce_is_blamed_itself():
+    class Broken:
+        def __reduce__(self):
+            raise ValueError("not me")
+
+    with pytest.raises(InvalidRequestError, match=r"argument 1 is .*ValueError: not me"):
+        pack_arguments("a#b", (Broken(),), {})
