@@ -1,0 +1,189 @@
+"""Checkpoints: pickles of hard state in a key-value store, and code stored once by its hash.
+
+A record is stored under ``kind/name`` as a schema version and a pickle. The version stands outside
+the pickle, for a newer one may name classes that this version lacks. Reading builds only classes
+of ours and plain containers, so a record cannot run code of its own; saving makes the same check,
+so that nothing is saved which a restarted controller could not load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import struct
+from collections.abc import Iterable, Mapping
+
+from understudy.persistence.errors import (
+    CorruptValueError,
+    NewerFormatError,
+    RecordRefusedError,
+    StoreError,
+)
+from understudy.persistence.kv import KVStore
+
+SCHEMA_VERSION = 1
+"""Version of the records; raise it when an older version could no longer read them."""
+
+CODE = "code"
+"""The kind of code blobs: ``(CODE, digest)`` may be deleted, and is put by ``code=`` only."""
+
+_VERSION = struct.Struct(">I")
+_OURS = "understudy."
+_PLAIN = {
+    "builtins": frozenset(
+        {"bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset"}
+        | {"int", "list", "range", "set", "slice", "str", "tuple"}
+    ),
+    "collections": frozenset({"Counter", "OrderedDict", "defaultdict", "deque"}),
+    "datetime": frozenset({"date", "datetime", "time", "timedelta", "timezone"}),
+}
+
+
+class Checkpoints:
+    """Hard state over a KVStore: records by kind and name, code blobs by hash."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+
+    def load(self, kind: str) -> dict[str, object]:
+        """Return every record of ``kind`` by name, sorted.
+
+        Raises CorruptValueError for the first damaged one: a file store has then set that file
+        aside, so that calling again loads the others. Raises NewerFormatError and
+        RecordRefusedError naming the key; nothing is changed.
+        """
+        prefix = _key(_record_kind(kind), "")
+        records: dict[str, object] = {}
+        for key in self._store.list(prefix):
+            value = self._store.get(key)
+            if value is not None:  # a reader's store may lose a key between the two calls
+                records[key.removeprefix(prefix)] = _decode(key, value)
+        return records
+
+    def save(
+        self,
+        puts: Mapping[tuple[str, str], object],
+        deletes: Iterable[tuple[str, str]] = (),
+        *,
+        code: Iterable[bytes] = (),
+    ) -> None:
+        """Save and delete records, ``(kind, name)`` each, and save code: all or nothing.
+
+        Durable on return. Raises RecordRefusedError, before anything is written, for a record that
+        could not be loaded again; else what KVStore.apply raises.
+        """
+        values: dict[str, bytes] = {}
+        for (kind, name), record in puts.items():
+            key = _key(_record_kind(kind), name)
+            values[key] = _encode(key, record)
+        for blob in code:
+            key = _key(CODE, code_digest(blob))
+            if not self._holds(key, blob):
+                values[key] = blob
+        self._store.apply(values, [_key(kind, name) for kind, name in deletes])
+
+    def save_code(self, blob: bytes) -> str:
+        """Save a code blob unless it is there already; return its digest. Durable on return."""
+        self.save({}, code=[blob])
+        return code_digest(blob)
+
+    def load_code(self, digest: str) -> bytes:
+        """Return the blob with this digest; raises CorruptValueError where it is lost."""
+        key = _key(CODE, digest)
+        blob = self._store.get(key)
+        if blob is None or code_digest(blob) != digest:
+            raise CorruptValueError(
+                f"{key} {'is missing' if blob is None else 'holds other code'}, expected the code "
+                "with that sha256; deploy that code again"
+            )
+        return blob
+
+    def _holds(self, key: str, blob: bytes) -> bool:
+        try:
+            return self._store.get(key) == blob
+        except CorruptValueError:
+            return False  # and so it is written anew
+
+
+def code_digest(blob: bytes) -> str:
+    """Return the name that a code blob is stored under: its sha256, in hexadecimal."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _record_kind(kind: str) -> str:
+    if kind == CODE:
+        raise ValueError(f"kind {CODE!r} is for code blobs; use code=, save_code and load_code")
+    return kind
+
+
+def _key(kind: str, name: str) -> str:
+    if not kind or "/" in kind:
+        raise ValueError(f"kind {kind!r} must be a word without '/', such as 'backend'")
+    return f"{kind}/{name}"
+
+
+def _encode(key: str, record: object) -> bytes:
+    try:
+        pickled = pickle.dumps(record, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise RecordRefusedError(
+            f"the record {key} of {type(record)} cannot be pickled: {error}. Keep only plain "
+            "values in it, and code as a code blob"
+        ) from error
+    value = _VERSION.pack(SCHEMA_VERSION) + pickled
+    _decode(key, value)
+    return value
+
+
+def _decode(key: str, value: bytes) -> object:
+    if len(value) <= _VERSION.size:
+        raise CorruptValueError(f"{key} holds {len(value)} bytes, not a record; save it again")
+    (version,) = _VERSION.unpack_from(value)
+    if version > SCHEMA_VERSION:
+        raise NewerFormatError(
+            f"{key} has record schema {version}; this version reads up to {SCHEMA_VERSION}. Run "
+            "the version that wrote it; nothing was changed"
+        )
+    try:
+        return _Unpickler(key, value[_VERSION.size :]).load()
+    except StoreError:
+        raise
+    except Exception as error:  # a pickle may raise whatever its classes raise
+        raise CorruptValueError(
+            f"{key} cannot be unpickled: {error!r}. Its class changed without a new schema "
+            "version, or its bytes are not a record: save it again, or delete it"
+        ) from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds classes of ours and plain values; refuses everything else by name."""
+
+    def __init__(self, key: str, pickled: bytes) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._key = key
+
+    def find_class(self, module: str, name: str) -> type:
+        """Return the class, or raise RecordRefusedError."""
+        if name in _PLAIN.get(module, ()):
+            return self._found(module, name)
+        # A dotted name reaches through attributes, so what counts is where the class is from.
+        if module.startswith(_OURS):
+            found = self._found(module, name)
+            if isinstance(found, type) and found.__module__.startswith(_OURS):
+                return found
+        raise RecordRefusedError(
+            f"the record {self._key} holds {module}.{name}; allowed are classes under "
+            f"{_OURS.rstrip('.')}, plain containers, datetime and collections. Convert it to "
+            "one of those before saving"
+        )
+
+    def _found(self, module: str, name: str) -> type:
+        try:
+            found: type = super().find_class(module, name)
+        except (ImportError, AttributeError) as error:
+            raise RecordRefusedError(
+                f"the record {self._key} holds {module}.{name}, which this version lacks: {error}. "
+                "Run the version that wrote it"
+            ) from error
+        return found

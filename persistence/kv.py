@@ -1,0 +1,85 @@
+"""The key-value store that hard state is kept in: its interface, and what a key may be."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_KEY_BYTES = 180
+"""Longest key, in bytes of UTF-8: any such key fits in a file name, whatever its characters."""
+
+
+class KVStore(Protocol):
+    """Bytes by key, changed all or nothing. Use one store from one thread at a time.
+
+    A key is text of 1 to ``MAX_KEY_BYTES`` bytes in UTF-8 without NUL, such as
+    ``backend/resnet:v2``; every method raises ValueError for any other key, and StoreClosedError
+    after ``close``.
+    """
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value last applied, or None where there is none.
+
+        Blocks for one file read. Raises CorruptValueError rather than return a damaged value.
+        """
+        ...
+
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        """Return the keys that start with ``prefix``, sorted by code point."""
+        ...
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        """Put and delete all or nothing; durable, kill -9 and power loss included, on return.
+
+        Blocks for a few fsyncs. Deleting an absent key does nothing; a key in both is a ValueError;
+        a value that is not bytes is a TypeError. Where a StoreError is raised the whole change may
+        or may not have been made: repeating it is safe.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up the store and the right to write to it; a repeat does nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One change, already checked."""
+
+    puts: Mapping[str, bytes]
+    deletes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.puts) + len(self.deletes)
+
+
+def check_key(key: str, *, what: str = "key") -> None:
+    """Raise ValueError, calling ``key`` a ``what``, unless it may name a value."""
+    if not key:
+        raise ValueError(f"a {what} is empty; expected text such as 'resnet:v2'")
+    if "\0" in key:
+        raise ValueError(f"{what} {key!r} holds a NUL; remove it")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} {key!r} holds a lone surrogate, so it is not text") from error
+    if size > MAX_KEY_BYTES:
+        raise ValueError(
+            f"{what} {key!r} is {size} bytes long in UTF-8; expected at most {MAX_KEY_BYTES}, "
+            "so choose a shorter name"
+        )
+
+
+def checked_batch(puts: Mapping[str, bytes], deletes: Iterable[str]) -> Batch:
+    """Return the change that ``apply`` was asked for, or raise ValueError or TypeError."""
+    batch = Batch(puts=dict(puts), deletes=tuple(dict.fromkeys(deletes)))
+    for key in (*batch.puts, *batch.deletes):
+        check_key(key)
+    for key, value in batch.puts.items():
+        if not isinstance(value, bytes):
+            raise TypeError(f"the value of key {key!r} is {type(value).__name__}; expected bytes")
+    if both := batch.puts.keys() & set(batch.deletes):
+        raise ValueError(f"keys {sorted(both)} are both put and deleted in one change; choose one")
+    return batch

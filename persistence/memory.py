@@ -1,0 +1,44 @@
+"""A store in memory with the contract of the one on disk, for tests and for throw-away clusters."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+
+from understudy.persistence.errors import StoreClosedError
+from understudy.persistence.kv import check_key, checked_batch
+
+
+class MemoryStore:
+    """A KVStore that lasts as long as this object; "durable" means until then."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._closed = False
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value last applied, or None; see KVStore."""
+        check_key(key)
+        self._check_open()
+        return self._values.get(key)
+
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        """Return the keys that start with ``prefix``, sorted; see KVStore."""
+        self._check_open()
+        return sorted(key for key in self._values if key.startswith(prefix))
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        """Put and delete all or nothing; see KVStore."""
+        batch = checked_batch(puts, deletes)
+        self._check_open()
+        self._values.update(batch.puts)
+        for key in batch.deletes:
+            self._values.pop(key, None)
+
+    def close(self) -> None:
+        """Refuse every later call."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("this in-memory store was closed; make a new one")

@@ -1,0 +1,136 @@
+"""The right to change a store, and the changes that it guards.
+
+Two writers are kept apart twice. The lock stops a second writer of the same machine. Where the
+folder is shared and flock is not, both get the lock, and the epoch decides: whoever opens writes a
+higher number and a token of its own into the epoch file, and every writer reads that file before
+each rename and each unlink. Anything but its own claim there means that it was superseded, and it
+refuses. What remains is the few microseconds between that look and the change after it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from understudy.persistence.disk import Disk
+from understudy.persistence.encoding import FrameError, frame, unframe
+from understudy.persistence.errors import CorruptValueError, StaleWriterError, StoreClosedError
+from understudy.persistence.folder import Folder
+from understudy.persistence.lock import WriterLock
+
+_TEMPORARY = ".tmp"
+
+
+class Writer:
+    """One claim to one folder, from ``claim`` to ``release``; methods raise OSError."""
+
+    def __init__(self, folder: Folder, disk: Disk, lock: WriterLock, epoch: int) -> None:
+        self.epoch = epoch
+        self._folder = folder
+        self._disk = disk
+        self._lock = lock
+        self._set_aside = 0
+        token = f"{epoch} {os.urandom(8).hex()}"
+        self._claim = frame(token.encode())
+        self._temporary = f".{token.replace(' ', '-')}{_TEMPORARY}"
+
+    @classmethod
+    def claim(cls, folder: Folder, disk: Disk) -> Writer:
+        """Lock the folder, fence every earlier writer durably, remove what they left half-written.
+
+        Raises StoreLockedError, or CorruptValueError where the epoch file is damaged.
+        """
+        lock = WriterLock.acquire(folder.lock)
+        try:
+            writer = cls(folder, disk, lock, _epoch_on_disk(folder, disk) + 1)
+            writer._fence()
+            writer._remove_leftovers()
+        except BaseException:
+            lock.release()
+            raise
+        return writer
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Give ``path`` new content in one step; the name is durable only after ``sync``."""
+        temporary = self._write_temporary(path, content)
+        self._guard()
+        self._disk.rename(temporary, path)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, if there; durable only after ``sync``."""
+        self._guard()
+        with suppress(FileNotFoundError):
+            self._disk.unlink(path)
+
+    def sync(self, folder: Path) -> None:
+        """Make the names in ``folder`` durable."""
+        self._disk.fsync_dir(folder)
+
+    def set_aside(self, path: Path) -> Path:
+        """Move a damaged file out of the way; return where it is now.
+
+        Not made durable: if the move is lost, the damage is found again.
+        """
+        self._guard()
+        self._set_aside += 1
+        kept = self._folder.corrupt / f"{self.epoch}-{self._set_aside}-{path.name}"
+        self._disk.rename(path, kept)
+        return kept
+
+    def release(self) -> None:
+        """Give the lock up; every later change raises StoreClosedError."""
+        self._lock.release()
+
+    def _guard(self) -> None:
+        if not self._lock.is_held:
+            raise StoreClosedError(
+                f"the store {self._folder.root} was closed, or opened before a fork; open it again"
+            )
+        if self._disk.read(self._folder.epoch) != self._claim:
+            raise StaleWriterError(
+                f"this writer of {self._folder.root} has epoch {self.epoch}, and "
+                f"{self._folder.epoch} now names another writer. Nothing more is written from "
+                "here: end this process"
+            )
+
+    def _fence(self) -> None:
+        # Unguarded, for it is what the guard looks at.
+        self._disk.rename(
+            self._write_temporary(self._folder.epoch, self._claim), self._folder.epoch
+        )
+        self._disk.fsync_dir(self._folder.root)
+
+    def _remove_leftovers(self) -> None:
+        for folder in (self._folder.root, self._folder.values):
+            for name in self._disk.names(folder):
+                if name.startswith(".") and name.endswith(_TEMPORARY):
+                    self.remove(folder / name)
+
+    def _write_temporary(self, path: Path, content: bytes) -> Path:
+        # One name per writer and folder: what a failed write leaves, the next one reuses.
+        temporary = path.with_name(self._temporary)
+        fd = self._disk.create(temporary)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[self._disk.write(fd, rest) :]
+            self._disk.fsync(fd)
+        finally:
+            self._disk.close(fd)
+        return temporary
+
+
+def _epoch_on_disk(folder: Folder, disk: Disk) -> int:
+    try:
+        raw = disk.read(folder.epoch)
+    except FileNotFoundError:
+        return 0
+    try:
+        return int(unframe(raw, folder.epoch).split()[0])
+    except FrameError as error:
+        # Not set aside: counting from 1 again must be a person's decision.
+        raise CorruptValueError(
+            f"{folder.epoch} is damaged ({error}), so the next epoch is unknown. Make sure that "
+            "no other writer runs, then remove that file: epochs start again at 1"
+        ) from error

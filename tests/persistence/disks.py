@@ -1,0 +1,200 @@
+"""Disks that die, fail, or report each step, in place of the real one."""
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from understudy.persistence.disk import Disk
+from understudy.persistence.filesystem import FileStore
+
+
+class Death(BaseException):
+    """The process is dead from here on; nothing may catch it."""
+
+
+class UnsyncedDisk(Disk):
+    """A real disk without the waiting."""
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+    def fsync_dir(self, folder: Path) -> None:
+        pass
+
+
+class SteppingDisk(UnsyncedDisk):
+    """Calls ``step(number)`` before each call that changes something; reads do not count."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _take_step(self) -> None:
+        self.steps += 1
+        self.step(self.steps - 1)
+
+    def create(self, path: Path) -> int:
+        self._take_step()
+        return super().create(path)
+
+    def write(self, fd: int, chunk: memoryview) -> int:
+        # In two parts, so that a step falls between them: a torn write.
+        self._take_step()
+        return super().write(fd, chunk[: max(16, len(chunk) // 2)])
+
+    def fsync(self, fd: int) -> None:
+        self._take_step()
+        super().fsync(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._take_step()
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._take_step()
+        super().unlink(path)
+
+    def mkdir(self, folder: Path) -> None:
+        self._take_step()
+        super().mkdir(folder)
+
+    def fsync_dir(self, folder: Path) -> None:
+        self._take_step()
+        super().fsync_dir(folder)
+
+
+class WatchedDisk(SteppingDisk):
+    """Calls ``watch`` before each step."""
+
+    def __init__(self, watch: Callable[[], None]) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def step(self, number: int) -> None:
+        self._watch()
+
+
+class FullDisk(SteppingDisk):
+    """Fails one step with ENOSPC once armed, and works before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail_at: int | None = None
+
+    def step(self, number: int) -> None:
+        if number == self.fail_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class KillingDisk(SteppingDisk):
+    """Kills this very process before one step."""
+
+    def __init__(self, die_at: int) -> None:
+        super().__init__()
+        self._die_at = die_at
+
+    def step(self, number: int) -> None:
+        if number == self._die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingDisk(SteppingDisk):
+    """Raises Death before step ``die_at`` and ever after, and keeps books on what is durable.
+
+    ``cut_power`` then leaves of ``root`` what a power cut would: file contents as last fsynced, and
+    in the folders that lost their last changes the names as last fsynced.
+    """
+
+    def __init__(self, root: Path, die_at: int) -> None:
+        super().__init__()
+        self._root = root
+        self._die_at = die_at
+        self._names: dict[Path, dict[str, int]] = {}
+        self._contents: dict[int, bytes] = {}
+        self._open: dict[int, tuple[int, Path]] = {}
+        self._files = 0
+        for folder, folders, files in os.walk(root):
+            entries = self._names[Path(folder)] = dict.fromkeys(folders, 0)
+            for name in files:
+                entries[name] = self._new_file()
+                self._contents[entries[name]] = (Path(folder) / name).read_bytes()
+        self._durable_names = {folder: dict(names) for folder, names in self._names.items()}
+
+    def step(self, number: int) -> None:
+        if number >= self._die_at:
+            raise Death
+
+    def _new_file(self) -> int:
+        self._files += 1
+        return self._files
+
+    def create(self, path: Path) -> int:
+        fd = super().create(path)
+        file = self._names[path.parent].setdefault(path.name, self._new_file())
+        self._open[fd] = (file, path)
+        return fd
+
+    def close(self, fd: int) -> None:
+        del self._open[fd]
+        super().close(fd)
+
+    def fsync(self, fd: int) -> None:
+        super().fsync(fd)
+        file, path = self._open[fd]
+        self._contents[file] = path.read_bytes()
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self._names[new.parent][new.name] = self._names[old.parent].pop(old.name)
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        del self._names[path.parent][path.name]
+
+    def mkdir(self, folder: Path) -> None:
+        super().mkdir(folder)
+        self._names[folder.parent][folder.name] = 0
+        self._names[folder] = {}
+        self._durable_names[folder] = {}
+
+    def fsync_dir(self, folder: Path) -> None:
+        super().fsync_dir(folder)
+        self._durable_names[folder] = dict(self._names[folder])
+
+    def cut_power(self, loses: Callable[[Path], bool]) -> None:
+        shutil.rmtree(self._root)
+        self._leave(self._root, loses)
+
+    def _leave(self, folder: Path, loses: Callable[[Path], bool]) -> None:
+        folder.mkdir()
+        names = (self._durable_names if loses(folder) else self._names)[folder]
+        for name, file in names.items():
+            if file:
+                (folder / name).write_bytes(self._contents.get(file, b""))
+            else:
+                self._leave(folder / name, loses)
+
+
+def open_store(path: Path, **options: Any) -> FileStore:
+    options.setdefault("disk", UnsyncedDisk())
+    return FileStore.open(path, **options)
+
+
+def state_of(store: FileStore) -> dict[str, bytes | None]:
+    return {key: store.get(key) for key in store.list()}
+
+
+def files_under(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(root)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else b"",
+        )
+        for path in root.rglob("*")
+    }

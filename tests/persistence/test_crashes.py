@@ -1,0 +1,244 @@
+"""The writer dies between every two system calls; what is left must be all before or all after.
+
+Three deaths: a kill (the system keeps what was done), a power cut (what was not fsynced is lost, in
+every combination of folders), and a real process killed by a real signal.
+"""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from understudy.persistence.disk import Disk
+from understudy.persistence.errors import StoreNotWritableError
+from understudy.persistence.filesystem import FileStore
+
+from .disks import (  # noqa: TID251 - the tests' own folder
+    Death,
+    DyingDisk,
+    FullDisk,
+    KillingDisk,
+    open_store,
+    state_of,
+)
+
+Change = tuple[dict[str, bytes], list[str]]
+
+MEMORY = "/dev/shm"
+BEFORE = {"a": b"old a", "b": b"old b", "c": b"old c"}
+CHANGES: dict[str, Change] = {
+    "a new key": ({"d": b"new d"}, []),
+    "a replaced key": ({"a": b"new a"}, []),
+    "an emptied key": ({"a": b""}, []),
+    "a deleted key": ({}, ["b"]),
+    "an absent key deleted": ({}, ["z"]),
+    "a batch": ({"a": b"new a", "d": b"new d"}, ["b", "z"]),
+    "a batch of deletes": ({}, ["a", "b", "c"]),
+}
+DEATHS: dict[str, Callable[[Path], bool] | None] = {
+    "a kill": None,
+    "a power cut that loses all names": lambda folder: True,
+    "a power cut that loses no names": lambda folder: False,
+    "a power cut that loses the names of values": lambda folder: folder.name == "values",
+    "a power cut that loses all but the names of values": lambda folder: folder.name != "values",
+}
+
+
+@pytest.fixture(name="empty")
+def make_empty() -> Iterator[Path]:
+    """Make a folder in memory where there is such a place.
+
+    Thousands of stores are made here, and what a death leaves of them is worked out by DyingDisk.
+    """
+    with TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
+        path = Path(folder) / "template"
+        path.mkdir()
+        yield path
+
+
+@pytest.fixture(name="template")
+def make_template(empty: Path) -> Path:
+    store = open_store(empty)
+    store.apply(BEFORE)
+    store.close()
+    return empty
+
+
+def after(state: dict[str, bytes], change: Change) -> dict[str, bytes]:
+    puts, deletes = change
+    return {key: value for key, value in {**state, **puts}.items() if key not in deletes}
+
+
+def reopened(path: Path) -> dict[str, bytes | None]:
+    """Open for writing with a sound disk, check that nothing is left over, return the state."""
+    as_seen_by_reader = None
+    if (path / "default" / "format").exists():
+        as_seen_by_reader = state_of(open_store(path, read_only=True))
+    store = open_store(path)
+    try:
+        state = state_of(store)
+        assert as_seen_by_reader in (None, state)
+    finally:
+        store.close()
+    root = path / "default"
+    assert {file.name for file in root.iterdir()} == {
+        *("format", "lock", "epoch", "values", "corrupt")
+    }
+    assert not [*(root / "corrupt").iterdir()]
+    assert not [file for file in (root / "values").iterdir() if file.name.startswith(".")]
+    return state
+
+
+def die(path: Path, step: int, death: str, act: Callable[[Disk], None]) -> bool:
+    """Die at one step of ``act``; return False where it had fewer steps and so survived."""
+    disk = DyingDisk(path, step)
+    try:
+        act(disk)
+    except Death:
+        if loses := DEATHS[death]:
+            disk.cut_power(loses)
+        return True
+    return False
+
+
+def copies(template: Path) -> Iterator[tuple[int, Path]]:
+    for step in count():
+        path = template.with_name(f"{template.name}-{step}")
+        shutil.copytree(template, path)
+        yield step, path
+
+
+def applying(path: Path, changes: list[Change], returned: list[Change]) -> Callable[[Disk], None]:
+    def act(disk: Disk) -> None:
+        store = open_store(path, disk=disk)
+        try:
+            for puts, deletes in changes:
+                store.apply(puts, deletes)
+                returned.append((puts, deletes))
+        finally:
+            store.close()
+
+    return act
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_is_made_wholly_or_not_at_all(template: Path, change: Change, death: str) -> None:
+    for step, path in copies(template):
+        returned: list[Change] = []
+        died = die(path, step, death, applying(path, [change], returned))
+        allowed = [after(BEFORE, change)] if returned else [BEFORE, after(BEFORE, change)]
+        assert reopened(path) in allowed, f"died at step {step}"
+        if not died:
+            assert returned
+            return
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_every_change_whose_apply_returned_is_there(template: Path, death: str) -> None:
+    changes: list[Change] = [
+        ({"a": b"1", "b": b"1"}, ["c"]),
+        ({"a": b"2"}, []),
+        ({}, ["b"]),
+        ({"b": b"3", "c": b"3"}, ["a"]),
+        ({"c": b"4"}, []),
+        ({"a": b"5", "c": b"5"}, []),
+    ]
+    states = [BEFORE]
+    for change in changes:
+        states.append(after(states[-1], change))
+    for step, path in copies(template):
+        returned: list[Change] = []
+        died = die(path, step, death, applying(path, changes, returned))
+        assert reopened(path) in states[len(returned) : len(returned) + 2], f"died at step {step}"
+        if not died:
+            return
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_store_half_made_is_made_by_the_next_opening(empty: Path, death: str) -> None:
+    for step, path in copies(empty):
+        returned: list[Change] = []
+        died = die(path, step, death, applying(path, [CHANGES["a batch"]], returned))
+        whole = after({}, CHANGES["a batch"])
+        assert reopened(path) in ([whole] if returned else [{}, whole]), f"died at step {step}"
+        if not died:
+            return
+
+
+@pytest.mark.parametrize("death", ["a kill", "a power cut that loses all names"])
+def test_dying_again_while_recovering_changes_nothing(template: Path, death: str) -> None:
+    change: Change = ({"a": b"new a"}, ["b"])
+    done = after(BEFORE, change)
+    for first, path in copies(template):
+        died = die(path, first, "a kill", applying(path, [change], []))
+        if not died:
+            return
+        if not (path / "default" / "redo").exists():
+            continue
+        for second, copy in copies(path):
+            recovering = die(copy, second, death, applying(copy, [], []))
+            assert reopened(copy) == done, f"died at step {first}, then at step {second}"
+            shutil.rmtree(copy)
+            if not recovering:
+                break
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_the_epoch_grows_whenever_an_opening_dies(template: Path, death: str) -> None:
+    for step, path in copies(template):
+        died = die(path, step, death, applying(path, [], []))
+        store = open_store(path)
+        store.close()
+        assert store.epoch >= 2, f"died at step {step}"
+        if not died:
+            assert store.epoch == 3
+            return
+
+
+def test_a_process_killed_at_any_step_loses_nothing(template: Path) -> None:
+    change = CHANGES["a batch"]
+    for step, path in copies(template):
+        child = os.fork()
+        if not child:
+            store = FileStore.open(path, disk=KillingDisk(step))
+            store.apply(*change)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        survived = status == 0
+        assert survived or os.WTERMSIG(status) == signal.SIGKILL
+        allowed = [after(BEFORE, change)] if survived else [BEFORE, after(BEFORE, change)]
+        assert reopened(path) in allowed, f"killed at step {step}"
+        if survived:
+            return
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_disk_that_fails_once_leaves_a_store_that_works_on(
+    template: Path, change: Change
+) -> None:
+    for step, path in copies(template):
+        disk = FullDisk()
+        store = open_store(path, disk=disk)
+        disk.fail_at = disk.steps + step
+        failed = False
+        try:
+            store.apply(*change)
+        except StoreNotWritableError:
+            failed = True
+        disk.fail_at = None
+        seen = state_of(store)
+        assert seen in ([BEFORE, after(BEFORE, change)] if failed else [after(BEFORE, change)])
+        store.apply({"other": b"1"})
+        store.apply({"a": b"later", "other": b"2"})
+        expected = {**seen, "a": b"later", "other": b"2"}
+        assert state_of(store) == expected
+        store.close()
+        assert reopened(path) == expected, f"failed at step {step}"
+        if not failed:
+            return

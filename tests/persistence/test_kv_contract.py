@@ -1,0 +1,211 @@
+"""What every store does, whatever it keeps its values in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from understudy.persistence.errors import StoreClosedError
+from understudy.persistence.filesystem import FileStore
+from understudy.persistence.kv import MAX_KEY_BYTES, KVStore
+from understudy.persistence.memory import MemoryStore
+
+from .disks import open_store  # noqa: TID251 - the tests' own folder
+
+ODD_KEYS = [
+    "a",
+    ".",
+    "..",
+    ".hidden.tmp",
+    "=",
+    "%2E",
+    "backend/resnet:v2",
+    "endpoint/default#hello",
+    "code/" + "0" * 64,
+    "/leading/and/trailing/",
+    "new\nline and space",
+    "Größe/模型/🎭",
+    "e\u0301 is not \u00e9",
+    "/" * MAX_KEY_BYTES,
+    "é" * (MAX_KEY_BYTES // 2),
+    "x" * MAX_KEY_BYTES,
+]
+
+
+@pytest.fixture(name="store", params=["in memory", "on disk"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
+    store: KVStore = MemoryStore() if request.param == "in memory" else FileStore.open(tmp_path)
+    yield store
+    store.close()
+
+
+def test_a_new_store_is_empty(store: KVStore) -> None:
+    assert store.list() == []
+    assert store.get("a") is None
+
+
+def test_a_value_put_is_returned(store: KVStore) -> None:
+    store.apply({"a": b"1"})
+    assert store.get("a") == b"1"
+
+
+def test_the_last_value_put_counts(store: KVStore) -> None:
+    store.apply({"a": b"1"})
+    store.apply({"a": b"2"})
+    assert store.get("a") == b"2"
+
+
+def test_an_empty_value_is_not_an_absent_one(store: KVStore) -> None:
+    store.apply({"a": b""})
+    assert store.get("a") == b""
+    assert store.list() == ["a"]
+
+
+def test_a_batch_puts_and_deletes(store: KVStore) -> None:
+    store.apply({"a": b"1", "b": b"2"})
+    store.apply({"b": b"3", "c": b"4"}, ["a"])
+    assert {key: store.get(key) for key in "abc"} == {"a": None, "b": b"3", "c": b"4"}
+    assert store.list() == ["b", "c"]
+
+
+def test_deleting_an_absent_key_does_nothing(store: KVStore) -> None:
+    store.apply({"a": b"1"}, ["b"])
+    store.apply({}, iter(["b", "b"]))
+    assert store.list() == ["a"]
+
+
+def test_an_empty_change_does_nothing(store: KVStore) -> None:
+    store.apply({})
+    assert store.list() == []
+
+
+def test_keys_are_listed_by_prefix_in_order(store: KVStore) -> None:
+    store.apply(dict.fromkeys(["b/2", "b/10", "a/1", "b", "c/b/1"], b""))
+    assert store.list("b/") == ["b/10", "b/2"]
+    assert store.list() == ["a/1", "b", "b/10", "b/2", "c/b/1"]
+    assert store.list("nothing") == []
+
+
+def test_any_text_may_be_a_key(store: KVStore) -> None:
+    values = {key: key.encode() for key in ODD_KEYS}
+    store.apply(values)
+    assert store.list() == sorted(ODD_KEYS)
+    assert {key: store.get(key) for key in ODD_KEYS} == values
+    store.apply({}, ODD_KEYS)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("", "empty"),
+        ("a\0b", "NUL"),
+        ("x" * (MAX_KEY_BYTES + 1), "at most 180"),
+        ("é" * (MAX_KEY_BYTES // 2 + 1), "182 bytes"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(store: KVStore, key: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        store.get(key)
+    with pytest.raises(ValueError, match=reason):
+        store.apply({"a": b"1", key: b"2"})
+    with pytest.raises(ValueError, match=reason):
+        store.apply({"a": b"1"}, [key])
+    assert store.list() == []
+
+
+def test_a_key_both_put_and_deleted_is_refused(store: KVStore) -> None:
+    with pytest.raises(ValueError, match=r"\['a'\] are both"):
+        store.apply({"a": b"1", "b": b"2"}, ["a"])
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("value", ["text", bytearray(b"1"), None])
+def test_a_value_that_is_not_bytes_is_refused(store: KVStore, value: bytes) -> None:
+    with pytest.raises(TypeError, match="expected bytes"):
+        store.apply({"a": b"1", "b": value})
+    assert store.list() == []
+
+
+def test_a_closed_store_refuses_every_call(store: KVStore) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.get("a")
+    with pytest.raises(StoreClosedError):
+        store.list()
+    with pytest.raises(StoreClosedError):
+        store.apply({"a": b"1"})
+
+
+def test_a_large_value_is_returned_whole(store: KVStore) -> None:
+    large = bytes(range(256)) * (20 * 4096)
+    store.apply({"large": large, "small": b"1"})
+    assert store.get("large") == large
+
+
+class StoresAgainstADict(RuleBasedStateMachine):
+    """Both stores, and the files after reopening, do what a dict does."""
+
+    keys = Bundle("keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.model: dict[str, bytes] = {}
+        self.memory = MemoryStore()
+        self.files = open_store(Path(self.folder.name))
+
+    @rule(
+        target=keys,
+        key=st.one_of(
+            st.sampled_from(ODD_KEYS),
+            st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=45),
+        ),
+    )
+    def choose_a_key(self, key: str) -> str:
+        return key
+
+    @rule(
+        puts=st.dictionaries(keys, st.binary(max_size=20), max_size=4),
+        deletes=st.lists(keys, max_size=3),
+    )
+    def apply(self, puts: dict[str, bytes], deletes: list[str]) -> None:
+        deletes = [key for key in deletes if key not in puts]
+        self.memory.apply(puts, deletes)
+        self.files.apply(puts, deletes)
+        self.model.update(puts)
+        for key in deletes:
+            self.model.pop(key, None)
+
+    @rule(prefix=st.sampled_from(["", ".", "b", "backend/", "é", "/"]))
+    def list(self, prefix: str) -> None:
+        expected = sorted(key for key in self.model if key.startswith(prefix))
+        assert self.memory.list(prefix) == self.files.list(prefix) == expected
+
+    @rule()
+    def reopen(self) -> None:
+        epoch = self.files.epoch
+        self.files.close()
+        self.files = open_store(Path(self.folder.name))
+        assert self.files.epoch == epoch + 1
+
+    @invariant()
+    def values_are_those_of_the_dict(self) -> None:
+        for store in (self.memory, self.files):
+            assert {key: store.get(key) for key in store.list()} == self.model
+
+    def teardown(self) -> None:
+        self.files.close()
+        self.folder.cleanup()
+
+
+TestStoresAgainstADict = StoresAgainstADict.TestCase
+TestStoresAgainstADict.settings = settings(
+    max_examples=15, stateful_step_count=12, deadline=None, database=None
+)
