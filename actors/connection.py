@@ -61,9 +61,9 @@ class Connection:
     def request(self, request: Request, *, timeout_s: float | None = None) -> Any:
         """Have the controller carry out ``request``; block until it is answered.
 
-        The request is repeated, with its id, when the controller was restarted or an answer is late.
-        Raises the error that the controller names (with a failed constructor's own exception as its
-        cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone.
+        The request is repeated, with its id, when the controller was restarted or an answer is
+        late. Raises the error that the controller names (with a failed constructor's own exception
+        as its cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone.
         """
         future: Future[RequestReply] = Future()
         request_id = request.request_id or secrets.token_hex(16)

@@ -1,7 +1,7 @@
 """The controller: one actor per cluster; the shell around the core's Cluster.
 
-Each turn: take messages in, advance, save, and only then send anything. A request is answered after its
-checkpoint is durable; a controller that dies before has done nothing that anybody saw.
+Each turn: take messages in, advance, save, and only then send anything. A request is answered after
+its checkpoint is durable; a controller that dies before has done nothing that anybody saw.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Parked(NamedTuple):
 
 
 class Controller(LoopActor):
-    """Owns all hard state. Every request is idempotent: a client repeats it until it is answered."""
+    """Owns all hard state. Every request is idempotent: a client repeats it until answered."""
 
     role = "controller"
 

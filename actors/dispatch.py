@@ -1,8 +1,8 @@
 """The caller's side of dispatch: queries on their way to this host's proxy, until answered.
 
 Theory of operation. A caller (a gunicorn worker, a script with handles, a replica whose code calls
-handles) keeps every query until its first answer; later ones for the same id are ignored. Queries go
-to the proxy in batches through one outbox. When the proxy dies, those that may be repeated or were
+handles) keeps every query until its first answer; later ones for the same id are ignored. Queries
+go to the proxy in batches through one outbox. When the proxy dies, those that may be repeated or were
 not sent wait for the next proxy and go to it; the others fail with ReplicaUnavailableError, because
 nobody knows whether they ran.
 """
@@ -105,7 +105,7 @@ class Caller:
             self.on_ready()
 
     def answered(self, message: AnswerQueries) -> None:
-        """Pass on answers; those to earlier processes of this address or second ones are dropped."""
+        """Pass on answers, except second ones and those to earlier processes of this address."""
         if message.incarnation != self.process.incarnation:
             return
         for answer in message.answers:

@@ -1,9 +1,9 @@
 """The host process: starts this host's actor system and HTTP front, and restarts what dies.
 
-Theory of operation. It holds no state. At its start it looks at what runs: a healthy system is taken
-over, the remains of a broken one are killed, and what is missing is started. The death of the admin or
-of an actor system that cannot be repaired is dealt with by starting over: kill the actors, then become
-a new host process by exec, with the same pid and the same listening socket.
+Theory of operation. It holds no state. At its start it looks at what runs: a healthy system is
+taken over, the remains of a broken one are killed, and what is missing is started. The death of the
+admin, or of an actor system that cannot be repaired, is dealt with by starting over: kill the
+actors, then become a new host process by exec, with the same pid and the same listening socket.
 
 The actor system is forked from this process before it has a second thread, so that actors inherit the
 loaded modules (and share their memory) but no locks.
@@ -456,8 +456,9 @@ def _lock(settings: HostSettings) -> int | None:
     path = settings.run_dir / "host.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # A POSIX lock, because a flock would be inherited by the actors, and outlive this process.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         os.close(fd)
         return None
     return fd

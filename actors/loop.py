@@ -3,8 +3,8 @@
 Theory of operation. Thespian runs one loop per process and calls an actor for each message. Our
 processes need more from that loop: to be woken by their own threads, to learn at once when another
 process ends, timers that are not lost, and to know when a message was taken by its receiver. A
-:class:`Loop` provides these. All its callbacks run on the thread that runs Thespian's loop, one at a
-time; only :meth:`Loop.post` may be called from other threads.
+:class:`Loop` provides these. All its callbacks run on the thread that runs Thespian's loop, one at
+a time; only :meth:`Loop.post` may be called from other threads.
 
 All descriptors hang on one epoll descriptor, because Thespian makes a new selector per pass and
 registers each watched descriptor with it anew.

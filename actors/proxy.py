@@ -68,6 +68,7 @@ class Proxy(LoopActor):
         self._known: dict[str, int] = {}
         self._controller: Address | None = None
         self._ready = False
+        self._waiting: list[SubmitQueries] = []
         self._listen_timer: Timer | None = None
         self._deadline_timer: Timer | None = None
         self._deadline_at: float | None = None
@@ -100,10 +101,16 @@ class Proxy(LoopActor):
             else:
                 self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
         if not self._ready:
-            self._ready = True
-            for caller in self._callers.values():
-                self._welcome(caller.address)
+            self._begin_dispatch()
         self._listen()
+
+    def _begin_dispatch(self) -> None:
+        self._ready = True
+        for caller in self._callers.values():
+            self._welcome(caller.address)
+        waiting, self._waiting = self._waiting, []
+        for submission in waiting:
+            self._submit(submission)
 
     def _listen(self) -> None:
         if self._listen_timer is not None:
@@ -176,7 +183,13 @@ class Proxy(LoopActor):
             self._run(self._router.caller_lost(incarnation, time.monotonic()))
 
     def receiveMsg_SubmitQueries(self, message: SubmitQueries, _sender: Address) -> None:
-        """Dispatch a caller's queries."""
+        """Dispatch a caller's queries; before the first tables came they wait."""
+        if self._ready:
+            self._submit(message)
+        else:
+            self._waiting.append(message)
+
+    def _submit(self, message: SubmitQueries) -> None:
         caller = message.incarnation
         if caller not in self._callers:
             logger.warning("ignored queries of a caller that is not attached")

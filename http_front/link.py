@@ -31,6 +31,7 @@ from understudy.actors.settings import HostSettings
 from understudy.core.errors import DeploymentUnavailableError, NotRunningError
 
 CONNECT_RETRY_S = 0.1
+CONNECT_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
 
 
@@ -79,10 +80,11 @@ class Link:
         shard_key: str | None,
     ) -> HttpAnswer | FailedAnswer:
         """Have a query answered; cancelling this cancels the query wherever it is."""
-        caller = self._caller
+        caller = self._caller or await self._wait_connected()
         if caller is None:
             error = DeploymentUnavailableError
-            return FailedAnswer(0, error.__name__, "this host is starting", error.retry_after_s)
+            text = "this host's actor system does not answer"
+            return FailedAnswer(0, error.__name__, text, error.retry_after_s)
         query = Query(
             id=caller.next_id(),
             endpoint=None,
@@ -110,6 +112,12 @@ class Link:
     async def metrics(self) -> bytes:
         """Return the host's metrics as Prometheus text."""
         return await self._ask_proxy("metrics") or b""
+
+    async def _wait_connected(self) -> Caller | None:
+        """Wait for the link: a worker just started takes connections before it has its own."""
+        assert self._connecting is not None, "start() comes first"
+        await asyncio.wait([self._connecting], timeout=CONNECT_TIMEOUT_S)
+        return self._caller
 
     async def _connect(self) -> None:
         while self._port is None:
@@ -153,7 +161,7 @@ class Link:
         self._out(send)
         try:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # its own class until 3.11
             return None
         finally:
             del self._asked[request_id]

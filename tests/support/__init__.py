@@ -1,0 +1,1 @@
+"""What several test tiers share: whole systems on free ports, and load that counts every answer."""

@@ -1,0 +1,92 @@
+"""Load from many keep-alive connections that counts every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tally:
+    """What came back. ``gaps`` are the longest pauses between two good answers, in seconds."""
+
+    ok: int = 0
+    failures: list[tuple[float, int, str]] = field(default_factory=list)  # (at, connection, what)
+    last_ok_at: float = 0.0
+    longest_gap_s: float = 0.0
+
+    def note_ok(self, now: float) -> None:
+        """Count a 200."""
+        if self.last_ok_at:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_ok_at)
+        self.last_ok_at = now
+        self.ok += 1
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        kinds = Counter(what for _, _, what in self.failures)
+        return f"{self.ok} ok, {len(self.failures)} failed {dict(kinds)}, gap {self.longest_gap_s:.2f} s"
+
+
+class GetLoad:
+    """GETs from ``connections`` connections on a thread, from ``start`` to ``stop``."""
+
+    def __init__(self, port: int, path: str = "/", connections: int = 32) -> None:
+        self._port = port
+        self._connections = connections
+        self._request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        self._ending = threading.Event()
+        self.tally = Tally()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+
+    def __enter__(self) -> GetLoad:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> Tally:
+        """Let every connection finish its request; return the tally."""
+        self._ending.set()
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive(), "a request was never answered"
+        return self.tally
+
+    async def _main(self) -> None:
+        await asyncio.gather(*(self._connection(n) for n in range(self._connections)))
+
+    async def _connection(self, number: int) -> None:
+        while not self._ending.is_set():
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            except OSError as error:
+                self._failed(number, f"connect: {type(error).__name__}")
+                await asyncio.sleep(0.02)
+                continue
+            try:
+                while not self._ending.is_set():
+                    await self._request_once(reader, writer, number)
+            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                self._failed(number, f"{type(error).__name__}")
+            finally:
+                writer.close()
+
+    async def _request_once(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> None:
+        writer.write(self._request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head[9:12])
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        await reader.readexactly(length)
+        if status == 200:
+            self.tally.note_ok(time.monotonic())
+        else:
+            self._failed(number, str(status))
+
+    def _failed(self, number: int, what: str) -> None:
+        self.tally.failures.append((time.monotonic(), number, what))

@@ -1,0 +1,170 @@
+"""A whole Understudy system for one test: own ports, own state dir, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from understudy.actors import system
+from understudy.actors.connection import Connection
+from understudy.actors.messages import GetStatus
+from understudy.actors.processes import RunRecords, identify
+from understudy.actors.settings import HostSettings, read_settings
+
+
+def free_port() -> int:
+    """Return a port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Poll until the condition is true; return its value, or fail naming ``what``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether there is a process of that pid that is no zombie."""
+    return identify(pid) is not None
+
+
+class RunningSystem:
+    """One host's system, and what tests ask of it."""
+
+    def __init__(self, state_dir: Path, **environ: str) -> None:
+        self.environ = {
+            "UNDERSTUDY_STATE_DIR": str(state_dir),
+            "UNDERSTUDY_HTTP_PORT": str(free_port()),
+            "UNDERSTUDY_ADMIN_PORT": str(free_port()),
+            **environ,
+        }
+        self.settings: HostSettings = read_settings(self.environ)
+        self.url = f"http://127.0.0.1:{self.settings.http.port}"
+        self._connection: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """A connection, opened at the first use."""
+        if self._connection is None:
+            self._connection = Connection.open(self.settings)
+        return self._connection
+
+    def start(self) -> None:
+        """Start; the crash settings for tests reach the actors by environment."""
+        with patched_environ(self.environ):
+            assert system.start(self.settings)
+
+    def stop(self, *, forget: bool = False) -> None:
+        """Stop the system, and check that nothing of it is left."""
+        pids = self.pids()
+        self.disconnect()
+        system.stop(self.settings, forget=forget)
+        left = {role: pid for role, pid in pids if alive(pid)}
+        assert not left, f"still running after stop: {left}"
+        for port in (self.settings.http.port, self.settings.admin_port):
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port)) != 0, f"port {port} still answers"
+
+    def disconnect(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def pids(self) -> list[tuple[str, int]]:
+        """Return (role, pid) of every recorded process."""
+        records = RunRecords(self.settings.run_dir).alive()
+        return [(role, process.pid) for process, role in records.items()]
+
+    def pid_of(self, role: str) -> int:
+        """Return the pid of the one process of a role."""
+        found = [pid for each, pid in self.pids() if each == role]
+        assert len(found) == 1, f"{role}: {found}"
+        return found[0]
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``understudy status --json`` prints."""
+        return self.connection.request(GetStatus(request_id=""), timeout_s=20)  # type: ignore[no-any-return]
+
+    def replica_pids(self, application: str = "default") -> list[int]:
+        """Return the pids of the running replicas of an application."""
+        deployments = self.status()["applications"][application]["deployments"].values()
+        return [
+            replica["pid"]
+            for deployment in deployments
+            for replica in deployment["replicas"]
+            if replica["state"] == "RUNNING"
+        ]
+
+    def get(self, path: str = "/", **request: Any) -> tuple[int, bytes]:
+        """GET (or with ``data`` POST) a path; returns status and body."""
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                urllib.request.Request(self.url + path, **request),
+                timeout=30,  # noqa: S310
+            ) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def understudy(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run the command line against this system."""
+        return subprocess.run(
+            [sys.executable, "-m", "understudy.serve.cli", *args],
+            env={**os.environ, **self.environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **kwargs,
+        )
+
+    def status_json(self) -> dict[str, Any]:
+        """Return ``understudy status --json`` through the command line."""
+        return json.loads(self.understudy("status", "--json").stdout)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def patched_environ(environ: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in environ}
+    os.environ.update(environ)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def running_system(state_dir: Path, **environ: str) -> Iterator[RunningSystem]:
+    """Start a system; at the end stop it and check that nothing is left."""
+    running = RunningSystem(state_dir, **environ)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop()
