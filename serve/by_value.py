@@ -49,7 +49,7 @@ def refresh() -> None:
 
 
 def is_users(module: Any) -> bool:
-    """Tell whether a module is a Python file of the user's: not installed, not Python's, not ours."""
+    """Tell whether a module is a file of the user's: not installed, not Python's, not ours."""
     if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "understudy":
         return False
     file = getattr(module, "__file__", None) or ""

@@ -82,8 +82,7 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
             for _ in Watcher(source.app_dir, over.wait).changes():
                 redeploy(connection, source)
         else:
-            click.echo("Ctrl-C ends it")
-            over.wait()
+            _wait_for_interrupt()
     except KeyboardInterrupt:
         click.echo()
     finally:
@@ -99,6 +98,11 @@ def redeploy(connection: Connection, source: Source) -> None:
         bring_up(connection, source.load(), source)
     except (UnderstudyError, TimeoutError) as error:
         click.echo(f"{error}; the earlier version serves on", err=True)
+
+
+def _wait_for_interrupt() -> None:
+    click.echo("Ctrl-C ends it")
+    threading.Event().wait()
 
 
 def _print(logs: Logs, over: threading.Event) -> None:

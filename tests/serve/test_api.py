@@ -86,7 +86,7 @@ def test_an_application_without_a_route_can_be_run(controller):
 
 
 def test_all_that_is_wrong_with_a_run_is_told_at_once(system):
-    with pytest.raises(InvalidRequestError, match="name='a#b'.*route_prefix='x'"):
+    with pytest.raises(InvalidRequestError, match=r"name='a#b'.*route_prefix='x'"):
         serve.run(Adder.bind(), name="a#b", route_prefix="x")
     with pytest.raises(InvalidRequestError, match=r"forget \.bind\(\)"):
         serve.run(Adder)
@@ -231,5 +231,5 @@ def test_handles_of_unknown_names_are_refused_naming_the_known(running):
     serve.run(Adder.bind(), name="a")
     with pytest.raises(UnknownNameError, match="no application is named 'b'; there are: a"):
         serve.get_app_handle("b")
-    with pytest.raises(KeyError, match="no deployment of application 'a' is named 'X'.*: Adder"):
+    with pytest.raises(KeyError, match=r"no deployment of application 'a' is named 'X'.*: Adder"):
         serve.get_deployment_handle("X", "a")

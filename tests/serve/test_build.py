@@ -1,6 +1,6 @@
 import logging
 import threading
-from collections import namedtuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import pytest
@@ -10,7 +10,10 @@ from understudy.serve.build import build
 from understudy.serve.exceptions import InvalidRequestError
 from understudy.serve.handle import DeploymentHandle
 
-Pair = namedtuple("Pair", "left right")
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 @serve.deployment

@@ -4,6 +4,7 @@ import pytest
 
 from understudy import serve
 from understudy.core.config import ActorOptions
+from understudy.serve import config, exceptions, handle
 from understudy.serve.exceptions import InvalidRequestError
 
 
@@ -131,14 +132,8 @@ def test_the_package_offers_its_names_and_no_others():
 
 
 def test_no_module_hides_a_function_that_users_call():
-    import understudy.serve.config
-    import understudy.serve.exceptions
-    import understudy.serve.handle
-
     assert callable(serve.deployment)
     assert callable(serve.run)
-    assert understudy.serve.exceptions.RayServeException is (
-        understudy.serve.exceptions.UnderstudyError
-    )
-    assert understudy.serve.config.HTTPOptions().port == 8000
-    assert understudy.serve.handle.DeploymentResponse
+    assert exceptions.RayServeException is exceptions.UnderstudyError
+    assert config.HTTPOptions().port == 8000
+    assert handle.DeploymentResponse

@@ -119,9 +119,9 @@ def test_the_version_is_part_of_the_hash():
 
 def test_sets_with_themselves_inside_have_a_fingerprint():
     class Registered:
-        known = set()
+        known = frozenset()
 
-    Registered.known.add(Registered)
+    Registered.known = {Registered}
     assert len(fingerprint(Registered)) == 64
 
 

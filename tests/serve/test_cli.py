@@ -1,0 +1,387 @@
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from understudy.serve import commands, display
+from understudy.serve import running as run_command
+from understudy.serve.cli import main
+from understudy.serve.exceptions import StartError
+
+SOURCE = """
+from understudy import serve
+
+@serve.deployment
+class Model:
+    def __init__(self, args=None):
+        self.args = args
+    def __call__(self):
+        return self.args
+
+@serve.deployment
+class Broken:
+    def __init__(self):
+        raise LookupError("no weights")
+
+app = Model.bind(1)
+broken = Broken.bind()
+build = lambda args: Model.bind(args)
+"""
+
+
+@pytest.fixture
+def invoke(system, app_dir, monkeypatch):
+    (app_dir / "demo.py").write_text(SOURCE)
+    monkeypatch.chdir(app_dir)
+    monkeypatch.setattr(commands, "interrupt_on_terminate", lambda: None)
+    monkeypatch.setattr(run_command, "interrupt_on_terminate", lambda: None)
+    return lambda *words: CliRunner().invoke(main, words)
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Have a run that would last until Ctrl-C get one at once."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_command, "_wait_for_interrupt", interrupt)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["run", "--help"], ["start", "--help"]])
+def test_help_imports_nothing_heavy(words):
+    source = (
+        "import sys\nfrom understudy.serve.cli import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        "print([m for m in ('pydantic', 'rich', 'yaml', 'thespian', 'cloudpickle', 'asyncio',"
+        " 'starlette', 'psutil') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout
+    assert shown.decode().strip().endswith("[]")
+
+
+def test_the_installed_command_answers_and_names_its_version():
+    for words in (["--help"], ["--version"]):
+        command = [sys.executable, "-m", "understudy.serve.cli", *words]
+        assert subprocess.run(command, capture_output=True, check=True).stdout
+
+
+def test_start_starts_once(invoke, system):
+    first = invoke("start", "--http-port", "9000", "--admin-port", "1901", "--state-dir", "here")
+    assert first.exit_code == 0
+    assert "started: HTTP at 127.0.0.1:9000, state in " in first.output
+    assert (system.settings.http.port, system.settings.admin_port) == (9000, 1901)
+    assert system.settings.state_dir.name == "here"
+    assert invoke("start").output == "already running\n"
+
+
+def test_start_says_what_stood_in_the_way(invoke, system):
+    system.start_error = StartError("port 8000 is taken by process 7")
+    result = invoke("start")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: port 8000 is taken by process 7\n"
+
+
+def test_bad_flags_are_errors_of_usage(invoke, system, monkeypatch):
+    assert invoke("start", "--http-port", "x").exit_code == 2
+    result = invoke("start", "--http-port", "99999")
+    assert result.exit_code == 2
+    assert "port=99999" in result.stderr
+    monkeypatch.setenv("UNDERSTUDY_ADMIN_PORT", "many")
+    result = invoke("status")
+    assert result.exit_code == 2
+    assert "admin_port='many'" in result.stderr
+    assert invoke("nonsense").exit_code == 2
+
+
+def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypatch):
+    def interrupt(_settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_wait_while_running", interrupt)
+    assert invoke("start", "--block").exit_code == 0
+    assert system.calls == ["start", "stop"]
+    system.running = True
+    assert invoke("start", "--block").exit_code == 0
+    assert system.calls == ["start", "stop", "start"]
+
+
+def test_start_in_the_foreground_ends_with_the_system(invoke, system, monkeypatch):
+    monkeypatch.setattr(commands, "_ALIVE_CHECK_S", 0)
+    start = system.start
+
+    def dies(settings, **options):
+        start(settings, **options)
+        system.running = False
+        return True
+
+    monkeypatch.setattr(commands.system, "start", dies)
+    result = invoke("start", "--block")
+    assert result.exit_code == 1
+    assert "the system has ended" in result.stderr
+
+
+def test_run_undoes_what_it_started_at_ctrl_c(invoke, system, interrupted):
+    result = invoke("run", "demo", "--name", "a", "--route-prefix", "/x")
+    assert result.exit_code == 0, result.output
+    assert "deployed 'a' at /x" in result.stdout
+    assert system.calls == ["start", "stop"]
+    assert system.controller.of("DeployApplication")[0].route_prefix == "/x"
+    assert system.controller.applications == {}
+
+
+def test_run_leaves_a_system_and_an_application_that_were_there(invoke, running, interrupted):
+    assert invoke("run", "demo").exit_code == 0
+    assert running.calls == ["start"]
+    assert running.controller.applications == {}
+    invoke("deploy", "demo")
+    assert invoke("run", "demo").exit_code == 0
+    assert set(running.controller.applications) == {"default"}
+
+
+def test_run_without_blocking_leaves_it_running(invoke, system):
+    system.controller.report["hosts"] = [{"front": {"url": "http://127.0.0.1:8000"}}]
+    result = invoke("run", "demo:build", "size=3", "--non-blocking", "--route-prefix", "none")
+    assert result.exit_code == 0, result.output
+    assert "deployed 'default' without a route" in result.stdout
+    assert system.calls == ["start"]
+    assert system.controller.instances["default#Model"]() == {"size": "3"}
+    assert "at http://127.0.0.1:8000/" in invoke("run", "demo", "--non-blocking").stdout
+
+
+def test_run_stops_what_it_started_when_the_import_fails(invoke, system, app_dir):
+    (app_dir / "bad.py").write_text("raise LookupError('no file')\n")
+    result = invoke("run", "bad")
+    assert result.exit_code == 1
+    assert "raise LookupError('no file')" in result.stderr
+    assert result.stderr.endswith("Error: importing 'bad' failed: LookupError: no file\n")
+    assert system.calls == ["start", "stop"]
+
+
+def test_run_tells_of_a_failed_start_and_of_a_failed_constructor(invoke, system):
+    result = invoke("run", "demo:broken")
+    assert result.exit_code == 1
+    assert 'raise LookupError("no weights")' in result.stderr
+    assert "Error: 'default' could not be deployed: LookupError: no weights" in result.stderr
+    assert system.calls == ["start", "stop"]
+    system.start_error = StartError("port 8000 is taken")
+    result = invoke("run", "demo")
+    assert (result.exit_code, result.stderr) == (1, "Error: port 8000 is taken\n")
+
+
+def test_run_never_starts_a_system_elsewhere(invoke, system):
+    result = invoke("run", "demo", "--address", "example:1900")
+    assert result.exit_code == 1
+    assert "no system answers" in result.stderr
+    assert system.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["demo", "size"], "'size': expected key=value"),
+        (["demo", "--route-prefix", "x"], "route_prefix='x': must start with '/'"),
+        (["demo", "--name", "a#b"], "must not contain '#'"),
+        (["config.yaml"], "files are not supported yet"),
+        (["demo", "--reload", "--non-blocking"], "--reload watches until Ctrl-C"),
+    ],
+)
+def test_run_refuses_bad_usage_before_it_starts_anything(invoke, system, words, told):
+    result = invoke("run", *words)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert system.calls == []
+
+
+def test_run_prints_the_logs_of_its_replicas(invoke, system, monkeypatch, tmp_path):
+    logs = tmp_path / "state" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "replica-default#Model.log").write_text("before\n")
+
+    def serve_for_a_while(_connection, _source, followed, *, reload):
+        (logs / "replica-default#Model.log").open("a").write("answered\n")
+        (logs / "replica-other#Model.log").write_text("elsewhere\n")
+        over = threading.Event()
+        over.set()
+        run_command._print(followed, over)
+
+    monkeypatch.setattr(run_command, "_follow", serve_for_a_while)
+    result = invoke("run", "demo")
+    assert "default#Model | answered\n" in result.stdout
+    assert "before" not in result.stdout
+    assert "elsewhere" not in result.stdout
+
+
+def test_reload_deploys_again_and_keeps_the_old_when_the_new_is_broken(
+    invoke, system, app_dir, monkeypatch
+):
+    def edit_twice(self):
+        (app_dir / "demo.py").write_text(SOURCE.replace("bind(1)", "bind(2)"))
+        yield
+        assert system.controller.instances["default#Model"]() == 2
+        (app_dir / "demo.py").write_text("def broken(:")
+        yield
+        assert system.controller.instances["default#Model"]() == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_command.Watcher, "changes", edit_twice)
+    result = invoke("run", "demo", "--reload")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("files have changed; deploying again") == 2
+    assert "SyntaxError" in result.stderr
+    assert "the earlier version serves on" in result.stderr
+
+
+def test_deploy_needs_a_system_that_runs(invoke, system):
+    result = invoke("deploy", "demo")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "start one with understudy start" in result.stderr
+    system.running = True
+    assert (
+        "deployed 'b' at /b"
+        in invoke("deploy", "demo", "--name", "b", "--route-prefix", "/b", "--app-dir", ".").stdout
+    )
+
+
+def test_deploy_finds_modules_in_the_app_dir_only_when_told(invoke, running, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("deploy", "demo")
+    assert result.exit_code == 1
+    assert f"no module named 'demo' in {tmp_path}" in result.stderr
+    assert invoke("deploy", "demo", "--app-dir", "app").exit_code == 0
+
+
+def test_delete_says_whether_there_was_one(invoke, running):
+    invoke("deploy", "demo", "--name", "a")
+    assert invoke("delete", "a").output == "deleted 'a'\n"
+    assert invoke("delete", "a").output == "no application is named 'a'\n"
+
+
+def test_stop_and_shutdown_say_what_they_did(invoke, running):
+    assert "stopped; its state stays in" in invoke("stop").output
+    assert invoke("stop").output == "nothing was running\n"
+    running.running = True
+    assert "stopped; its state is deleted" in invoke("shutdown").output
+    assert running.calls == ["stop", "stop", "forget"]
+
+
+def healthy_host():
+    return {
+        "name": "a",
+        "address": "127.0.0.1:1900",
+        "state": "ALIVE",
+        "host_pid": 10,
+        "proxy": {"pid": 11, "state": "RUNNING"},
+        "front": {"pid": 12, "url": "http://127.0.0.1:8000", "workers": [13]},
+    }
+
+
+def test_status_shows_tables_and_is_0_when_all_is_healthy(invoke, running):
+    running.controller.report |= {"hosts": [healthy_host()], "goals": [{"id": "g1"}, "g2"]}
+    running.controller.endpoints = {
+        "default#Model": {"route": "/", "methods": ["GET"], "traffic": {"default#Model": 1.0}}
+    }
+    invoke("deploy", "demo")
+    result = invoke("status")
+    assert result.exit_code == 0, result.output
+    for text in ("http://127.0.0.1:8000", "default", "Model", "RUNNING", " 7 ", "100%", "g1, g2"):
+        assert text in result.output
+
+
+def test_status_is_1_when_something_is_not_healthy(invoke, running):
+    invoke("deploy", "demo")
+    application = running.controller.applications["default"]
+    application["status"] = "DEPLOY_FAILED"
+    application["deployments"]["Model"] |= {"status": "UNHEALTHY", "message": "x\nLookupError: [y]"}
+    running.controller.report["hosts"] = [{"name": "a", "proxy": None, "front": None}]
+    result = invoke("status")
+    assert result.exit_code == 1
+    assert "deployment 'Model' of 'default' is UNHEALTHY: LookupError: [y]" in result.output
+    assert "host a: its proxy does not run" in result.output
+    assert invoke("status", "--json").exit_code == 1
+
+
+def test_status_as_json_is_the_controllers_object(invoke, running):
+    result = invoke("status", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        **running.controller.report,
+        "applications": {},
+        "endpoints": {},
+    }
+
+
+def test_status_of_an_empty_system_says_so(invoke, running):
+    assert "no applications" in invoke("status").output
+
+
+def test_status_says_in_one_line_that_nothing_runs(invoke, system):
+    for words in (["status"], ["status", "--json"]):
+        result = invoke(*words)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_controller_that_does_not_answer_is_an_error_in_one_line(invoke, running, monkeypatch):
+    def late(_request):
+        raise TimeoutError("GetStatus was not answered within 10 s")
+
+    monkeypatch.setattr(running.controller, "GetStatus", late)
+    result = invoke("status")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+
+
+def test_logs_are_shown_by_name(invoke, tmp_path):
+    logs = tmp_path / "state" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "replica-default#Model.log").write_text("1\n2\n3\n")
+    (logs / "controller.log").write_text("ready\n")
+    assert invoke("logs", "model", "-n", "2").stdout == "default#Model | 2\ndefault#Model | 3\n"
+    assert "controller | ready" in invoke("logs").stdout
+    result = invoke("logs", "nothing")
+    assert result.exit_code == 1
+    assert "no log matches 'nothing'" in result.stderr
+    assert "controller, replica-default#Model" in result.stderr
+
+
+def test_followed_logs_end_with_ctrl_c(invoke, tmp_path, monkeypatch):
+    logs = tmp_path / "state" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "a.log").write_text("1\n")
+
+    def interrupt(_event, _timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Event, "wait", interrupt)
+    result = invoke("logs", "-f")
+    assert (result.exit_code, result.stdout) == (0, "a | 1\n")
+
+
+def test_progress_is_silent_for_what_is_quick_and_tells_of_what_is_not(capsys, monkeypatch):
+    with display.Progress("quick"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(display, "QUIET_S", 0)
+    told = threading.Event()
+
+    def write(self, text):
+        sys.stderr.write(text)
+        told.set()
+
+    monkeypatch.setattr(display.Progress, "_write", write)
+    with display.Progress("slow"):
+        assert told.wait(5)
+    assert capsys.readouterr().err == "slow ...\n"
+    told.clear()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with display.Progress("slow") as progress:
+        progress.say("other")
+        assert told.wait(5)
+    shown = capsys.readouterr().err
+    assert shown.startswith("\r\x1b[K")
+    assert shown.endswith("s\r\x1b[K")

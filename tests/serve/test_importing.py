@@ -1,0 +1,159 @@
+import sys
+import textwrap
+
+import pytest
+
+from understudy.serve.exceptions import InvalidRequestError
+from understudy.serve.importing import (
+    ImportFailedError,
+    forget_modules,
+    load_application,
+    read_arguments,
+)
+
+SOURCE = """
+from pydantic import BaseModel
+from understudy import serve
+
+@serve.deployment
+class Model:
+    def __init__(self, *args):
+        pass
+
+app = Model.bind(1)
+
+def build(args):
+    return Model.bind(args)
+
+class Settings(BaseModel):
+    size: int
+
+def typed(settings: Settings):
+    return Model.bind(settings.size)
+
+def odd(settings: "Missing"):
+    return Model.bind()
+
+def empty():
+    return Model.bind()
+
+def wrong(args):
+    return Model
+
+def two(a, b):
+    pass
+
+def broken(args):
+    raise LookupError("no key")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def load(app_dir):
+    (app_dir / "demo.py").write_text(SOURCE)
+    return lambda target, **arguments: load_application(target, app_dir, arguments)
+
+
+def test_the_attribute_is_app_unless_it_is_named(load):
+    assert load("demo").args == (1,)
+    assert load("demo:app") is load("demo")
+
+
+def test_a_module_in_a_package_is_found(load, app_dir):
+    (app_dir / "package").mkdir()
+    (app_dir / "package" / "inner.py").write_text("from demo import app\n")
+    assert load("package.inner") is load("demo")
+
+
+def test_a_builder_function_gets_the_arguments(load):
+    assert load("demo:build", a="1", b="x=y").args == ({"a": "1", "b": "x=y"},)
+    assert load("demo:typed", size="4").args == (4,)
+    assert load("demo:empty").args == ()
+    assert load("demo:odd").args == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "told"),
+    [
+        ("dmeo", {}, "no module named 'dmeo' in .*did you mean 'demo'?"),
+        ("zzz", {}, r"no module named 'zzz' in .* \(see --app-dir\) or on sys.path; it has: demo"),
+        ("demo.inner", {}, "no module named 'demo.inner'"),
+        ("demo.py", {}, "'demo.py': expected MODULE.*not a file; try 'demo'"),
+        ("./src/demo.py:app", {}, "try 'src.demo'"),
+        ("a b", {}, "expected MODULE or MODULE:ATTRIBUTE"),
+        (":app", {}, "expected MODULE or MODULE:ATTRIBUTE"),
+        ("demo:ap", {}, "no attribute 'ap'; its applications: app"),
+        ("demo:Model", {}, r"demo:Model: Deployment.* forget \.bind\(\)"),
+        ("demo:number", {}, "expected an Application.*not 3 of type int"),
+        ("demo:app", {"a": "1"}, r"demo:app is built already.*\(got a\)"),
+        ("demo:wrong", {}, r"what demo:wrong\(\) returned: .*forget \.bind\(\)"),
+        ("demo:two", {}, "takes one parameter.*this one takes 2"),
+        ("demo:empty", {"a": "1"}, "takes one parameter.*this one takes 0"),
+        ("demo:typed", {"size": "x"}, "invalid Settings: size='x'"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused_with_a_hint(load, target, arguments, told):
+    with pytest.raises(InvalidRequestError, match=told):
+        load(target, **arguments)
+
+
+def test_a_module_without_an_application_lists_what_it_has(load, app_dir):
+    (app_dir / "unbound.py").write_text("from demo import Model\n")
+    with pytest.raises(InvalidRequestError, match="are not bound: Model; add app = X.bind"):
+        load("unbound")
+    (app_dir / "functions.py").write_text("def build(args): pass\n")
+    with pytest.raises(InvalidRequestError, match="its functions: build"):
+        load("functions")
+
+
+def test_a_folder_that_does_not_exist_is_refused(app_dir):
+    with pytest.raises(InvalidRequestError, match="--app-dir .*no such folder"):
+        load_application("demo", app_dir / "missing", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def f(:", "SyntaxError"),
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        (
+            "from understudy import serve\n@serve.deployment(num_replicas=0)\ndef f(): pass",
+            "num_re",
+        ),
+    ],
+)
+def test_a_module_that_fails_shows_its_own_traceback_only(app_dir, source, told):
+    (app_dir / "bad.py").write_text(source)
+    with pytest.raises(ImportFailedError, match=r"importing 'bad' failed: .*" + told) as caught:
+        load_application("bad", app_dir, {})
+    assert "bad.py" in caught.value.traceback
+    assert "importlib" not in caught.value.traceback
+    assert "importing.py" not in caught.value.traceback
+
+
+def test_a_builder_that_fails_shows_its_traceback(load):
+    with pytest.raises(
+        ImportFailedError, match=r"calling demo:broken failed: LookupError"
+    ) as caught:
+        load("demo:broken")
+    assert 'raise LookupError("no key")' in caught.value.traceback
+    assert "importing.py" not in caught.value.traceback
+
+
+def test_forgotten_modules_are_read_again(load, app_dir):
+    first = load("demo")
+    (app_dir / "demo.py").write_text(textwrap.dedent(SOURCE).replace("bind(1)", "bind(22)"))
+    assert load("demo") is first
+    forget_modules(app_dir)
+    assert "demo" not in sys.modules
+    assert load("demo").args == (22,)
+
+
+def test_key_value_arguments_are_read():
+    assert read_arguments(["a=1", "b=", "c=d=e"]) == {"a": "1", "b": "", "c": "d=e"}
+    for bad in ("a", "=1"):
+        with pytest.raises(InvalidRequestError, match="expected key=value"):
+            read_arguments([bad])
