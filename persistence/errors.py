@@ -29,7 +29,11 @@ class StoreNotWritableError(StoreError):
 
 
 class StoreNotReadableError(StoreError):
-    """There is no store there, or the system refuses to read it."""
+    """The system refuses to read the store: fix the folder or the disk."""
+
+
+class StoreMissingError(StoreNotReadableError):
+    """There is no store there yet: nothing was ever saved, or the path is wrong."""
 
 
 class StoreClosedError(StoreError):

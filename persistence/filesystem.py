@@ -35,6 +35,7 @@ from understudy.persistence.errors import (
     CorruptValueError,
     StoreClosedError,
     StoreError,
+    StoreMissingError,
     StoreNotReadableError,
     StoreNotWritableError,
 )
@@ -70,8 +71,8 @@ class FileStore:
         A writer makes what is missing, takes the lock, fences every earlier writer, and carries out
         a batch that one of them left; it blocks for some fsyncs, and holds the lock until ``close``
         or the end of this process. A reader changes nothing. Raises StoreLockedError,
-        NewerFormatError, CorruptValueError, StoreNotWritableError (writer) or StoreNotReadableError
-        (reader, also where there is no store yet).
+        NewerFormatError, CorruptValueError, StoreNotWritableError (writer), StoreNotReadableError
+        or its subclass StoreMissingError where there is no store yet (reader).
         """
         check_key(namespace, what="namespace")
         disk = disk or Disk()
@@ -148,7 +149,7 @@ class FileStore:
         store = cls(folder, disk, writer=None)
         with _system_errors(store._not_readable):
             if not folder.check_format():
-                raise StoreNotReadableError(
+                raise StoreMissingError(
                     f"there is no store at {folder.root}; check the path and the namespace, or "
                     "open it for writing once to make it"
                 )

@@ -38,13 +38,12 @@ class Folder:
         return self.values / file_name(key)
 
     def make(self) -> None:
-        """Make what is missing of the folders, durably."""
+        """Make the folders that are missing; claiming then fsyncs the root, and so their names."""
         self._make_ancestors(self.root.parent)
         for folder in (self.root, self.values, self.corrupt):
             with suppress(FileExistsError):
                 self._disk.mkdir(folder)
         # Also where nothing was missing: a writer may have died between mkdir and fsync.
-        self._disk.fsync_dir(self.root)
         self._disk.fsync_dir(self.root.parent)
 
     def check_format(self) -> bool:

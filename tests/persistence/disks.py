@@ -108,13 +108,14 @@ class DyingDisk(SteppingDisk):
     """Raises Death before step ``die_at`` and ever after, and keeps books on what is durable.
 
     ``cut_power`` then leaves of ``root`` what a power cut would: file contents as last fsynced, and
-    in the folders that lost their last changes the names as last fsynced.
+    in the folders that lost their last changes the names as last fsynced. Setting ``die_at`` to
+    infinity starts a new process on a system that has been up all along.
     """
 
-    def __init__(self, root: Path, die_at: int) -> None:
+    def __init__(self, root: Path, die_at: float) -> None:
         super().__init__()
+        self.die_at = die_at
         self._root = root
-        self._die_at = die_at
         self._names: dict[Path, dict[str, int]] = {}
         self._contents: dict[int, bytes] = {}
         self._open: dict[int, tuple[int, Path]] = {}
@@ -127,7 +128,7 @@ class DyingDisk(SteppingDisk):
         self._durable_names = {folder: dict(names) for folder, names in self._names.items()}
 
     def step(self, number: int) -> None:
-        if number >= self._die_at:
+        if number >= self.die_at:
             raise Death
 
     def _new_file(self) -> int:

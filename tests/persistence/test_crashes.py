@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -95,15 +97,16 @@ def reopened(path: Path) -> dict[str, bytes | None]:
 
 
 def die(path: Path, step: int, death: str, act: Callable[[Disk], None]) -> bool:
-    """Die at one step of ``act``; return False where it had fewer steps and so survived."""
+    """Die at one step of ``act``, or after it; return False where it had fewer steps."""
     disk = DyingDisk(path, step)
+    died = False
     try:
         act(disk)
     except Death:
-        if loses := DEATHS[death]:
-            disk.cut_power(loses)
-        return True
-    return False
+        died = True
+    if loses := DEATHS[death]:
+        disk.cut_power(loses)
+    return died
 
 
 def copies(template: Path) -> Iterator[tuple[int, Path]]:
@@ -164,9 +167,30 @@ def test_every_change_whose_apply_returned_is_there(template: Path, death: str) 
 def test_a_store_half_made_is_made_by_the_next_opening(empty: Path, death: str) -> None:
     for step, path in copies(empty):
         returned: list[Change] = []
-        died = die(path, step, death, applying(path, [CHANGES["a batch"]], returned))
+        deep = path / "new" / "store"
+        died = die(path, step, death, applying(deep, [CHANGES["a batch"]], returned))
         whole = after({}, CHANGES["a batch"])
-        assert reopened(path) in ([whole] if returned else [{}, whole]), f"died at step {step}"
+        assert not returned or open_store(deep, read_only=True)
+        assert reopened(deep) in ([whole] if returned else [{}, whole]), f"died at step {step}"
+        if not died:
+            return
+
+
+@pytest.mark.parametrize("death", [death for death, loses in DEATHS.items() if loses])
+def test_what_was_seen_after_a_kill_survives_a_power_cut(template: Path, death: str) -> None:
+    for step, path in copies(template):
+        disk = DyingDisk(path, step)
+        with suppress(Death):
+            applying(path, [CHANGES["a replaced key"]], [])(disk)
+        died = disk.steps > step
+        disk.die_at = inf
+        store = open_store(path, disk=disk)
+        seen = state_of(store)
+        store.close()
+        loses = DEATHS[death]
+        assert loses
+        disk.cut_power(loses)
+        assert reopened(path) == seen, f"died at step {step}"
         if not died:
             return
 

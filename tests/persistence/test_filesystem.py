@@ -16,6 +16,7 @@ from understudy.persistence.errors import (
     StoreClosedError,
     StoreError,
     StoreLockedError,
+    StoreMissingError,
     StoreNotReadableError,
     StoreNotWritableError,
 )
@@ -282,7 +283,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_no_store_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotReadableError, match="there is no store at"):
+    with pytest.raises(StoreMissingError, match="there is no store at"):
         open_store(tmp_path / "nowhere", read_only=True)
     assert not [*tmp_path.iterdir()]
 
