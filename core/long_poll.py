@@ -89,7 +89,13 @@ class LongPoll:
         return [name for name, e in self._listeners.items() if now - e.heard_at > silence_s]
 
     def held_by_all(self, key: str) -> bool:
-        """Tell whether every listener has said that it holds the key's newest snapshot."""
+        """Tell whether every listener has said that it holds the key's newest snapshot.
+
+        False while there is no listener: after a restart the proxies have yet to be heard of, and
+        nothing may be said in their name.
+        """
+        if not self._listeners:
+            return False
         snapshot = self._snapshots.get(key)
         if snapshot is None:
             return all(key not in entry.known for entry in self._listeners.values())
