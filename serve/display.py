@@ -129,19 +129,19 @@ def show_status(report: Mapping[str, Any]) -> None:
 
 def _show_hosts(console: Console, report: Mapping[str, Any]) -> None:
     controller = report.get("controller") or {}
-    table = _table("host", "state", "HTTP", "host pid", "controller", "proxy", "front", "workers")
+    table = _table("host", "state", "HTTP", "processes")
     for host in report.get("hosts", ()):
         proxy, front = host.get("proxy") or {}, host.get("front") or {}
-        table.add_row(
-            _text(host.get("name")),
-            _state(host.get("state")),
-            _text(front.get("url")),
-            _text(host.get("host_pid")),
-            _text(controller.get("pid") if controller.get("host") == host.get("name") else None),
-            _text(proxy.get("pid")),
-            _text(front.get("pid")),
-            " ".join(map(str, front.get("workers") or ())) or "-",
-        )
+        pids = {
+            "controller": controller.get("pid") if controller.get("host") == host["name"] else None,
+            "host": host.get("host_pid"),
+            "proxy": proxy.get("pid"),
+            "front": front.get("pid"),
+            "workers": " ".join(map(str, front.get("workers") or ())),
+        }
+        processes = ", ".join(f"{role} {pid}" for role, pid in pids.items() if pid)
+        state = _state(host.get("state"))
+        table.add_row(_text(host["name"]), state, _text(front.get("url")), processes)
     console.print(table)
 
 

@@ -69,7 +69,7 @@ def forget_modules(app_dir: Path) -> None:
 
 
 def _import(name: str, target: str, folder: str) -> ModuleType:
-    if not all(part.isidentifier() for part in name.split(".")):
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         raise InvalidRequestError(f"{target!r}: expected MODULE or MODULE:ATTRIBUTE{_hint(name)}")
     try:
         return importlib.import_module(name)
@@ -104,13 +104,12 @@ def _failed(name: str, error: BaseException) -> ImportFailedError:
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
     """Skip the frames of ours and of importlib at the top of a traceback."""
-    first = trace
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file != __file__ and "importlib" not in file:
-            return trace
+            break
         trace = trace.tb_next
-    return first
+    return trace
 
 
 def _attribute(module: ModuleType, attribute: str) -> Any:

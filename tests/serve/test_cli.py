@@ -202,7 +202,7 @@ def test_run_prints_the_logs_of_its_replicas(invoke, system, monkeypatch, tmp_pa
     (logs / "replica-default#Model.log").write_text("before\n")
 
     def serve_for_a_while(_connection, _source, followed, *, reload):
-        (logs / "replica-default#Model.log").open("a").write("answered\n")
+        (logs / "replica-default#Model.log").write_text("before\nanswered\n")
         (logs / "replica-other#Model.log").write_text("elsewhere\n")
         over = threading.Event()
         over.set()

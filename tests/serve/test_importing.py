@@ -101,15 +101,15 @@ def test_a_target_that_does_not_fit_is_refused_with_a_hint(load, target, argumen
 
 def test_a_module_without_an_application_lists_what_it_has(load, app_dir):
     (app_dir / "unbound.py").write_text("from demo import Model\n")
-    with pytest.raises(InvalidRequestError, match="are not bound: Model; add app = X.bind"):
+    with pytest.raises(InvalidRequestError, match=r"are not bound: Model; add app = X.bind"):
         load("unbound")
     (app_dir / "functions.py").write_text("def build(args): pass\n")
-    with pytest.raises(InvalidRequestError, match="its functions: build"):
+    with pytest.raises(InvalidRequestError, match=r"its functions: build"):
         load("functions")
 
 
 def test_a_folder_that_does_not_exist_is_refused(app_dir):
-    with pytest.raises(InvalidRequestError, match="--app-dir .*no such folder"):
+    with pytest.raises(InvalidRequestError, match=r"--app-dir .*no such folder"):
         load_application("demo", app_dir / "missing", {})
 
 
