@@ -96,7 +96,12 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
 
 
 def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:
-    for host in report.get("hosts", ()):
+    hosts = report.get("hosts") or ()
+    if not hosts:
+        yield "no host has reported to the controller yet"
+    for host in hosts:
+        if host.get("state") != "RUNNING":
+            yield f"host {host['name']} is {host.get('state')}"
         if not (host.get("proxy") or {}).get("pid"):
             yield f"host {host['name']}: its proxy does not run"
         if not (host.get("front") or {}).get("workers"):
@@ -122,9 +127,7 @@ def show_status(report: Mapping[str, Any]) -> None:
     _show_hosts(console, report)
     _show_applications(console, report)
     _show_backends(console, report)
-    goals = report.get("goals") or []
-    if goals:
-        console.print("goals under way: " + ", ".join(map(_goal, goals)))
+    _show_goals(console, report)
 
 
 def _show_hosts(console: Console, report: Mapping[str, Any]) -> None:
@@ -147,9 +150,15 @@ def _show_hosts(console: Console, report: Mapping[str, Any]) -> None:
 
 def _show_applications(console: Console, report: Mapping[str, Any]) -> None:
     applications = report.get("applications") or {}
-    if not applications:
+    if applications:
+        console.print(_applications(applications))
+    else:
         console.print("no applications")
-        return
+    for problem in problems_of(report):
+        console.print(problem, style="red", markup=False, highlight=False)
+
+
+def _applications(applications: Mapping[str, Any]) -> Table:
     table = _table(
         "application", "route", "deployment", "status", "replica", "state", "pid", "busy"
     )
@@ -163,9 +172,7 @@ def _show_applications(console: Console, report: Mapping[str, Any]) -> None:
             for replica in replicas:
                 table.add_row("", "", "", "", *_replica(replica))
         table.add_section()
-    console.print(table)
-    for problem in problems_of(report):
-        console.print(problem, style="red", markup=False, highlight=False)
+    return table
 
 
 def _show_backends(console: Console, report: Mapping[str, Any]) -> None:
@@ -185,10 +192,14 @@ def _replica(replica: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return _text(replica.get("tag")), _state(replica.get("state")), _text(replica.get("pid")), busy
 
 
-def _goal(goal: Any) -> str:
-    if isinstance(goal, Mapping):
-        return " ".join(str(value) for value in goal.values() if value)
-    return str(goal)
+def _show_goals(console: Console, report: Mapping[str, Any]) -> None:
+    goals = [goal for goal in report.get("goals") or () if goal.get("state") == "pending"]
+    if not goals:
+        return
+    table = _table("goal under way", "of", "what")
+    for goal in goals:
+        table.add_row(*(_text(goal.get(column)) for column in ("id", "subject", "what")))
+    console.print(table)
 
 
 def _table(*columns: str) -> Table:

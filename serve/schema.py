@@ -49,7 +49,8 @@ class ReplicaStatusOverview(_Status):
 class DeploymentStatusOverview(_Status):
     """One deployment and its replicas."""
 
-    status: DeploymentStatus
+    # A word that is not known here, a newer controller's, stays a string.
+    status: DeploymentStatus | str = Field(union_mode="left_to_right")
     message: str = ""
     version: str | None = None
     target_replicas: int = 0
@@ -64,7 +65,7 @@ class DeploymentStatusOverview(_Status):
 class ApplicationStatusOverview(_Status):
     """One application and its deployments."""
 
-    status: ApplicationStatus
+    status: ApplicationStatus | str = Field(union_mode="left_to_right")
     message: str = ""
     route_prefix: str | None = None
     ingress: str | None = None

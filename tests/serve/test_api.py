@@ -202,6 +202,8 @@ def test_status_has_typed_applications_and_deployments(running):
     assert deployment.status == DeploymentStatus.HEALTHY
     assert deployment.replica_states == {"RUNNING": 1}
     assert deployment.replicas[0].pid == 7
+    running.controller.applications["default"]["deployments"]["Adder"]["status"] = "LATER"
+    assert serve.status().applications["default"].deployments["Adder"].status == "LATER"
 
 
 def test_status_is_empty_when_nothing_runs(system):

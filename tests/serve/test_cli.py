@@ -273,7 +273,7 @@ def healthy_host():
     return {
         "name": "a",
         "address": "127.0.0.1:1900",
-        "state": "ALIVE",
+        "state": "RUNNING",
         "host_pid": 10,
         "proxy": {"pid": 11, "state": "RUNNING"},
         "front": {"pid": 12, "url": "http://127.0.0.1:8000", "workers": [13]},
@@ -281,15 +281,20 @@ def healthy_host():
 
 
 def test_status_shows_tables_and_is_0_when_all_is_healthy(invoke, running):
-    running.controller.report |= {"hosts": [healthy_host()], "goals": [{"id": "g1"}, "g2"]}
+    goals = [
+        {"id": "g1", "subject": "backend a", "what": "deploy", "state": "pending"},
+        {"id": "g2", "subject": "backend b", "what": "deploy", "state": "succeeded"},
+    ]
+    running.controller.report |= {"hosts": [healthy_host()], "goals": goals}
     running.controller.endpoints = {
         "default#Model": {"route": "/", "methods": ["GET"], "traffic": {"default#Model": 1.0}}
     }
     invoke("deploy", "demo")
     result = invoke("status")
     assert result.exit_code == 0, result.output
-    for text in ("http://127.0.0.1:8000", "default", "Model", "RUNNING", " 7 ", "100%", "g1, g2"):
+    for text in ("http://127.0.0.1:8000", "default", "Model", "RUNNING", " 7 ", "100%", "g1"):
         assert text in result.output
+    assert "g2" not in result.output
 
 
 def test_status_is_1_when_something_is_not_healthy(invoke, running):
@@ -306,6 +311,7 @@ def test_status_is_1_when_something_is_not_healthy(invoke, running):
 
 
 def test_status_as_json_is_the_controllers_object(invoke, running):
+    running.controller.report["hosts"] = [healthy_host()]
     result = invoke("status", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
@@ -316,7 +322,18 @@ def test_status_as_json_is_the_controllers_object(invoke, running):
 
 
 def test_status_of_an_empty_system_says_so(invoke, running):
-    assert "no applications" in invoke("status").output
+    running.controller.report["hosts"] = [healthy_host()]
+    result = invoke("status")
+    assert "no applications" in result.output
+    assert result.exit_code == 0
+
+
+def test_status_is_1_until_a_host_has_reported(invoke, running):
+    result = invoke("status")
+    assert "no host has reported to the controller yet" in result.output
+    assert result.exit_code == 1
+    running.controller.report["hosts"] = [{**healthy_host(), "state": "DRAINING"}]
+    assert "host a is DRAINING" in invoke("status").output
 
 
 def test_status_says_in_one_line_that_nothing_runs(invoke, system):
