@@ -114,7 +114,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds of load: before the kill, after it, of good answers at the end, and till giving up."""
+    """Seconds of load: before the kill, after it, served steadily at the end, till giving up."""
 
     before_s: float = 2.0
     after_s: float = 8.0
