@@ -159,18 +159,16 @@ def _show_applications(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _applications(applications: Mapping[str, Any]) -> Table:
-    table = _table(
-        "application", "route", "deployment", "status", "replica", "state", "pid", "busy"
-    )
+    table = _table("application, deployments, replicas", "route", "state", "pid", "busy")
     for name, application in applications.items():
         route = _text(application.get("route_prefix"))
-        table.add_row(name, route, "", _state(application["status"]))
+        table.add_row(_text(name), route, _state(application["status"]))
         for deployment, state in application["deployments"].items():
             replicas = state.get("replicas") or []
-            wanted = f"{len(replicas)} of {state.get('target_replicas', '?')}"
-            table.add_row("", "", deployment, _state(state["status"]), wanted)
+            told = f"  {deployment}: {len(replicas)} of {state.get('target_replicas', '?')}"
+            table.add_row(_text(told), "", _state(state["status"]))
             for replica in replicas:
-                table.add_row("", "", "", "", *_replica(replica))
+                table.add_row(*_replica(replica, f"{name}#{deployment}#"))
         table.add_section()
     return table
 
@@ -187,9 +185,10 @@ def _show_backends(console: Console, report: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def _replica(replica: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    busy = _text(replica.get("ongoing"))
-    return _text(replica.get("tag")), _state(replica.get("state")), _text(replica.get("pid")), busy
+def _replica(replica: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str, str]:
+    tag = str(replica.get("tag")).removeprefix(prefix)
+    pid, busy = _text(replica.get("pid")), _text(replica.get("ongoing"))
+    return _text(f"    {tag}"), "", _state(replica.get("state")), pid, busy
 
 
 def _show_goals(console: Console, report: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def run(settings: HostSettings, source: Source, *, reload: bool, non_blocking: b
         starting.wait()
         connection = Connection.open(settings)
         undo.callback(connection.close)
-        logs = Logs(settings.logs_dir, f"replica-{_file_name(source.name)}*.log")
+        logs = Logs(settings.logs_dir, f"replica-{_file_name(source.name)}#*.log")
         logs.skip()
         if not _exists(connection, source.name):
             undo.callback(_delete, connection, source.name)
@@ -77,6 +77,7 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
     over = threading.Event()
     printer = threading.Thread(target=_print, args=(logs, over), name="logs", daemon=True)
     printer.start()
+    click.echo("Ctrl-C ends it")
     try:
         if reload:
             for _ in Watcher(source.app_dir, over.wait).changes():
@@ -101,7 +102,6 @@ def redeploy(connection: Connection, source: Source) -> None:
 
 
 def _wait_for_interrupt() -> None:
-    click.echo("Ctrl-C ends it")
     threading.Event().wait()
 
 
