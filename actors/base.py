@@ -121,4 +121,4 @@ def redirect_output(settings: HostSettings, name: str) -> None:
     os.dup2(fd, 2)
     os.close(fd)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # no plain TextIO

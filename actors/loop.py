@@ -201,7 +201,7 @@ class ActorLoop(Loop):
         on_failed: Callback | None = None,
     ) -> None:
         """See :meth:`Loop.send`."""
-        self._manager._send_intent(intent(target, message, on_sent, on_failed))  # noqa: SLF001
+        self._manager._send_intent(intent(target, message, on_sent, on_failed))
 
     def woken(self) -> None:
         """Note that Thespian's wake-up came."""

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 from typing_extensions import dataclass_transform
 
 Address = Any  # thespian.actors.ActorAddress, which ships no types
-T = TypeVar("T", bound=type)
+T = TypeVar("T")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-def message(cls: T) -> T:
+def message(cls: type[T]) -> type[T]:
     """Make ``cls`` a frozen, slotted dataclass with keyword-only fields."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from understudy.actors import thespian_repairs
@@ -88,7 +89,7 @@ class ThreadLoop(Loop):
             sleep_s = _MAX_SLEEP_S if due is None else min(due - time.monotonic(), _MAX_SLEEP_S)
             envelope = self._transport.run(None, timedelta(seconds=max(sleep_s, 0)))
             if isinstance(envelope, ReceiveEnvelope):
-                self._guarded(lambda envelope=envelope: self._received(envelope))
+                self._guarded(partial(self._received, envelope))
             self.finish_turn()
         self._transport.close()
         self.close()
@@ -149,7 +150,7 @@ class Port:
         self.loop.send(
             self.loop.admin_address,
             request,
-            on_failed=lambda: self._locating.pop(instance, lambda _: None)(None),
+            on_failed=lambda: self._tell_located(instance, None),
         )
 
     def identify(self, address: Address, on_identified: Callable[[Address, Process], None]) -> None:
@@ -166,9 +167,13 @@ class Port:
             logger.warning("ignored an unknown message %s", type(message).__name__)
 
     def _located(self, message: Any, _sender: Address) -> None:
-        on_located = self._locating.pop(message.instanceNum, None)
+        address = None if message.errorCode else message.actualAddress
+        self._tell_located(message.instanceNum, address)
+
+    def _tell_located(self, instance: int, address: Address | None) -> None:
+        on_located = self._locating.pop(instance, None)
         if on_located is not None:
-            on_located(None if message.errorCode else message.actualAddress)
+            on_located(address)
 
     def _identified(self, message: IdentifyReply, sender: Address) -> None:
         on_identified = self._identifying.pop(message.request_id, None)

@@ -30,8 +30,8 @@ from understudy.actors.messages import (
     SubmitQueries,
 )
 from understudy.actors.metrics import Metrics
-from understudy.core import routing
-from understudy.core.routing import Router
+from understudy.core import tickets
+from understudy.core.routing import SATURATED_S, Router
 from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable, ReplicaTable
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Link(NamedTuple):
 
 
 class Proxy(LoopActor):
-    """Dispatches callers' queries to replicas as its :class:`~understudy.core.routing.Router` says.
+    """Dispatches callers' queries to replicas as its :class:`~understudy.core.tickets.Router` says.
 
     It holds no hard state: a new one learns its tables from the controller by long poll, and its
     callers attach again when they see that the old one is gone.
@@ -74,11 +74,11 @@ class Proxy(LoopActor):
         self._deadline_at: float | None = None
         self._callers: dict[str, _Caller] = {}
         self._links: dict[str, _Link] = {}
-        self._perform = {
-            routing.Assign: self._assign,
-            routing.Cancel: self._cancel,
-            routing.Refuse: self._refuse,
-            routing.Ended: self._ended,
+        self._perform: dict[type, Callable[[Any], None]] = {
+            tickets.Assign: self._assign,
+            tickets.Cancel: self._cancel,
+            tickets.Refuse: self._refuse,
+            tickets.Ended: self._ended,
         }
 
     # --- Tables, by long poll -------------------------------------------------------------------
@@ -97,7 +97,8 @@ class Proxy(LoopActor):
             if table is None:
                 del self._known[key]
             if key.startswith(ENDPOINT_PREFIX):
-                self._router.set_endpoint(key.removeprefix(ENDPOINT_PREFIX), table)
+                name = key.removeprefix(ENDPOINT_PREFIX)
+                self._run(self._router.set_endpoint(name, table, now))
             else:
                 self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
         if not self._ready:
@@ -148,8 +149,7 @@ class Proxy(LoopActor):
         link.unwatch()
         now = time.monotonic()
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
-        self._run(self._router.unsent(tag, unsent, now))
-        self._run(self._router.replica_lost(tag, now))
+        self._run(self._router.replica_lost(tag, unsent, now))
         if self._controller is not None:
             process: Any = link.table.process
             lost = ReplicaLost(replica=tag, incarnation=process.incarnation)
@@ -215,7 +215,7 @@ class Proxy(LoopActor):
             self._run(
                 self._router.rejected(message.replica, message.rejected, now, draining=draining)
             )
-            self.loop.call_later(routing.SATURATED_S, self._wake)
+            self.loop.call_later(SATURATED_S, self._wake)
 
     def receiveMsg_AskProxy(self, message: AskProxy, sender: Address) -> None:
         """Answer questions of the HTTP front."""
@@ -228,11 +228,11 @@ class Proxy(LoopActor):
 
     # --- Effects --------------------------------------------------------------------------------
 
-    def _run(self, effects: routing.Effects) -> None:
+    def _run(self, effects: tickets.Effects) -> None:
         for effect in effects:
-            self._perform[type(effect)](effect)  # type: ignore[operator]
+            self._perform[type(effect)](effect)
 
-    def _assign(self, effect: routing.Assign) -> None:
+    def _assign(self, effect: tickets.Assign) -> None:
         ticket = effect.ticket
         caller = self._callers.get(str(ticket.caller))
         link = self._links.get(effect.replica)
@@ -253,17 +253,17 @@ class Proxy(LoopActor):
             )
         )
 
-    def _cancel(self, effect: routing.Cancel) -> None:
+    def _cancel(self, effect: tickets.Cancel) -> None:
         link = self._links.get(effect.replica)
         if link is not None:
             link.outbox.put(effect.ticket.number)
 
-    def _refuse(self, effect: routing.Refuse) -> None:
+    def _refuse(self, effect: tickets.Refuse) -> None:
         caller = self._callers.get(str(effect.caller))
         if caller is not None:
             caller.outbox.put(FailedAnswer(*effect[1:]))
 
-    def _ended(self, effect: routing.Ended) -> None:
+    def _ended(self, effect: tickets.Ended) -> None:
         self._metrics.ended(*effect)
 
     def _pack_run(self, incarnation: str, items: list[Any]) -> RunQueries:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
 
 from understudy.actors.messages import HttpAnswer, HttpCall
 from understudy.core.errors import UnsupportedResultError
@@ -90,13 +91,13 @@ async def _run_response(query_id: int, response: Response, request: Request) -> 
     start: dict[str, Any] = {}
     chunks: list[bytes] = []
 
-    async def send(event: dict[str, Any]) -> None:
+    async def send(event: Message) -> None:
         if event["type"] == "http.response.start":
             start.update(event)
         elif event["type"] == "http.response.body":
             chunks.append(bytes(event.get("body", b"")))
 
-    await response(request.scope, request.receive, send)  # type: ignore[arg-type]
+    await response(request.scope, request.receive, send)
     headers = tuple((bytes(k), bytes(v)) for k, v in start.get("headers", ()))
     return HttpAnswer(query_id, start["status"], headers, b"".join(chunks))
 

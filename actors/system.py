@@ -1,7 +1,7 @@
 """This host's system from outside: start it, stop it, see whether it runs.
 
-The host process (:mod:`understudy.actors.host`) is started as a clean process of its own session, so
-that no descriptor or thread of the caller reaches the actors.
+The host process (:mod:`understudy.actors.host`) is started as a clean process of its own session,
+so that no descriptor or thread of the caller reaches the actors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One copy of the user's code, on a thread and event loop of its own.
 
 Theory of operation. The actor's message loop must answer within 100 ms whatever user code does, so
-user code never runs on it: async code runs as tasks on this module's event loop, sync code on at most
-min(32, max_ongoing_requests) threads, ``check_health`` on a thread of its own. What finishes is
-handed back through ``post``, the loop's thread-safe entry. A running sync call cannot be stopped;
-cancelling it only drops its answer, and it holds its slot until it returns.
+user code never runs on it: async code runs as tasks on this module's event loop, sync code on at
+most min(32, max_ongoing_requests) threads, ``check_health`` on a thread of its own. What finishes
+is handed back through ``post``, the loop's thread-safe entry. A running sync call cannot be
+stopped; cancelling it only drops its answer, and it holds its slot until it returns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from understudy.core.errors import (
     InvalidRequestError,
     UnderstudyError,
     UnsupportedResultError,
-    error_status,
 )
 
 MAX_THREADS = 32
@@ -160,7 +159,7 @@ class UserCode:
         if user_config is not None:
             await self._reconfigure(user_config)
 
-    async def _construct(self, cls: type[Any], args: Any, kwargs: Any) -> Any:
+    async def _construct(self, cls: Any, args: Any, kwargs: Any) -> Any:
         if not inspect.iscoroutinefunction(cls.__init__):
             return cls(*args, **kwargs)
         instance = cls.__new__(cls)
@@ -271,9 +270,10 @@ class UserCode:
 def _is_async(function: Any) -> bool:
     if inspect.iscoroutinefunction(function):
         return True
-    return inspect.iscoroutinefunction(getattr(type(function), "__call__", None)) and not (
-        inspect.isfunction(function) or inspect.ismethod(function)
-    )
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        return False
+    call = getattr(type(function), "__call__", None)  # noqa: B004  # an instance's may be async
+    return inspect.iscoroutinefunction(call)
 
 
 def _takes_argument(function: Any) -> bool:

@@ -1,8 +1,8 @@
 """Applications: deployments brought up together, each a backend and the endpoint of its name.
 
-New code is a new backend beside the old one (tag ``app#deployment#<code hash>``). Traffic moves when
-all its replicas run; only then the old one is stopped. If the new code cannot start, it is deleted
-and the old one goes on serving. Settings alone are changed in place.
+New code is a new backend beside the old one (tag ``app#deployment#<code hash>``). Traffic moves
+when all its replicas run; only then the old one is stopped. If the new code cannot start, it is
+deleted and the old one goes on serving. Settings alone are changed in place.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """One backend: its replicas, brought from what is observed to what is desired.
 
 Theory of operation. The record (hard state) names the replicas that may have a process; it is saved
-before a process is asked for, so that no restart of the controller can lose one. Each replica's state
-(soft) follows the table in replica_states and is learnt anew by a new controller, which sends Start to
-every recorded replica: a running one answers that it runs.
+before a process is asked for, so that no restart of the controller can lose one. Each replica's
+state (soft) follows the table in replica_states and is learnt anew by a new controller, which sends
+Start to every recorded replica: a running one answers that it runs.
 
-:meth:`Backend.reconcile` compares and takes the next steps; it is cheap to call, and safe at any time.
-Stopping goes router first: a replica that is to go leaves the published table, and is told to stop when
-every proxy holds the table without it.
+:meth:`Backend.reconcile` compares and takes the next steps; it is cheap to call, and safe at any
+time. Stopping goes router first: a replica that is to go leaves the published table, and is told to
+stop when every proxy holds the table without it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Replica:
 
 
 class Backend:
-    """A backend's record and its replicas; ``released(now)`` tells whether all proxies are up to date.
+    """A backend's record and its replicas.
 
     ``changed`` is set when the record was replaced and needs saving.
     """

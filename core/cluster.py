@@ -1,9 +1,10 @@
 """The whole hard state and its reconciliation: what the controller decides.
 
 Theory of operation. A request validates first and changes records only then, so a refused request
-changes nothing. Observations change soft state only. :meth:`Cluster.advance` brings what was touched
-or is due one step nearer to what is wanted. The shell then saves :meth:`Cluster.take_changes`, and only
-after that performs the effects, pushes the news and answers: whatever anybody has seen is on disk.
+changes nothing. Observations change soft state only. :meth:`Cluster.advance` brings what was
+touched or is due one step nearer to what is wanted. The shell then saves
+:meth:`Cluster.take_changes`, and only after that performs the effects, pushes the news and answers:
+whatever anybody has seen is on disk.
 """
 
 from __future__ import annotations

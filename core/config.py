@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from understudy.core.errors import InvalidRequestError
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Settings(BaseModel):
@@ -75,7 +77,7 @@ class HTTPOptions(Settings):
     max_body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1)
 
 
-def validated(model: type[Any], values: Mapping[str, Any]) -> Any:
+def validated(model: type[M], values: Mapping[str, Any]) -> M:
     """Make ``model`` from ``values``; raise one InvalidRequestError that names every bad field."""
     try:
         return model(**values)

@@ -1,9 +1,9 @@
 """Long poll with snapshot ids per key: who holds what, and who waits for something newer.
 
-A listener sends the snapshot ids that it holds and is answered when a key has a newer one, when there
-is a key that it lacks, or when one of its keys is gone. Ids only grow, also over restarts of the
-controller, because the first one comes from the store's epoch. So any restart on either side heals
-itself: what a listener claims to hold is compared, never assumed.
+A listener sends the snapshot ids that it holds and is answered when a key has a newer one, when
+there is a key that it lacks, or when one of its keys is gone. Ids only grow, also over restarts of
+the controller, because the first one comes from the store's epoch. So any restart on either side
+heals itself: what a listener claims to hold is compared, never assumed.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ class Link:
             repeatable=repeatable,
             shard_key=shard_key,
         )
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[HttpAnswer | FailedAnswer] = self._loop.create_future()
         self._out(lambda caller: caller.submit(query, lambda answer: self._in(future, answer)))
         try:
-            return await future  # type: ignore[no-any-return]
+            return await future
         except asyncio.CancelledError:
             self._out(lambda caller: caller.cancel(query.id))
             raise

@@ -49,7 +49,7 @@ def with_note(error: BaseException, note: str) -> BaseException:
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]  # from 3.11
         error.__cause__ = RemoteTraceback(note)
     return error
 

@@ -95,8 +95,7 @@ def _http_options(given: HTTPOptions | Mapping[str, Any]) -> HTTPOptions:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"http_options={given!r}: must be HTTPOptions or a dict")
     current = session.current().settings.http.model_dump()
-    options: HTTPOptions = validated(HTTPOptions, {**current, **given})
-    return options
+    return validated(HTTPOptions, {**current, **given})
 
 
 def _wait_for_interrupt(name: str) -> None:

@@ -212,8 +212,8 @@ def _made(model: type[S], given: S | Mapping[str, Any] | None) -> S:
         return given
     if given is not None:
         _check_mapping(model.__name__, given)
-    made: S = validated(model, given or {})  # type: ignore[arg-type]
-    return made
+    values: Mapping[str, Any] = given or {}  # type: ignore[assignment]  # checked above
+    return validated(model, values)
 
 
 def _methods(methods: Sequence[str]) -> tuple[str, ...]:

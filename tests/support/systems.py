@@ -118,9 +118,9 @@ class RunningSystem:
     def get(self, path: str = "/", **request: Any) -> tuple[int, bytes]:
         """GET (or with ``data`` POST) a path; returns status and body."""
         try:
-            with urllib.request.urlopen(  # noqa: S310
+            with urllib.request.urlopen(
                 urllib.request.Request(self.url + path, **request),
-                timeout=30,  # noqa: S310
+                timeout=30,
             ) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
