@@ -1,7 +1,8 @@
 """Package metadata: each folder at the top is the subpackage of the same name.
 
 ``understudy`` itself is a PEP 420 namespace without a folder; the mapping below puts ``actors/`` at
-``understudy.actors`` and so on, because bare names such as ``persistence`` collide in site-packages.
+``understudy.actors`` and so on, because bare names such as ``persistence`` collide in
+site-packages.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ SUBPACKAGES = ("actors", "core", "http_front", "persistence", "serve")
 setup(
     name="understudy",
     version="0.1.0",
-    description="Python functions, classes and ASGI apps as replicated HTTP endpoints, in pure Python",
+    description="Python functions and classes as replicated HTTP endpoints, in pure Python",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -25,7 +26,7 @@ setup(
         "thespian==4.0.1",  # its transport's inside is used in actors/loop.py and actors/port.py
         "cloudpickle>=3.0",
         "falcon>=4.0",
-        "gunicorn>=25.1",  # the first with the native asgi worker that http_front uses
+        "gunicorn>=27.0,<28",  # http_front/worker.py reaches into its asgi worker
         "starlette>=0.40",
         "pydantic>=2.5",
         "click>=8.1",

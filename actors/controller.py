@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from understudy.actors import messages as m
@@ -59,7 +59,7 @@ class Controller(LoopActor):
         self._replicas: dict[str, Address] = {}  # where to send to, also before the first report
         self._processes: dict[str, m.Process] = {}
         self._unwatch: dict[str, Callable[[], None]] = {}
-        self._proxies: dict[m.Process, Address] = {}
+        self._proxies: dict[Hashable, Address] = {}  # by the Process of each
         self._parked: list[_Parked] = []
         self._answers: list[tuple[Address, m.RequestReply]] = []
         self._hosts: dict[str, dict[str, Any]] = {}
@@ -67,7 +67,7 @@ class Controller(LoopActor):
         self._turning = False
         self._stopping: m.StopCluster | None = None
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
-        self._requests = {
+        self._requests: dict[type[m.Request], Callable[[Any], Any]] = {
             m.CreateBackend: self._create_backend,
             m.UpdateBackendConfig: self._update_backend_config,
             m.DeleteBackend: self._delete_backend,
@@ -80,12 +80,12 @@ class Controller(LoopActor):
             ),
             m.GetStatus: lambda _: self._status(),
         }
-        self._held_requests = {
+        self._held_requests: dict[type[m.Request], Callable[[Any], None]] = {
             m.CreateEndpoint: self._create_endpoint,
             m.DeleteEndpoint: lambda r: self._cluster.delete_endpoint(r.name),
             m.SetTraffic: lambda r: self._cluster.set_traffic(r.endpoint, r.weights),
         }
-        self._perform = {
+        self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
             fx.Start: self._start,
             fx.Reconfigure: self._reconfigure,
             fx.Check: self._check,
@@ -146,10 +146,10 @@ class Controller(LoopActor):
             self._stop_cluster(message, sender)
         elif kind in self._held_requests:
             self._held_requests[kind](message)
-            name = getattr(message, "name", None) or getattr(message, "endpoint", "")
+            name: str = getattr(message, "name", "") or getattr(message, "endpoint", "")
             self._park(message, sender, lambda: self._held_reply(message, name), HELD_TIMEOUT_S)
         elif kind in self._requests:
-            value = self._requests[kind](message)  # type: ignore[operator]
+            value = self._requests[kind](message)
             self._reply(message, sender, value)
         else:
             raise InvalidRequestError(f"the controller does not know a request {kind.__name__}")
@@ -335,9 +335,9 @@ class Controller(LoopActor):
         if changes:
             self._save(changes)
         for effect in effects:
-            self._perform[type(effect)](effect)  # type: ignore[operator]
+            self._perform[type(effect)](effect)
         for listener, news in self._cluster.long_poll.take_news().items():
-            proxy = self._proxies.get(listener)  # type: ignore[call-overload]
+            proxy = self._proxies.get(listener)
             if proxy is not None:
                 self.loop.send(proxy, m.Changed(controller=self.process, snapshots=news))
         self._answer_parked()
@@ -391,16 +391,9 @@ class Controller(LoopActor):
     # --- Effects --------------------------------------------------------------------------------
 
     def _start(self, effect: fx.Start) -> None:
-        backend = self._cluster.backends[effect.backend]
-        record = backend.record
-        address = self._replicas.get(effect.replica)
-        if address is None:
-            # By global name: the admin makes the process, so that it outlives this controller, and
-            # whoever asks for the name again gets the same process.
-            address = self.createActor(Replica, globalName=f"replica {effect.replica}")
-            self._replicas[effect.replica] = address
+        record = self._cluster.backends[effect.backend].record
         self.loop.send(
-            address,
+            self._address_of(effect.replica),
             m.StartReplica(
                 replica=effect.replica,
                 backend=record.tag,
@@ -413,6 +406,16 @@ class Controller(LoopActor):
                 config_id=record.config_id,
             ),
         )
+
+    def _address_of(self, tag: str) -> Address:
+        """Return where a replica is; by global name, when this controller has not heard of it yet.
+
+        The admin makes the process, so that it outlives this controller, and whoever asks for the
+        name again gets the same process: nothing that a crash left behind can be missed.
+        """
+        if tag not in self._replicas:
+            self._replicas[tag] = self.createActor(Replica, globalName=f"replica {tag}")
+        return self._replicas[tag]
 
     def _load_code(self, digest: str) -> bytes:
         if self._code[0] != digest:
@@ -435,11 +438,8 @@ class Controller(LoopActor):
         if process is not None:
             logger.warning("killing replica %s (pid %d)", effect.replica, process.pid)
             send_signal(process, signal.SIGKILL)
-        else:  # it never reported, so there is nothing to kill and nothing to wait for
-            self._cluster.replica_exited(effect.replica, time.monotonic())
-            self._changed()
+        else:  # it has not reported to this controller; it will when it hears this
+            self._send_replica(effect.replica, m.StopReplica(drain_s=0.0))
 
     def _send_replica(self, tag: str, message: m.Message) -> None:
-        address = self._replicas.get(tag)
-        if address is not None:
-            self.loop.send(address, message)
+        self.loop.send(self._address_of(tag), message)

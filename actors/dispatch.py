@@ -2,9 +2,9 @@
 
 Theory of operation. A caller (a gunicorn worker, a script with handles, a replica whose code calls
 handles) keeps every query until its first answer; later ones for the same id are ignored. Queries
-go to the proxy in batches through one outbox. When the proxy dies, those that may be repeated or were
-not sent wait for the next proxy and go to it; the others fail with ReplicaUnavailableError, because
-nobody knows whether they ran.
+go to the proxy in batches through one outbox. When the proxy dies, those that may be repeated or
+were not sent wait for the next proxy and go to it; the others fail with ReplicaUnavailableError,
+because nobody knows whether they ran.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from understudy.actors.loop import Loop, Outbox, Timer
@@ -137,7 +138,7 @@ class Caller:
             if isinstance(item, _Cancel) or item.query.id not in self._entries:
                 continue
             if item.query.repeatable:
-                self.loop.call_later(RESEND_S, lambda entry=item: self._resend(entry))
+                self.loop.call_later(RESEND_S, partial(self._resend, item))
             else:
                 self._fail(item, "the proxy did not take the query")
 
@@ -176,6 +177,11 @@ class PendingQuery:
         self.request_id = request_id
         self.future: Future[Answer] = Future()
 
+    def answered(self, answer: Answer) -> None:
+        """Give the future its result, unless it was cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(answer)
+
 
 class QueryClient:
     """A thread-safe face of :class:`Caller`, with futures; what handles use."""
@@ -209,12 +215,7 @@ class QueryClient:
             repeatable=repeatable,
             shard_key=shard_key,
         )
-        future = pending.future
-        self._caller.loop.post(
-            lambda: self._caller.submit(
-                query, lambda answer: None if future.cancelled() else future.set_result(answer)
-            )
-        )
+        self._caller.loop.post(lambda: self._caller.submit(query, pending.answered))
         return pending
 
     def cancel(self, pending: PendingQuery) -> None:

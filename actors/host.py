@@ -5,8 +5,8 @@ taken over, the remains of a broken one are killed, and what is missing is start
 admin, or of an actor system that cannot be repaired, is dealt with by starting over: kill the
 actors, then become a new host process by exec, with the same pid and the same listening socket.
 
-The actor system is forked from this process before it has a second thread, so that actors inherit the
-loaded modules (and share their memory) but no locks.
+The actor system is forked from this process before it has a second thread, so that actors inherit
+the loaded modules (and share their memory) but no locks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from understudy.actors.processes import (
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.actors.system import HOST_ROLE, kill_system
 from understudy.core.errors import StartError, UnderstudyError
-from understudy.persistence.errors import StoreError
+from understudy.persistence.errors import StoreError, StoreMissingError
 from understudy.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,9 @@ class Host:
         check_store(self.settings)
         self._adopt_or_clear()
         if self._front is None:
-            self._socket = self._socket or bind_http(self.settings)
+            self._socket = bind_http(self.settings)
+            # Actors must not keep the port open when this process and the front are gone.
+            os.register_at_fork(after_in_child=self._socket.close)
             self._start_front()
         if self._admin is None:
             self._start_actor_system()
@@ -172,6 +174,10 @@ class Host:
         if self._front is not None:
             self.port.loop.watch_process(self._front, self._later(self._front_died))
 
+    def _watch_logger(self) -> None:
+        if self._logger is not None:
+            self.port.loop.watch_process(self._logger, self._later(self._logger_died))
+
     def _later(self, action: Callable[[], None]) -> Callable[[], None]:
         return lambda: self._events.put(action)
 
@@ -236,7 +242,7 @@ class Host:
         self._start_over()
 
     def _logger_died(self) -> None:
-        """The admin starts another logger; only its pid is to be learnt."""
+        """Learn the pid of the logger that the admin starts instead."""
         deadline = time.monotonic() + 2.0
         while self._admin is not None and is_alive(self._admin) and time.monotonic() < deadline:
             loggers = [p for p in child_pids(self._admin.pid) if "ogger" in _command_line(p)]
@@ -245,9 +251,7 @@ class Host:
                 logger.warning("the actor system's logger died; its new pid is %d", found.pid)
                 self._logger = found
                 self.records.add(found, LOGGER_ROLE)
-                self.port.loop.post(
-                    lambda: self.port.loop.watch_process(found, self._later(self._logger_died))
-                )
+                self.port.loop.post(self._watch_logger)
                 return
             time.sleep(READY_POLL_S)
         self._start_over()
@@ -255,7 +259,7 @@ class Host:
     def _start_over(self) -> None:
         os.environ["UNDERSTUDY_READY_FD"] = ""
         if self._socket is not None:
-            os.set_inheritable(self._socket.fileno(), True)  # noqa: FBT003
+            os.set_inheritable(self._socket.fileno(), True)
             os.environ["UNDERSTUDY_HOST_SOCKET_FD"] = str(self._socket.fileno())
         if self._admin is not None:
             self.records.remove(self._admin)
@@ -318,6 +322,7 @@ class Host:
             if time.monotonic() > deadline:
                 raise StartError(f"{url_of(self.settings)}/-/healthz does not answer 200")
             time.sleep(READY_POLL_S)
+        self.port.loop.post(self._send_report)  # now with the front's workers
 
     # --- Stop -----------------------------------------------------------------------------------
 
@@ -343,6 +348,8 @@ def check_store(settings: HostSettings) -> None:
     try:
         if settings.store_dir.exists():
             FileStore.open(settings.store_dir, namespace="controller", read_only=True).close()
+    except StoreMissingError:
+        return  # the folder is there, and nothing was saved yet
     except StoreError as error:
         raise StartError(str(error)) from error
 
@@ -375,7 +382,8 @@ def describe_holder(port: int) -> str | None:
     import psutil  # noqa: PLC0415  # only for this
 
     for connection in psutil.net_connections("inet"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+        listens = connection.status == psutil.CONN_LISTEN
+        if listens and connection.laddr and connection.laddr.port == port:
             if connection.pid is None:
                 return "a process of another user"
             return f"pid {connection.pid} ({_command_line(connection.pid)[:80]})"

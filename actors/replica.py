@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -98,16 +99,15 @@ class Replica(LoopActor):
         self._controller = sender
         if self._state != "draining":
             self._state = "draining"
-            self._report()
-            self.loop.call_later(message.drain_s, self._leave)
-            self._drain()
+            self._report(then=self._drain)
+            self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
 
     def receiveMsg_MeetProxy(self, message: MeetProxy, _sender: Address) -> None:
         """Send the queries of handles made here to this proxy."""
         self._caller.met_proxy(message.proxy, message.process)
 
     def receiveMsg_AttachCallerReply(self, message: AttachCallerReply, _sender: Address) -> None:
-        """The proxy knows this replica as a caller."""
+        """Take note that the proxy knows this replica as a caller."""
         self._caller.attached(message)
 
     def receiveMsg_AnswerQueries(self, message: AnswerQueries, _sender: Address) -> None:
@@ -149,7 +149,8 @@ class Replica(LoopActor):
     def _room(self) -> int:
         if self._state != "running":
             return 0
-        return max(self._config["max_ongoing_requests"] - self._running, 0)
+        limit: int = self._config["max_ongoing_requests"]
+        return max(limit - self._running, 0)
 
     def _finished(
         self, proxy: str, assignment: Assignment, answer: Answer | None, seconds: float
@@ -228,7 +229,13 @@ class Replica(LoopActor):
         else:
             self._report()
 
-    def _report(self, check_id: int = 0, failure: Failure | None = None) -> None:
+    def _report(
+        self,
+        check_id: int = 0,
+        failure: Failure | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Report to the controller; ``then`` is called when it was taken, or cannot be."""
         if self._controller is None:
             return
         failure = failure or self._failure
@@ -244,6 +251,8 @@ class Replica(LoopActor):
                 error="" if failure is None else failure.traceback,
                 exception=None if failure is None else failure.exception,
             ),
+            on_sent=then,
+            on_failed=then,
         )
 
     def _name(self) -> str:

@@ -51,6 +51,9 @@ class RequestIds:
         return f"{self._prefix}{next(self._counter):08x}"
 
 
+CLOSE = (b"connection", b"close")
+
+
 class Exchange:
     """A request and the state of its answer; ``path`` is the one to route by."""
 
@@ -60,6 +63,7 @@ class Exchange:
         "bytes_out",
         "full_path",
         "head",
+        "is_last",
         "method",
         "path",
         "raw_path",
@@ -82,6 +86,7 @@ class Exchange:
         self.body = b""
         # Headers to send in place of Falcon's: it keeps one value per name, as str.
         self.reply_headers: Headers | None = None
+        self.is_last = False  # whether the answer asks the client to close the connection
         self.status = 0  # 0 until the answer has begun
         self.bytes_out = 0
         self._send = send
@@ -113,6 +118,8 @@ class Exchange:
             if headers is None:
                 headers = list(event["headers"])
             headers.append((b"x-request-id", self.request_id.encode("ascii")))
+            if self.is_last:
+                headers.append(CLOSE)
             event = {"type": "http.response.start", "status": self.status, "headers": headers}
         else:
             self.bytes_out += len(event.get("body", b""))

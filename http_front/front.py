@@ -5,7 +5,9 @@ within the limit; let Falcon answer; write its line in the access log. The body 
 Falcon, because Falcon takes a truncated body for a whole one and has no limit.
 
 States: serving, then draining (set by the worker on SIGTERM, never taken back). While draining,
-what is in flight goes on and everything new is answered 503.
+what is in flight goes on and everything new is answered 503. A worker whose master died hands over
+to the next master's workers instead: it goes on serving the connections it has, and asks each
+client to come back on a new one.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from understudy.http_front.body import (
 from understudy.http_front.dispatcher import Dispatcher
 from understudy.http_front.exchange import (
     CLIENT_LEFT,
+    CLOSE,
     SCOPE_KEY,
     Event,
     Exchange,
@@ -41,7 +44,6 @@ _logger = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_CLOSE = (b"connection", b"close")
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
 
 
@@ -56,6 +58,7 @@ class Front:
         self, options: HTTPOptions, dispatcher: Dispatcher, answer: App, access_log: AccessLog
     ) -> None:
         self.draining = False
+        self.handing_over = False
         self.in_flight = 0
         self.access_log = access_log
         self._dispatcher = dispatcher
@@ -103,7 +106,8 @@ class Front:
         """Read the request; return the refusal if it is not to be answered by Falcon."""
         if self.draining:
             text = "this server is stopping"
-            return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), _CLOSE])
+            return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), CLOSE])
+        exchange.is_last = self.handing_over
         head = exchange.head
         if b"host" not in head and exchange.scope["http_version"] == "1.1":
             text = "the Host header is missing, which HTTP/1.1 requires"
@@ -114,10 +118,10 @@ class Front:
         except BodyTooLargeError as error:
             size = "" if error.size is None else f" of {error.size} bytes"
             text = f"the body{size} is over the limit of {self._max_body_bytes} bytes"
-            return error_reply(413, "InvalidRequestError", text, exchange, [_CLOSE])
+            return error_reply(413, "InvalidRequestError", text, exchange, [CLOSE])
         except BodyIncompleteError:
             text = "the request body did not arrive in full"
-            return error_reply(408, "InvalidRequestError", text, exchange, [_CLOSE])
+            return error_reply(408, "InvalidRequestError", text, exchange, [CLOSE])
         return None
 
     def _scope_for_falcon(self, exchange: Exchange) -> Scope:

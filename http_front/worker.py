@@ -31,6 +31,7 @@ HEADERS_TIMEOUT_S = 30.0
 SWEEP_S = 5.0
 DRAIN_POLL_S = 0.05
 DRAIN_MARGIN_S = 1.0  # before the master's SIGKILL, to stop the link and flush the log
+HAND_OVER_S = 2.0  # what is idle for so long after the master's death is closed
 FRESH_S = 0.3  # while draining, how long a new connection may take to send its request
 BACKLOG = 2048
 
@@ -124,12 +125,26 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _shutdown(self) -> None:
         """Finish what is in flight, then stop as gunicorn does."""
+        if self.ppid != os.getppid():
+            await self._hand_over()
         self.asgi.draining = True
         closing = asyncio.create_task(self._keep_closing_idle())
         if not self._quick_shutdown:
             await self._drain()
         await super()._shutdown()
         closing.cancel()
+
+    async def _hand_over(self) -> None:
+        """Leave new connections to the next master's workers, and serve those that are here.
+
+        Each one's next answer asks the client to close it; those that stay idle are closed.
+        """
+        self.asgi.handing_over = True
+        for server in self.servers:
+            server.close()
+        deadline = self.loop.time() + HAND_OVER_S
+        while self.nr_conns and self.loop.time() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def _drain(self) -> None:
         deadline = self.loop.time() + max(0.0, self.cfg.graceful_timeout - DRAIN_MARGIN_S)

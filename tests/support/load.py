@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from typing_extensions import Self
+
 
 @dataclass
 class Tally:
@@ -28,7 +30,8 @@ class Tally:
     def summary(self) -> str:
         """Return one line for people."""
         kinds = Counter(what for _, _, what in self.failures)
-        return f"{self.ok} ok, {len(self.failures)} failed {dict(kinds)}, gap {self.longest_gap_s:.2f} s"
+        failed = f"{len(self.failures)} failed {dict(kinds)}"
+        return f"{self.ok} ok, {failed}, gap {self.longest_gap_s:.2f} s"
 
 
 class GetLoad:
@@ -42,7 +45,7 @@ class GetLoad:
         self.tally = Tally()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
 
-    def __enter__(self) -> GetLoad:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -69,7 +72,8 @@ class GetLoad:
                 continue
             try:
                 while not self._ending.is_set():
-                    await self._request_once(reader, writer, number)
+                    if not await self._request_once(reader, writer, number):
+                        break
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self._failed(number, f"{type(error).__name__}")
             finally:
@@ -77,7 +81,8 @@ class GetLoad:
 
     async def _request_once(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
-    ) -> None:
+    ) -> bool:
+        """Send one request; False when the server asks to close the connection."""
         writer.write(self._request)
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head[9:12])
@@ -87,6 +92,7 @@ class GetLoad:
             self.tally.note_ok(time.monotonic())
         else:
             self._failed(number, str(status))
+        return b"connection: close" not in head.lower()
 
     def _failed(self, number: int, what: str) -> None:
         self.tally.failures.append((time.monotonic(), number, what))
