@@ -22,7 +22,8 @@ from understudy.actors.processes import is_alive, send_signal
 from understudy.actors.replica import Replica
 from understudy.core import effects as fx
 from understudy.core import status
-from understudy.core.cluster import Changes, Cluster
+from understudy.core.changes import Changes
+from understudy.core.cluster import Cluster
 from understudy.core.errors import InvalidRequestError, UnderstudyError
 from understudy.core.tables import ENDPOINT_PREFIX
 from understudy.persistence.checkpoints import Checkpoints
@@ -240,7 +241,7 @@ class Controller(LoopActor):
         for tag, address in self._replicas.items():
             backend = self._cluster.backend_of(tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
-            self.loop.send(address, m.StopReplica(drain_s=drain_s))
+            self.loop.send(address, m.StopReplica(replica=tag, drain_s=drain_s))
         self._park(message, sender, lambda: self._stopped_reply(message))
 
     def _stopped_reply(self, message: m.StopCluster) -> m.RequestReply | None:
@@ -256,7 +257,7 @@ class Controller(LoopActor):
         if listener not in self._proxies:
             self.loop.watch_process(listener, lambda: self._proxy_gone(listener))
         self._proxies[listener] = sender
-        news = self._cluster.long_poll.listen(listener, message.known, time.monotonic())
+        news = self._cluster.long_poll.listen(listener, message.known)
         if not self._cluster.long_poll.is_parked(listener):
             self.loop.send(sender, m.Changed(controller=self.process, snapshots=news))
         self._cluster.listener_changed()
@@ -293,7 +294,7 @@ class Controller(LoopActor):
             exception=message.exception,
         )
         if not known and message.state != "draining":
-            self.loop.send(sender, m.StopReplica(drain_s=0.0))
+            self.loop.send(sender, m.StopReplica(replica=tag, drain_s=0.0))
         self._changed()
 
     def receiveMsg_ChildActorExited(self, message: Any, _sender: Address) -> None:
@@ -431,7 +432,7 @@ class Controller(LoopActor):
         self._send_replica(effect.replica, m.CheckReplica(check_id=effect.check_id))
 
     def _stop(self, effect: fx.Stop) -> None:
-        self._send_replica(effect.replica, m.StopReplica(drain_s=effect.drain_s))
+        self._send_replica(effect.replica, m.StopReplica(**effect._asdict()))
 
     def _kill(self, effect: fx.Kill) -> None:
         process = self._processes.get(effect.replica)
@@ -439,7 +440,7 @@ class Controller(LoopActor):
             logger.warning("killing replica %s (pid %d)", effect.replica, process.pid)
             send_signal(process, signal.SIGKILL)
         else:  # it has not reported to this controller; it will when it hears this
-            self._send_replica(effect.replica, m.StopReplica(drain_s=0.0))
+            self._stop(fx.Stop(effect.replica, 0.0))
 
     def _send_replica(self, tag: str, message: m.Message) -> None:
         self.loop.send(self._address_of(tag), message)

@@ -287,8 +287,12 @@ class CheckReplica(Message):
 
 @message
 class StopReplica(Message):
-    """Controller to replica: finish what you have within ``drain_s``, then exit; may repeat."""
+    """Controller to replica: finish what you have within ``drain_s``, then exit; may repeat.
 
+    ``replica`` names the receiver, which may not have been started yet.
+    """
+
+    replica: str
     drain_s: float
 
 

@@ -91,8 +91,17 @@ class ThreadLoop(Loop):
             if isinstance(envelope, ReceiveEnvelope):
                 self._guarded(partial(self._received, envelope))
             self.finish_turn()
-        self._transport.close()
+        self._close_transport()
         self.close()
+
+    def _close_transport(self) -> None:
+        """Close it with its idle and half-done connections, which Thespian leaves to the garbage."""
+        transport = self._transport
+        sockets = [idle.socket for idle in transport._openSockets.values()]
+        sockets += [intent.socket for intent in transport._transmitIntents.values()]
+        transport.close()
+        for each in sockets:
+            each.close()
 
     def _received(self, envelope: Any) -> None:
         if isinstance(envelope.message, WatchMessage):

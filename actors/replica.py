@@ -53,6 +53,7 @@ class Replica(LoopActor):
         """See :meth:`LoopActor.started`."""
         self._controller: Address | None = None
         self._order: StartReplica | None = None
+        self._tag = ""  # known from the first order
         self._config: dict[str, Any] = {}
         self._config_id = 0
         self._state = "idle"
@@ -96,7 +97,7 @@ class Replica(LoopActor):
 
     def receiveMsg_StopReplica(self, message: StopReplica, sender: Address) -> None:
         """Finish what runs, within ``drain_s``, then end the process."""
-        self._controller = sender
+        self._controller, self._tag = sender, message.replica
         if self._state != "draining":
             self._state = "draining"
             self._report(then=self._drain)
@@ -192,7 +193,7 @@ class Replica(LoopActor):
 
     def _pack_outcomes(self, items: list[Outcome | int]) -> QueriesFinished:
         return QueriesFinished(
-            replica=self._order.replica if self._order else "",
+            replica=self._tag,
             incarnation=self.process.incarnation,
             finished=tuple(item for item in items if isinstance(item, Outcome)),
             rejected=tuple(item for item in items if isinstance(item, int)),
@@ -202,7 +203,7 @@ class Replica(LoopActor):
     # --- User code's life ---------------------------------------------------------------------
 
     def _begin_loading(self, order: StartReplica) -> None:
-        self._order = order
+        self._order, self._tag = order, order.replica
         self._state = "starting"
         self._config, self._config_id = order.config, order.config_id
         file_name = re.sub(r"[^\w.#:-]", "_", order.replica)
@@ -214,7 +215,7 @@ class Replica(LoopActor):
     def _loaded(self, failure: Failure | None) -> None:
         self._failure = failure
         if failure is not None:
-            logger.error("%s could not start: %s", self._name(), failure.traceback)
+            logger.error("%s could not start: %s", self._tag, failure.traceback)
         if self._state == "starting":
             self._state = "failed" if failure is not None else "running"
         self._report()
@@ -242,7 +243,7 @@ class Replica(LoopActor):
         self.loop.send(
             self._controller,
             ReplicaReported(
-                replica=self._name(),
+                replica=self._tag,
                 process=self.process,
                 state=self._state,
                 config_id=self._config_id,
@@ -254,9 +255,6 @@ class Replica(LoopActor):
             on_sent=then,
             on_failed=then,
         )
-
-    def _name(self) -> str:
-        return self._order.replica if self._order else ""
 
     def _drain(self) -> None:
         if self._running or self._undelivered:

@@ -30,6 +30,14 @@ from understudy.core.errors import StartError
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
 HOST_ROLE = "host"
+# The fork makes it nobody's child but init's: it may outlive the caller, and is never its zombie.
+_HOST_PROGRAM = """
+import os, sys
+if os.fork():
+    os._exit(0)
+from understudy.actors.host import main
+sys.exit(main())
+"""
 
 
 def start(
@@ -45,11 +53,11 @@ def start(
     on_progress("starting the actor system and the HTTP front")
     read_fd, write_fd = os.pipe()
     try:
-        child = _spawn(settings, write_fd)
+        _spawn(settings, write_fd)
     finally:
         os.close(write_fd)
     try:
-        outcome = _read_outcome(read_fd, child)
+        outcome = _read_outcome(read_fd)
     finally:
         os.close(read_fd)
     if outcome == "running":
@@ -114,12 +122,12 @@ def _prepare_folders(settings: HostSettings) -> None:
             ) from None
 
 
-def _spawn(settings: HostSettings, ready_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(settings: HostSettings, ready_fd: int) -> None:
     environ = {**os.environ, **settings.to_environ(), "UNDERSTUDY_READY_FD": str(ready_fd)}
     log = settings.logs_dir / "host.log"
     with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "understudy.actors.host"],
+        subprocess.run(
+            [sys.executable, "-c", _HOST_PROGRAM],
             env=environ,
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -127,21 +135,20 @@ def _spawn(settings: HostSettings, ready_fd: int) -> subprocess.Popen[bytes]:
             stderr=output,
             pass_fds=(ready_fd,),
             start_new_session=True,
+            check=True,
         )
 
 
-def _read_outcome(fd: int, child: subprocess.Popen[bytes]) -> str:
+def _read_outcome(fd: int) -> str:
     """Read the host process's one line: "ready", "running", or what went wrong."""
     deadline = time.monotonic() + START_TIMEOUT_S
     text = b""
     while not text.endswith(b"\n"):
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
-            child.terminate()
             return f"the system was not ready within {START_TIMEOUT_S:g} s; see logs/host.log"
         chunk = os.read(fd, 65536)
         if not chunk:
-            code = child.wait()
-            return f"the host process ended with code {code}; see logs/host.log in the state dir"
+            return "the host process died at its start; see logs/host.log in the state dir"
         text += chunk
     return text.decode().strip()
