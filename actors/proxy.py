@@ -53,7 +53,7 @@ class _Link(NamedTuple):
 
 
 class Proxy(LoopActor):
-    """Dispatches callers' queries to replicas as its :class:`~understudy.core.tickets.Router` says.
+    """Dispatches callers' queries to replicas as its :class:`~understudy.core.routing.Router` says.
 
     It holds no hard state: a new one learns its tables from the controller by long poll, and its
     callers attach again when they see that the old one is gone.

@@ -34,17 +34,28 @@ class SpecLike(Protocol):
     """One deployment, as a deploy call describes it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name within the application."""
+
     @property
-    def code(self) -> bytes: ...
+    def code(self) -> bytes:
+        """What a replica loads."""
+
     @property
-    def code_hash(self) -> str: ...
+    def code_hash(self) -> str:
+        """What makes two backends equal: code and version."""
+
     @property
-    def version(self) -> str | None: ...
+    def version(self) -> str | None:
+        """What the user calls it."""
+
     @property
-    def config(self) -> Mapping[str, Any]: ...
+    def config(self) -> Mapping[str, Any]:
+        """Fields of BackendConfig."""
+
     @property
-    def actor_options(self) -> Mapping[str, Any]: ...
+    def actor_options(self) -> Mapping[str, Any]:
+        """Fields of ActorOptions."""
 
 
 def endpoint_name(application: str, deployment: str) -> str:
@@ -68,8 +79,9 @@ def deploy(
     specs = tuple(specs)
     configs = _check(cluster, name, ingress, route_prefix, specs)
     before = cluster.applications.get(name)
-    old = dict(before.deployments) if before is not None else {}
     changed = before is None or before.deleting
+    # What is being deleted serves no more: such an application comes up like a new one.
+    old = {} if before is None or before.deleting else dict(before.deployments)
     new: dict[str, DeploymentRecord] = {}
     for spec in specs:
         tag = backend_tag(name, spec.name, spec.code_hash)
@@ -123,12 +135,12 @@ def progress(cluster: Cluster, name: str) -> Progress:
     application = cluster.applications.get(name)
     if application is None:
         return Progress(done=True)
+    if application.deleting:
+        return Progress()
     for deployment in application.deployments.values():
         if deployment.failure:
             text = f"deployment {deployment.name!r} of application {name!r}: {deployment.failure}"
             return Progress(error=text, exception=deployment.exception)
-    if application.deleting:
-        return Progress()
     return Progress(done=all(is_up(cluster, name, d) for d in application.deployments.values()))
 
 
@@ -140,6 +152,7 @@ def is_up(cluster: Cluster, application: str, deployment: DeploymentRecord) -> b
         deployment.serving == deployment.target
         and backend is not None
         and backend.settled
+        and not backend.record.failure
         and held(BACKEND_PREFIX + deployment.target)
         and held(ENDPOINT_PREFIX + endpoint_name(application, deployment.name))
     )
@@ -197,10 +210,7 @@ def _bring_up(
         cluster.add_backend(record, spec.code)
         return True
     changed = backend.set_config(config)
-    if backend.record.deleting:
-        backend.update(deleting=False, force=False)
-        changed = True
-    if backend.record.failure:
+    if backend.record.deleting or backend.record.failure:
         backend.try_again()
         changed = True
     if backend.record.actor_options != options.model_dump():

@@ -5,6 +5,9 @@ before a process is asked for, so that no restart of the controller can lose one
 state (soft) follows the table in replica_states and is learnt anew by a new controller, which sends
 Start to every recorded replica: a running one answers that it runs.
 
+Until such a replica has answered, or is given up as silent, it is *recovering*, and is not told to
+stop: whether it is the one to go is not known yet.
+
 :meth:`Backend.reconcile` compares and takes the next steps; it is cheap to call, and safe at any
 time. Stopping goes router first: a replica that is to go leaves the published table, and is told to
 stop when every proxy holds the table without it.
@@ -13,7 +16,7 @@ stop when every proxy holds the table without it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +26,10 @@ from understudy.core.records import BackendRecord
 from understudy.core.replica_states import LIVE, ReplicaEvent, ReplicaState, next_state
 from understudy.core.tables import BackendTable, ReplicaTable
 
-RESEND_START_S = 1.0
+RESEND_S = 1.0
 SILENT_START_S = 30.0  # a process that has not reported by then is taken for broken
 KILL_MARGIN_S = 1.0  # past the drain time, before SIGKILL
+SILENT_EXIT_S = 5.0  # past that; one that has never reported is then taken for gone
 RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
@@ -46,11 +50,12 @@ class Replica:
     config_id: int = 0  # the newest that it has applied
     told_config_id: int = 0
     ongoing: int = 0
-    ask_at: float = 0.0  # when to send Start again, or the next health check
+    ask_at: float = 0.0  # when to send again what its state asks for, or the next health check
     check_id: int = 0
     check_sent_at: float | None = None
     missed_checks: int = 0
     reported: bool = False
+    recovering: bool = False  # known from the record only
 
     def move(self, event: ReplicaEvent, now: float) -> None:
         """Take the table's transition."""
@@ -69,12 +74,11 @@ class Backend:
         self.changed = False
         # Recorded replicas may have a process already: they are asked, as if just told to start.
         self.replicas = {
-            tag: Replica(tag, state=ReplicaState.STARTING, since=now, ask_at=now)
+            tag: Replica(tag, ReplicaState.STARTING, since=now, ask_at=now, recovering=True)
             for tag in record.replicas
         }
         self._failures = 0  # constructors that raised or died, since the last success
         self._last_error = ""
-        self._last_exception: bytes | None = None
         self._crashes = 0
         self._start_at = 0.0  # no new replica before
 
@@ -99,9 +103,9 @@ class Backend:
             self.update(deleting=True, force=force or self.record.force)
 
     def try_again(self) -> None:
-        """Start anew after it was given up."""
-        self._failures, self._start_at = 0, 0.0
-        self.update(failure="", exception=None)
+        """Start anew after it was given up or was to be deleted, as if it had never run."""
+        self._failures, self._start_at, self._last_error = 0, 0.0, ""
+        self.update(deleting=False, force=False, ran=False, failure="", exception=None)
 
     @property
     def wanted(self) -> int:
@@ -115,6 +119,16 @@ class Backend:
         return len(live) == self.wanted and all(
             r.state is ReplicaState.RUNNING and r.config_id >= self.record.config_id for r in live
         )
+
+    @property
+    def recovered(self) -> bool:
+        """Whether it is known of every recorded replica how it is."""
+        return not any(replica.recovering for replica in self.replicas.values())
+
+    @property
+    def releasing(self) -> bool:
+        """Whether a replica waits for all proxies to hold the table without it."""
+        return any(r.state is ReplicaState.SHOULD_STOP for r in self.replicas.values())
 
     @property
     def trouble(self) -> str:
@@ -156,20 +170,25 @@ class Backend:
         replica = self.replicas.get(tag)
         if replica is None or replica.state is ReplicaState.STOPPED:
             return
-        replica.reported = True
+        replica.reported, replica.recovering = True, False
         replica.address, replica.process, replica.ongoing = address, process, ongoing
+        if replica.state is ReplicaState.RUNNING and state == "draining":
+            replica.move(ReplicaEvent.RETIRE, now)  # told to stop by a controller that died
         if check_id:
-            self._checked(replica, check_id, error, now)
+            self._checked(replica, check_id, config_id, error, now)
             return
         if error and replica.state is ReplicaState.RUNNING and config_id > replica.config_id:
             self._last_error = error  # reconfigure raised; the replica goes on as it is
         replica.config_id = max(config_id, replica.config_id)
-        if replica.state is not ReplicaState.STARTING:
-            return
+        if replica.state is ReplicaState.STARTING:
+            self._start_reported(replica, state, error, exception, now)
+
+    def _start_reported(
+        self, replica: Replica, state: str, error: str, exception: bytes | None, now: float
+    ) -> None:
+        replica.ask_at = now + self.config.health_check_period_s
         if state == "running":
             replica.move(ReplicaEvent.STARTED, now)
-            replica.ask_at = now + self.config.health_check_period_s
-            self._started(now)
         elif state in {"failed", "draining"}:
             replica.move(ReplicaEvent.FAILED, now)
             if state == "failed":
@@ -181,6 +200,7 @@ class Backend:
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.SHOULD_START}:
             return
         before, lived_s = replica.state, now - replica.since
+        replica.recovering = False
         replica.move(ReplicaEvent.EXITED, now)
         if before is ReplicaState.STARTING:
             self._failed("its process died while it was starting", None, now)
@@ -190,16 +210,14 @@ class Backend:
             if self._crashes > 1:
                 self._start_at = now + _backoff(self._crashes - 1)
 
-    def _started(self, _now: float) -> None:
-        if self.settled:
-            self._failures = 0
-            self._last_error = ""
-            if not self.record.ran:
-                self.update(ran=True)
+    def _came_up(self) -> None:
+        self._failures, self._last_error = 0, ""
+        if not self.record.ran:
+            self.update(ran=True)
 
     def _failed(self, error: str, exception: bytes | None, now: float) -> None:
         self._failures += 1
-        self._last_error, self._last_exception = error, exception
+        self._last_error = error
         self._start_at = now + _backoff(self._failures)
         limit = min(
             self.config.max_constructor_retry_count, TRIES_PER_REPLICA * self.config.num_replicas
@@ -207,31 +225,37 @@ class Backend:
         if not self.record.ran and self._failures >= limit and not self.record.failure:
             self.update(failure=error, exception=exception)
 
-    def _checked(self, replica: Replica, check_id: int, error: str, now: float) -> None:
+    def _checked(
+        self, replica: Replica, check_id: int, config_id: int, error: str, now: float
+    ) -> None:
         if check_id != replica.check_id or replica.state is not ReplicaState.RUNNING:
             return
         replica.check_sent_at = None
         replica.ask_at = now + self.config.health_check_period_s
-        self._count_check(replica, missed=bool(error))
+        replica.missed_checks = replica.missed_checks + 1 if error else 0
+        replica.told_config_id = min(replica.told_config_id, config_id)  # or it is told again
         if error:
             self._last_error = error
 
-    def _count_check(self, replica: Replica, *, missed: bool) -> None:
-        replica.missed_checks = replica.missed_checks + 1 if missed else 0
-
     # --- The next steps -------------------------------------------------------------------------
 
-    def reconcile(self, released: Callable[[], bool], now: float) -> list[Effect]:
-        """Take the next steps toward what is wanted."""
+    def reconcile(self, publish: Callable[[BackendTable], bool], now: float) -> list[Effect]:
+        """Take the next steps toward what is wanted.
+
+        ``publish`` makes a table the newest, and tells whether every proxy holds it already.
+        """
+        effects = self._give_up_silent(now)
+        self._retire_unhealthy(now)
         self._choose(now)
-        effects: list[Effect] = []
+        released = publish(self.table())
         for replica in list(self.replicas.values()):
-            step = self._STEPS[replica.state]
-            effects += step(self, replica, released, now)
+            effects += self._STEPS[replica.state](self, replica, released, now)
         tags = tuple(t for t, r in self.replicas.items() if r.state is not ReplicaState.STOPPED)
-        if tags != self.record.replicas:
+        if len(tags) < len(self.replicas) or tags != self.record.replicas:
             self.replicas = {tag: self.replicas[tag] for tag in tags}
             self.update(replicas=tags)
+        if self.wanted and self.settled:
+            self._came_up()
         return effects
 
     def due_at(self) -> float:
@@ -242,85 +266,110 @@ class Backend:
         return min(times, default=float("inf"))
 
     def _due_at(self, replica: Replica) -> float:
-        if replica.state is ReplicaState.STARTING:
-            return float("inf") if replica.reported else replica.ask_at
         if replica.state is ReplicaState.RUNNING:
             sent_at = replica.check_sent_at
-            if sent_at is None:
-                return replica.ask_at
-            return sent_at + self.config.health_check_timeout_s
+            return replica.ask_at if sent_at is None else self._missed_at(sent_at)
         if replica.state is ReplicaState.SHOULD_STOP:
             return replica.since + RELEASE_TIMEOUT_S
         return replica.ask_at
+
+    def _missed_at(self, sent_at: float) -> float:
+        return sent_at + self.config.health_check_timeout_s
+
+    def _kill_at(self, replica: Replica) -> float:
+        return replica.since + self._drain_s() + KILL_MARGIN_S
+
+    def _give_up_silent(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for replica in self.replicas.values():
+            silent = replica.state is ReplicaState.STARTING and not replica.reported
+            if silent and now >= replica.since + SILENT_START_S:
+                replica.recovering = False
+                replica.move(ReplicaEvent.FAILED, now)
+                self._failed("its process did not report", None, now)
+                effects.append(Kill(replica.tag))
+        return effects
+
+    def _retire_unhealthy(self, now: float) -> None:
+        for replica in self.replicas.values():
+            if replica.state is not ReplicaState.RUNNING:
+                continue
+            sent_at = replica.check_sent_at
+            if sent_at is not None and now >= self._missed_at(sent_at):
+                replica.check_sent_at = None
+                replica.missed_checks += 1
+            if replica.missed_checks >= MAX_MISSED_CHECKS:
+                self._last_error = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+                replica.move(ReplicaEvent.RETIRE, now)
 
     def _choose(self, now: float) -> None:
         live = [r for r in self.replicas.values() if r.state in LIVE]
         surplus = len(live) - self.wanted
         if surplus > 0:
-            live.sort(key=lambda r: (r.state is ReplicaState.RUNNING, -r.since))
-            for replica in live[:surplus]:
-                replica.move(ReplicaEvent.RETIRE, now)
+            self._retire_surplus(live, surplus, now)
         elif surplus < 0 and now >= self._start_at:
             for _ in range(-surplus):
                 tag = f"{self.record.tag}#{secrets.token_hex(3)}"
                 self.replicas[tag] = Replica(tag, since=now)
 
-    def _start(self, replica: Replica, _released: Any, now: float) -> Iterable[Effect]:
-        replica.move(ReplicaEvent.START, now)
-        replica.ask_at = now + RESEND_START_S
-        return [Start(replica.tag, self.record.tag)]
-
-    def _await_start(self, replica: Replica, _released: Any, now: float) -> Iterable[Effect]:
-        if replica.reported or now < replica.ask_at:
-            return []
-        if now - replica.since > SILENT_START_S:
-            replica.move(ReplicaEvent.FAILED, now)
-            self._failed("its process did not report", None, now)
-            return [Kill(replica.tag)]
-        replica.ask_at = now + RESEND_START_S
-        return [Start(replica.tag, self.record.tag)]
-
-    def _keep(self, replica: Replica, _released: Any, now: float) -> Iterable[Effect]:
-        effects: list[Effect] = []
-        sent_at = replica.check_sent_at
-        if sent_at is not None and now - sent_at > self.config.health_check_timeout_s:
-            replica.check_sent_at = None
-            self._count_check(replica, missed=True)
-        if replica.missed_checks >= MAX_MISSED_CHECKS:
-            self._last_error = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+    def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
+        if any(replica.recovering for replica in live):
+            # Which of them runs, and which has been told to stop already, their reports will tell.
+            # And a process that this controller has never told to start cannot be told to stop.
+            live = [] if self.wanted else [r for r in live if not r.recovering]
+        live.sort(key=lambda r: (r.state is ReplicaState.RUNNING, -r.since))
+        for replica in live[:surplus]:
             replica.move(ReplicaEvent.RETIRE, now)
+
+    def _start(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
+        replica.move(ReplicaEvent.START, now)
+        replica.ask_at = now + RESEND_S
+        return [Start(replica.tag, self.record.tag)]
+
+    def _await_start(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
+        if now < replica.ask_at:
             return []
+        if replica.reported:  # it is busy starting, or its later report was lost
+            replica.ask_at = now + self.config.health_check_period_s
+            return [Check(replica.tag, 0)]
+        replica.ask_at = now + RESEND_S
+        return [Start(replica.tag, self.record.tag)]
+
+    def _keep(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
+        effects: list[Effect] = []
         if max(replica.config_id, replica.told_config_id) < self.record.config_id:
             replica.told_config_id = self.record.config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
         if replica.check_sent_at is None and now >= replica.ask_at:
             replica.check_id += 1
             replica.check_sent_at = now
-            replica.ask_at = now + self.config.health_check_period_s
             effects.append(Check(replica.tag, replica.check_id))
         return effects
 
-    def _release(
-        self, replica: Replica, released: Callable[[], bool], now: float
-    ) -> Iterable[Effect]:
-        if not (released() or now - replica.since > RELEASE_TIMEOUT_S):
+    def _release(self, replica: Replica, released: bool, now: float) -> list[Effect]:
+        if not (released or now >= replica.since + RELEASE_TIMEOUT_S):
             return []
         replica.move(ReplicaEvent.STOP, now)
-        replica.ask_at = now + RESEND_START_S
-        return [Stop(replica.tag, self._drain_s())]
+        return self._ask_to_stop(replica, now)
 
-    def _await_exit(self, replica: Replica, _released: Any, now: float) -> Iterable[Effect]:
-        if now - replica.since > self._drain_s() + KILL_MARGIN_S:
-            return [Kill(replica.tag)]
-        if now < replica.ask_at:
+    def _await_exit(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
+        kill_at = self._kill_at(replica)
+        if now < kill_at:
+            return self._ask_to_stop(replica, now) if now >= replica.ask_at else []
+        if replica.process is None and now >= kill_at + SILENT_EXIT_S:
+            replica.move(ReplicaEvent.EXITED, now)  # if it does come up, it is told to go
             return []
-        replica.ask_at = now + RESEND_START_S
+        replica.ask_at = now + RESEND_S
+        return [Kill(replica.tag)]
+
+    def _ask_to_stop(self, replica: Replica, now: float) -> list[Effect]:
+        replica.ask_at = min(now + RESEND_S, self._kill_at(replica))
         return [Stop(replica.tag, self._drain_s())]
 
     def _drain_s(self) -> float:
         return 0.0 if self.record.force else self.config.graceful_shutdown_timeout_s
 
-    def _stopped(self, _replica: Replica, _released: Any, _now: float) -> Iterable[Effect]:
+    def _stopped(self, _replica: Replica, _released: bool, _now: float) -> list[Effect]:
         return []
 
     _STEPS = {  # noqa: RUF012  # a table, never changed

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from understudy.core import applications
 from understudy.core.backends import Backend
+from understudy.core.changes import Changes
 from understudy.core.config import ActorOptions, BackendConfig, validated
 from understudy.core.effects import Effect
 from understudy.core.endpoints import (
@@ -30,34 +31,17 @@ from understudy.core.endpoints import (
 from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from understudy.core.goals import Goals, Progress, Subject
 from understudy.core.long_poll import LongPoll
-from understudy.core.records import (
-    ApplicationRecord,
-    BackendRecord,
-    EndpointRecord,
-    GoalRecord,
-)
-from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
+from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
+from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 
+RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
-
-
-@dataclass
-class Changes:
-    """What to save, at once: (kind, name) -> record, what to delete, and code by its hash."""
-
-    puts: dict[tuple[str, str], Any] = field(default_factory=dict)
-    deletes: set[tuple[str, str]] = field(default_factory=set)
-    code: dict[str, bytes] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.puts or self.deletes or self.code)
 
 
 class Cluster:
     """Backends, endpoints, applications and goals. ``now`` is always monotonic seconds."""
 
     def __init__(self, records: Mapping[str, Mapping[str, Any]], epoch: int, now: float) -> None:
-        self.long_poll = LongPoll(epoch)
         self.endpoints: dict[str, EndpointRecord] = dict(records.get("endpoint", {}))
         self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
         self.goals = Goals(records.get("goal", {}))
@@ -65,6 +49,10 @@ class Cluster:
             tag: Backend(record, now) for tag, record in records.get("backend", {}).items()
         }
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
+        self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
+        self._recovery_ends_at = now + RECOVERY_S
+        self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
+        self.long_poll = LongPoll(epoch, closed=bool(self._recovering))
         self._touched = set(self.backends)
         self._touched_applications = set(self.applications)
         self._due: list[tuple[float, str]] = []
@@ -93,13 +81,14 @@ class Cluster:
         options = validated(ActorOptions, actor_options)
         present = self.backends.get(tag)
         if present is not None and not present.record.deleting:
-            same = (code_hash, settings) == (present.record.code_hash, present.config)
-            if not same:
+            record = present.record
+            made_of = (record.code_hash, present.config, record.actor_options)
+            if made_of != (code_hash, settings, options.model_dump()):
                 raise ConflictError(
                     f"backend {tag!r} exists with other code or settings; use "
                     "update_backend_config, or delete it first"
                 )
-            if not present.record.failure:
+            if not record.failure:
                 return self.goals.pending_for(("backend", tag))
             present.try_again()
             self.touch(tag)
@@ -138,7 +127,12 @@ class Cluster:
                 f"backend {tag!r} has traffic of endpoint {', '.join(users)}; delete the endpoint "
                 "or set its traffic elsewhere first"
             )
-        if backend.record.deleting and not force:
+        if backend.record.application:
+            raise ConflictError(
+                f"backend {tag!r} belongs to application {backend.record.application!r}; delete "
+                "or redeploy that"
+            )
+        if backend.record.deleting and (backend.record.force or not force):
             return self.goals.pending_for(("backend", tag))
         backend.delete(force=force)
         self.touch(tag)
@@ -163,6 +157,7 @@ class Cluster:
             traffic={backend: 1.0},
         )
         self._backend(backend)
+        self._check_traffic(record, record.traffic)
         present = self.endpoints.get(name)
         if present == record:
             return
@@ -190,18 +185,18 @@ class Cluster:
         present = self.endpoints.get(name)
         if present is None:
             raise UnknownNameError(f"no endpoint is named {name!r}")
-        known = [tag for tag, backend in self.backends.items() if not backend.record.deleting]
-        check_traffic(name, weights, known)
+        self._check_traffic(present, weights)
         if dict(present.traffic) != dict(weights):
-            self.put_endpoint(
-                EndpointRecord(
-                    name=name,
-                    route=present.route,
-                    methods=present.methods,
-                    traffic=dict(weights),
-                    application=present.application,
-                )
-            )
+            self.put_endpoint(replace(present, traffic=dict(weights)))
+
+    def _check_traffic(self, endpoint: EndpointRecord, weights: Mapping[str, float]) -> None:
+        # An application deletes its backends when it is redeployed, whoever else may use them.
+        known = [
+            tag
+            for tag, backend in self.backends.items()
+            if not backend.record.deleting and backend.record.application == endpoint.application
+        ]
+        check_traffic(endpoint.name, weights, known)
 
     # --- Requests: applications -----------------------------------------------------------------
 
@@ -264,9 +259,7 @@ class Cluster:
 
     def listener_changed(self) -> None:
         """Look again at what waits for proxies to hold the newest tables."""
-        for tag, backend in self.backends.items():
-            if not backend.settled:
-                self.touch(tag)
+        self._touched |= self._releasing
 
     # --- Reconciliation -------------------------------------------------------------------------
 
@@ -285,14 +278,22 @@ class Cluster:
             names, self._touched_applications = self._touched_applications, set()
             for name in sorted(names):
                 applications.advance(self, name)
+        if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
+            self.long_poll.open()
         self.goals.advance(self._progress)
         for goal_id, goal in self.goals.take_changed().items():
-            self._save("goal", goal_id, goal)
+            if goal is None:
+                self._changes.delete("goal", goal_id)
+            else:
+                self._changes.put("goal", goal_id, goal)
         return effects
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
-        return self._due[0][0] if self._due else None
+        times = [self._due[0][0]] if self._due else []
+        if self.long_poll.closed:
+            times.append(self._recovery_ends_at)
+        return min(times, default=None)
 
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
@@ -303,20 +304,29 @@ class Cluster:
         backend = self.backends.get(tag)
         if backend is None:
             return []
-        key = BACKEND_PREFIX + tag
-        effects = backend.reconcile(lambda: self.long_poll.held_by_all(key), now)
+        before = backend.record.replicas
+        effects = backend.reconcile(lambda table: self._publish(tag, table), now)
+        if backend.record.replicas != before:
+            for replica in before:
+                self._by_replica.pop(replica, None)
+            self._by_replica.update(dict.fromkeys(backend.record.replicas, tag))
+        if backend.recovered:
+            self._recovering.discard(tag)
+        (self._releasing.add if backend.releasing else self._releasing.discard)(tag)
         if backend.record.application:
             self._touched_applications.add(backend.record.application)
         if backend.record.deleting and not backend.replicas:
             self._remove_backend(tag)
             return effects
-        self._by_replica.update(dict.fromkeys(backend.replicas, tag))
-        self.long_poll.publish(key, backend.table())
         if backend.changed:
             backend.changed = False
-            self._save("backend", tag, backend.record)
+            self._changes.put("backend", tag, backend.record)
         self._schedule(tag, max(backend.due_at(), now + MIN_STEP_S))
         return effects
+
+    def _publish(self, tag: str, table: BackendTable) -> bool:
+        self.long_poll.publish(BACKEND_PREFIX + tag, table)
+        return self.long_poll.held_by_all(BACKEND_PREFIX + tag)
 
     def _schedule(self, tag: str, due_at: float) -> None:
         if due_at < float("inf") and self._due_at.get(tag) != due_at:
@@ -326,12 +336,9 @@ class Cluster:
     def _remove_backend(self, tag: str) -> None:
         removed = self.backends.pop(tag).record
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
-        self._save("backend", tag, None)
-        digest = removed.code_digest
-        if all(b.record.code_digest != digest for b in self.backends.values()):
-            self._changes.code.pop(digest, None)
-            self._changes.deletes.add(("code", digest))
-        self._by_replica = {r: t for r, t in self._by_replica.items() if t != tag}
+        self._changes.delete("backend", tag)
+        if all(b.record.code_digest != removed.code_digest for b in self.backends.values()):
+            self._changes.delete_code(removed.code_digest)
 
     def _progress(self, subject: Subject) -> Progress:
         kind, name = subject
@@ -340,10 +347,12 @@ class Cluster:
         backend = self.backends.get(name)
         if backend is None:
             return Progress(done=True)
+        if backend.record.deleting:
+            return Progress()
         if backend.record.failure:
             return Progress(error=backend.record.failure, exception=backend.record.exception)
         held = self.long_poll.held_by_all(BACKEND_PREFIX + name)
-        return Progress(done=backend.settled and held and not backend.record.deleting)
+        return Progress(done=backend.settled and held)
 
     # --- For the applications module ------------------------------------------------------------
 
@@ -354,33 +363,32 @@ class Cluster:
     def add_backend(self, record: BackendRecord, code: bytes) -> None:
         """Add a backend and its code."""
         self.backends[record.tag] = Backend(record, 0.0)
-        self._save("backend", record.tag, record)
-        self._changes.deletes.discard(("code", record.code_digest))
-        self._changes.code[record.code_digest] = code
+        self._changes.put("backend", record.tag, record)
+        self._changes.put_code(record.code_digest, code)
         self.touch(record.tag)
 
     def put_endpoint(self, record: EndpointRecord) -> None:
         """Add or replace an endpoint."""
         self.endpoints[record.name] = record
-        self._save("endpoint", record.name, record)
+        self._changes.put("endpoint", record.name, record)
         self.long_poll.publish(ENDPOINT_PREFIX + record.name, table_of(record))
 
     def drop_endpoint(self, name: str) -> None:
         """Remove an endpoint."""
         if self.endpoints.pop(name, None) is not None:
-            self._save("endpoint", name, None)
+            self._changes.delete("endpoint", name)
             self.long_poll.publish(ENDPOINT_PREFIX + name, None)
 
     def put_application(self, record: ApplicationRecord) -> None:
         """Add or replace an application."""
         if self.applications.get(record.name) != record:
             self.applications[record.name] = record
-            self._save("application", record.name, record)
+            self._changes.put("application", record.name, record)
 
     def drop_application(self, name: str) -> None:
         """Remove an application's record."""
         del self.applications[name]
-        self._save("application", name, None)
+        self._changes.delete("application", name)
 
     def _backend(self, tag: str) -> Backend:
         backend = self.backends.get(tag)
@@ -388,11 +396,3 @@ class Cluster:
             known = ", ".join(sorted(self.backends)) or "none"
             raise UnknownNameError(f"no backend is named {tag!r}; there are: {known}")
         return backend
-
-    def _save(self, kind: str, name: str, record: Any) -> None:
-        if record is None:
-            self._changes.puts.pop((kind, name), None)
-            self._changes.deletes.add((kind, name))
-        else:
-            self._changes.deletes.discard((kind, name))
-            self._changes.puts[kind, name] = record

@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 class Settings(BaseModel):
     """Base of all settings: frozen, and unknown names are refused rather than ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ActorOptions(Settings):
@@ -80,7 +80,7 @@ class HTTPOptions(Settings):
 def validated(model: type[M], values: Mapping[str, Any]) -> M:
     """Make ``model`` from ``values``; raise one InvalidRequestError that names every bad field."""
     try:
-        return model(**values)
+        return model.model_validate(dict(values))
     except ValidationError as error:
         raise InvalidRequestError(describe(model.__name__, error)) from None
 

@@ -23,9 +23,10 @@ class Progress(NamedTuple):
 
 
 class Goals:
-    """All goals, oldest first. A newer goal for the same subject completes the older one."""
+    """All goals. A newer goal for the same subject completes the older one."""
 
     def __init__(self, records: Mapping[str, GoalRecord]) -> None:
+        # In the order of their last change, as far as it is known: see KEPT_ENDED.
         ordered = sorted(records.values(), key=lambda goal: (goal.created_at, goal.id))
         self._goals = {goal.id: goal for goal in ordered}
         self._changed: set[str] = set()
@@ -54,10 +55,10 @@ class Goals:
 
     def all(self) -> list[GoalRecord]:
         """Return all goals that are kept, oldest first."""
-        return list(self._goals.values())
+        return sorted(self._goals.values(), key=lambda goal: (goal.created_at, goal.id))
 
     def advance(self, progress: Callable[[Subject], Progress]) -> None:
-        """End the goals whose subject is done or failed; drop the oldest ended ones."""
+        """End the goals whose subject is done or failed; drop those that ended first."""
         for goal in self.pending():
             now = progress(goal.subject)
             if now.error:
@@ -75,5 +76,6 @@ class Goals:
         return {goal_id: self._goals.get(goal_id) for goal_id in changed}
 
     def _put(self, goal: GoalRecord) -> None:
+        self._goals.pop(goal.id, None)
         self._goals[goal.id] = goal
         self._changed.add(goal.id)

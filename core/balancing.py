@@ -1,0 +1,66 @@
+"""Which replica of a backend gets the next ticket: the least loaded, round robin among equals.
+
+Theory of operation. Replicas stand in *levels* by the number of tickets they have; each level is
+ordered by who came to it first. The next ticket goes to the first of the lowest level, which goes
+to the end of the next level thereby. So every step takes the same short time, however many replicas
+there are. What may get no ticket at present (it rejected one, or drains) stands in no level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from understudy.core.tables import ReplicaTable
+from understudy.core.tickets import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class RoutedReplica:
+    """One replica as a router uses it, and the tickets it has."""
+
+    table: ReplicaTable
+    backend: str
+    ongoing: dict[int, Ticket] = field(default_factory=dict)
+    saturated_until: float = 0.0  # it rejected a ticket, and is left alone for a moment
+    draining: bool = False  # it rejected a ticket because it is to stop: for good
+    retired: bool = False  # no longer in the table; lives on until its tickets are done
+    level: int = -1  # where it stands in its backend's Levels; -1 is nowhere
+
+
+class Levels:
+    """The replicas of one backend that may get tickets, by load."""
+
+    __slots__ = ("_levels", "_lowest")
+
+    def __init__(self) -> None:
+        self._levels: list[dict[str, RoutedReplica]] = [{}]
+        self._lowest = 0  # no level below this one has a replica
+
+    def place(self, replica: RoutedReplica) -> None:
+        """Put a replica where its load belongs; to be called after each change of its load."""
+        load, levels = len(replica.ongoing), self._levels
+        if replica.level == load:
+            return
+        tag = replica.table.tag
+        if replica.level >= 0:
+            del levels[replica.level][tag]
+        while load >= len(levels):
+            levels.append({})
+        levels[load][tag] = replica
+        replica.level = load
+        self._lowest = min(self._lowest, load)
+
+    def remove(self, replica: RoutedReplica) -> None:
+        """Give a replica no more tickets; harmless when it stands nowhere."""
+        if replica.level >= 0:
+            del self._levels[replica.level][replica.table.tag]
+            replica.level = -1
+
+    def least_loaded(self, limit: int) -> RoutedReplica | None:
+        """Return the replica to take next, or None when all have ``limit`` tickets or more."""
+        levels, lowest = self._levels, self._lowest
+        end = min(limit, len(levels))
+        while lowest < end and not levels[lowest]:
+            lowest += 1
+        self._lowest = lowest
+        return next(iter(levels[lowest].values())) if lowest < end else None

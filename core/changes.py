@@ -1,0 +1,38 @@
+"""What a step of the controller changed and has to save, at once, before anybody sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Changes:
+    """(kind, name) -> record, what to delete, and code by its digest."""
+
+    puts: dict[tuple[str, str], Any] = field(default_factory=dict)
+    deletes: set[tuple[str, str]] = field(default_factory=set)
+    code: dict[str, bytes] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.deletes or self.code)
+
+    def put(self, kind: str, name: str, record: Any) -> None:
+        """Have a record saved; the last one counts."""
+        self.deletes.discard((kind, name))
+        self.puts[kind, name] = record
+
+    def delete(self, kind: str, name: str) -> None:
+        """Have a record deleted."""
+        self.puts.pop((kind, name), None)
+        self.deletes.add((kind, name))
+
+    def put_code(self, digest: str, code: bytes) -> None:
+        """Have code saved under its digest."""
+        self.deletes.discard(("code", digest))
+        self.code[digest] = code
+
+    def delete_code(self, digest: str) -> None:
+        """Have code deleted that no backend runs."""
+        self.code.pop(digest, None)
+        self.deletes.add(("code", digest))
