@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from understudy import serve
 from understudy.actors import system
 from understudy.actors.connection import Connection
 from understudy.actors.messages import GetStatus
 from understudy.actors.processes import RunRecords, identify
 from understudy.actors.settings import HostSettings, read_settings
+from understudy.serve import session
 
 
 def free_port() -> int:
@@ -126,6 +128,21 @@ class RunningSystem:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read()
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[None]:
+        """Have ``serve``'s functions in this process talk to this system."""
+        with patched_environ(self.environ):
+            session.use(self.settings)
+            try:
+                yield
+            finally:
+                session.use(self.settings).disconnect()
+
+    def deploy(self, app: serve.Application, **options: Any) -> Any:
+        """Deploy as ``serve.run`` does, and leave it deployed; returns the handle."""
+        with self.as_default():
+            return serve.run(app, **options)
 
     def understudy(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """Run the command line against this system."""
