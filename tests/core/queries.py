@@ -1,0 +1,76 @@
+"""Queries and tables for router tests, with what a test does not care about filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from understudy.core.routing import Router
+from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
+from understudy.core.tickets import Assign, Effect
+
+T = TypeVar("T", bound=Effect)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query, as a caller sends it."""
+
+    id: int
+    endpoint: str | None = "e"
+    path: str = ""
+    http_method: str = ""
+    timeout_s: float | None = None
+    repeatable: bool = True
+    shard_key: str | None = None
+
+
+def replica(tag: str, life: int = 1) -> ReplicaTable:
+    return ReplicaTable(tag=tag, address=f"address of {tag}", process=(tag, life))
+
+
+def backend(*replicas: str, tag: str = "b", limit: int = 2, **settings: Any) -> BackendTable:
+    return BackendTable(
+        tag=tag,
+        replicas=tuple(replica(each) for each in replicas),
+        max_ongoing_requests=limit,
+        **settings,
+    )
+
+
+def endpoint(name: str = "e", to: str = "b", **settings: Any) -> EndpointTable:
+    return EndpointTable(name=name, traffic={to: 1.0}, **settings)
+
+
+def router(*tables: BackendTable) -> Router:
+    """Return a router with these backends, and endpoint "e" on backend "b"."""
+    made = Router(lambda: 0.5)
+    for table in tables:
+        made.set_backend(table.tag, table, 0.0)
+    made.set_endpoint("e", endpoint(), 0.0)
+    return made
+
+
+def only(kind: type[T], effects: list[Effect]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def assigned(effects: list[Effect]) -> list[tuple[str, int]]:
+    """Return (replica, query id) of each assignment."""
+    return [(effect.replica, effect.ticket.query.id) for effect in only(Assign, effects)]
+
+
+def numbers(effects: list[Effect]) -> list[int]:
+    return [effect.ticket.number for effect in only(Assign, effects)]
+
+
+def is_empty(made: Router) -> bool:
+    """Tell whether nothing is left of any query."""
+    made.next_deadline_at()
+    return not (
+        made._tickets
+        or made._timed
+        or made._deadlines
+        or any(b.queue for b in made._backends.values())
+        or any(r.ongoing or r.retired for r in made._replicas.values())
+    )

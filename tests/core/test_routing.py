@@ -1,0 +1,468 @@
+import pytest
+
+from understudy.core.routing import MAX_ATTEMPTS, SATURATED_S, Router
+from understudy.core.tables import BackendTable, EndpointTable
+from understudy.core.tickets import Assign, Cancel, Ended, Refuse
+
+from .queries import (  # noqa: TID251 - the tests' own folder
+    Query,
+    assigned,
+    backend,
+    endpoint,
+    is_empty,
+    numbers,
+    only,
+    replica,
+    router,
+)
+
+
+def submit(made: Router, *ids: int, now: float = 0.0, **query: object) -> list:
+    return [e for i in ids for e in made.submit("c", Query(i, **query), now)]
+
+
+def statuses(effects: list) -> list[int]:
+    return [effect.status for effect in only(Ended, effects)]
+
+
+def refused(effects: list) -> list[tuple[int, str, str]]:
+    return [(e.query_id, e.kind, e.text) for e in only(Refuse, effects)]
+
+
+# --- Which replica ------------------------------------------------------------------------------
+
+
+def test_a_query_goes_to_the_replica_with_the_fewest() -> None:
+    made = router(backend("r1", "r2", limit=9))
+    made.finished("r1", [(n, 200) for n in numbers(submit(made, 1, 2, 3, 4))[::2]], 1.0)
+    assert assigned(submit(made, 5, 6)) == [("r1", 5), ("r1", 6)]
+
+
+def test_equally_loaded_replicas_take_turns() -> None:
+    made = router(backend("r1", "r2", "r3"))
+    order = []
+    for i in range(6):
+        effects = submit(made, i)
+        order.append(effects[0].replica)
+        made.finished(effects[0].replica, [(effects[0].ticket.number, 200)], 1.0)
+    assert order == ["r1", "r2", "r3", "r1", "r2", "r3"]
+
+
+def test_no_replica_gets_more_than_its_limit_and_the_rest_waits_in_order() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    first = submit(made, 1, 2, 3, 4)
+    assert assigned(first) == [("r1", 1), ("r2", 2)]
+    assert made.load() == {"b": (2, 2)}
+    effects = made.finished("r2", [(numbers(first)[1], 200)], 1.0)
+    assert assigned(effects) == [("r2", 3)]
+    assert statuses(effects) == [200]
+
+
+def test_nobody_overtakes_the_queue() -> None:
+    made = router(backend(limit=1))
+    submit(made, 1, 2)
+    effects = made.set_backend("b", backend("r1", limit=1), 1.0)
+    assert assigned(effects) == [("r1", 1)]
+    effects = made.set_backend("b", backend("r1", limit=2), 1.0)
+    assert assigned(effects) == [("r1", 2)]
+
+
+def test_a_lower_limit_holds_for_what_comes_next() -> None:
+    made = router(backend("r1", limit=3))
+    first = numbers(submit(made, 1, 2, 3))
+    made.set_backend("b", backend("r1", limit=1), 1.0)
+    assert submit(made, 4) == []
+    assert assigned(made.finished("r1", [(n, 200) for n in first[:2]], 2.0)) == []
+    assert assigned(made.finished("r1", [(first[2], 200)], 3.0)) == [("r1", 4)]
+
+
+def test_a_query_waits_for_the_first_replica() -> None:
+    made = router(backend())
+    assert submit(made, 1) == []
+    assert assigned(made.set_backend("b", backend("r1"), 5.0)) == [("r1", 1)]
+
+
+# --- Refusals -----------------------------------------------------------------------------------
+
+
+def test_an_unknown_path_is_refused_with_rays_text() -> None:
+    made = router(backend("r1"))
+    text = "Path '/nowhere' not found. Ping /-/routes for available routes."
+    refusal = Refuse("c", 1, "RouteNotFoundError", text)
+    assert submit(made, 1, endpoint=None, path="/nowhere") == [refusal]
+    assert is_empty(made)
+
+
+def test_an_unknown_endpoint_is_refused() -> None:
+    refusal = Refuse("c", 1, "DeploymentUnavailableError", "no endpoint is named 'x'", 5.0)
+    assert submit(router(), 1, endpoint="x") == [refusal]
+
+
+def test_a_method_that_the_endpoint_lacks_is_refused_naming_those_it_has() -> None:
+    made = router(backend("r1"))
+    made.set_endpoint("e", endpoint(methods=("GET", "PUT")), 0.0)
+    text = "POST is not allowed; allowed are GET, PUT"
+    refusal = Refuse("c", 1, "MethodNotAllowedError", text, None, ("GET", "PUT"))
+    assert submit(made, 1, http_method="POST") == [refusal]
+    assert assigned(submit(made, 2, http_method="PUT")) == [("r1", 2)]
+    assert assigned(submit(made, 3)) == [("r1", 3)], "a call through a handle has no method"
+
+
+def test_an_endpoint_without_methods_takes_all() -> None:
+    assert assigned(submit(router(backend("r1")), 1, http_method="TRACE")) == [("r1", 1)]
+
+
+def test_a_full_queue_refuses_more() -> None:
+    made = router(backend("r1", limit=1, max_queued_requests=1))
+    effects = submit(made, 1, 2, 3)
+    text = "e has 1 queries queued, its limit"
+    assert only(Refuse, effects) == [Refuse("c", 3, "BackPressureError", text, 1.0)]
+    assert statuses(effects) == [503]
+
+
+def test_a_queue_limit_of_nothing_still_fills_the_replicas() -> None:
+    made = router(backend("r1", limit=1, max_queued_requests=0))
+    assert [type(effect) for effect in submit(made, 1, 2)] == [Assign, Refuse, Ended]
+
+
+def test_an_endpoint_whose_backend_is_unknown_is_unavailable() -> None:
+    text = "endpoint 'e' has no backend with traffic"
+    assert refused(submit(router(), 1)) == [(1, "DeploymentUnavailableError", text)]
+
+
+def test_a_backend_that_could_not_start_refuses_also_what_waits() -> None:
+    made = router(backend())
+    submit(made, 1)
+    broken = backend(unavailable="it could not be started")
+    text = "e is unavailable: it could not be started"
+    effects = made.set_backend("b", broken, 1.0)
+    assert refused(effects) == [(1, "DeploymentUnavailableError", text)]
+    assert refused(submit(made, 2)) == [(2, "DeploymentUnavailableError", text)]
+    assert is_empty(made)
+
+
+def test_a_repeat_of_a_query_that_is_here_is_ignored() -> None:
+    made = router(backend("r1", limit=1))
+    submit(made, 1, 2)
+    assert submit(made, 1, 2) == []
+    assert assigned(made.submit("another", Query(1), 0.0)) == []
+    assert made.load() == {"b": (2, 1)}
+
+
+# --- Time limits and cancelling -----------------------------------------------------------------
+
+
+def test_a_queued_query_past_its_time_is_dropped() -> None:
+    made = router(backend())
+    submit(made, 1, now=10.0, timeout_s=2.5)
+    assert made.next_deadline_at() == 12.5
+    assert made.expire(12.4) == []
+    effects = made.expire(12.5)
+    assert refused(effects) == [(1, "QueryTimeoutError", "no answer within 2.5 s")]
+    assert effects[1:] == [Ended("e", "b", 408, 2.5)]
+    assert is_empty(made)
+
+
+def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None:
+    made = router(backend("r1", limit=1, request_timeout_s=1.0))
+    ticket = submit(made, 1)[0].ticket
+    submit(made, 2, timeout_s=60.0)
+    effects = made.expire(1.0)
+    assert [type(effect) for effect in effects] == [Refuse, Cancel]
+    assert made.load() == {"b": (1, 1)}
+    effects = made.finished("r1", [(ticket.number, 499)], 3.0)
+    assert effects[0] == Ended("e", "b", 408, 3.0)
+    assert assigned(effects) == [("r1", 2)]
+
+
+def test_the_querys_own_time_limit_counts_before_the_backends() -> None:
+    made = router(backend("r1", request_timeout_s=1.0))
+    submit(made, 1, timeout_s=5.0)
+    assert made.next_deadline_at() == 5.0
+
+
+def test_deadlines_of_ended_queries_wake_nobody() -> None:
+    made = router(backend("r1", limit=9, request_timeout_s=30.0))
+    first = numbers(submit(made, 1, 2, 3))
+    made.finished("r1", [(n, 200) for n in first], 1.0)
+    assert made.next_deadline_at() is None
+    assert is_empty(made)
+
+
+def test_an_answer_just_in_time_counts() -> None:
+    made = router(backend("r1", request_timeout_s=1.0))
+    number = numbers(submit(made, 1))[0]
+    assert statuses(made.finished("r1", [(number, 200)], 1.0)) == [200]
+    assert made.expire(1.0) == []
+
+
+def test_a_cancelled_queued_query_is_gone_at_once() -> None:
+    made = router(backend())
+    submit(made, 1, 2)
+    assert made.cancel("c", 1, 2.0) == [Ended("e", "b", 499, 2.0)]
+    assert made.cancel("c", 1, 2.0) == []
+    assert assigned(made.set_backend("b", backend("r1"), 3.0)) == [("r1", 2)]
+
+
+def test_a_cancelled_running_query_keeps_its_slot_until_its_outcome() -> None:
+    made = router(backend("r1", limit=1))
+    ticket = submit(made, 1)[0].ticket
+    submit(made, 2)
+    assert made.cancel("c", 1, 1.0) == [Cancel("r1", ticket)]
+    assert made.cancel("c", 1, 1.0) == [], "once is enough"
+    assert made.ongoing() == {"r1": 1}
+    effects = made.finished("r1", [(ticket.number, 200)], 2.0)
+    assert statuses(effects) == [499]
+    assert assigned(effects) == [("r1", 2)]
+
+
+def test_a_lost_caller_takes_its_queries_along_and_no_others() -> None:
+    made = router(backend("r1", limit=1))
+    effects = submit(made, 1, 2)
+    made.submit("other", Query(1), 0.0)
+    lost = made.caller_lost("c", 1.0)
+    assert [type(effect) for effect in lost] == [Cancel, Ended]
+    assert made.caller_lost("stranger", 1.0) == []
+    effects = made.finished("r1", [(numbers(effects)[0], 499)], 2.0)
+    assert only(Assign, effects)[0].ticket.caller == "other"
+
+
+# --- Replicas that die, reject and leave --------------------------------------------------------
+
+
+def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_repeated() -> None:
+    made = router(backend("r1", limit=9))
+    submit(made, 1)
+    submit(made, 2, repeatable=False)
+    made.set_backend("b", backend("r1", "r2", limit=9), 0.0)
+    effects = made.replica_lost("r1", (), 1.0)
+    text = "e: the replica died with this query under way; it may have run"
+    assert only(Refuse, effects) == [Refuse("c", 2, "ReplicaUnavailableError", text, 1.0)]
+    assert assigned(effects) == [("r2", 1)]
+    assert made.replica_lost("r1", (), 1.0) == []
+
+
+def test_what_never_left_for_a_dead_replica_is_sent_again_whatever_it_is() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    unsent = submit(made, 1, repeatable=False)
+    effects = made.replica_lost("r1", numbers(unsent), 1.0)
+    assert assigned(effects) == [("r2", 1)]
+    assert unsent[0].ticket.attempts == 1, "the dead replica had no chance to run it"
+
+
+def test_it_is_not_sent_to_the_dead_replica_again() -> None:
+    made = router(backend("r1", limit=5))
+    unsent = submit(made, 1, repeatable=False)
+    assert made.replica_lost("r1", numbers(unsent), 1.0) == []
+    assert assigned(made.set_backend("b", backend("r2"), 2.0)) == [("r2", 1)]
+
+
+def test_a_query_kills_at_most_three_replicas() -> None:
+    tags = [f"r{i}" for i in range(MAX_ATTEMPTS + 1)]
+    made = router(backend(*tags, limit=1))
+    effects = submit(made, 1)
+    for _ in range(MAX_ATTEMPTS):
+        effects = made.replica_lost(effects[0].replica, (), 1.0)
+    text = "e: 3 replicas died with this query under way"
+    assert refused(effects) == [(1, "ReplicaUnavailableError", text)]
+    assert is_empty(made)
+
+
+def test_what_is_sent_again_goes_before_what_waits_and_in_order() -> None:
+    made = router(backend("r1", limit=2))
+    submit(made, 1, 2, 3)
+    made.replica_lost("r1", (), 1.0)
+    effects = made.set_backend("b", backend("r2", limit=3), 2.0)
+    assert [query for _, query in assigned(effects)] == [1, 2, 3]
+
+
+def test_a_cancelled_query_is_not_sent_again() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    submit(made, 1)
+    made.cancel("c", 1, 0.5)
+    assert made.replica_lost("r1", (), 1.0) == [Ended("e", "b", 499, 1.0)]
+    assert is_empty(made)
+
+
+def test_a_rejected_query_goes_elsewhere_or_waits_a_moment() -> None:
+    made = router(backend("r1", limit=3))
+    first = submit(made, 1, 2)
+    assert made.rejected("r1", numbers(first), 1.0, draining=False) == []
+    assert submit(made, 3, now=1.001) == [], "r1 is left alone"
+    assert made.wake(1.0 + SATURATED_S / 2) == []
+    effects = made.wake(1.0 + SATURATED_S)
+    assert assigned(effects) == [("r1", 1), ("r1", 2), ("r1", 3)]
+    assert first[0].ticket.attempts == 1, "a rejected query did not run"
+
+
+def test_a_saturated_replica_that_has_done_something_gets_more_at_once() -> None:
+    made = router(backend("r1", limit=3))
+    first = numbers(submit(made, 1, 2))
+    made.rejected("r1", first[1:], 1.0, draining=False)
+    assert assigned(made.finished("r1", [(first[0], 200)], 1.001)) == [("r1", 2)]
+
+
+def test_a_draining_replica_gets_no_more() -> None:
+    made = router(backend("r1", limit=3))
+    first = numbers(submit(made, 1, 2))
+    made.rejected("r1", first[1:], 1.0, draining=True)
+    assert assigned(made.finished("r1", [(first[0], 200)], 2.0)) == []
+    assert made.wake(60.0) == []
+    effects = made.set_backend("b", backend("r1", "r2", limit=3), 61.0)
+    assert assigned(effects) == [("r2", 2)]
+
+
+def test_a_cancelled_query_that_is_rejected_is_over() -> None:
+    made = router(backend("r1"))
+    first = numbers(submit(made, 1))
+    made.cancel("c", 1, 0.5)
+    assert statuses(made.rejected("r1", first, 1.0, draining=False)) == [499]
+    assert is_empty(made)
+
+
+def test_a_retired_replica_keeps_its_tickets_and_gets_no_more() -> None:
+    made = router(backend("r1", limit=5))
+    first = numbers(submit(made, 1, 2))
+    made.set_backend("b", backend(limit=5), 1.0)
+    assert submit(made, 3) == []
+    assert made.ongoing() == {"r1": 2}
+    assert made.load() == {"b": (1, 2)}
+    assert statuses(made.finished("r1", [(n, 200) for n in first], 2.0)) == [200, 200]
+    assert made.ongoing() == {}
+
+
+def test_a_retired_replica_that_is_back_has_its_tickets_still() -> None:
+    """A new controller knows of no replica at first, and of all a moment later."""
+    made = router(backend("r1", limit=2))
+    first = numbers(submit(made, 1, 2, 3))
+    made.set_backend("b", backend(limit=2), 1.0)
+    assert assigned(made.set_backend("b", backend("r1", limit=2), 1.1)) == []
+    effects = made.finished("r1", [(n, 200) for n in first], 2.0)
+    assert statuses(effects) == [200, 200]
+    assert assigned(effects) == [("r1", 3)]
+
+
+def test_another_process_under_the_same_tag_means_that_the_first_is_lost() -> None:
+    made = router(backend("r1", limit=1))
+    submit(made, 1, repeatable=False)
+    reborn = BackendTable(tag="b", replicas=(replica("r1", life=2),), max_ongoing_requests=1)
+    effects = made.set_backend("b", reborn, 1.0)
+    assert refused(effects)[0][:2] == (1, "ReplicaUnavailableError")
+    assert assigned(submit(made, 2)) == [("r1", 2)]
+
+
+def test_a_dying_retired_replica_hands_on_its_tickets() -> None:
+    made = router(backend("r1"))
+    submit(made, 1)
+    made.set_backend("b", backend("r2"), 1.0)
+    assert assigned(made.replica_lost("r1", (), 2.0)) == [("r2", 1)]
+
+
+def test_reports_of_unknown_replicas_and_tickets_mean_nothing() -> None:
+    made = router(backend("r1"))
+    assert made.finished("stranger", [(1, 200)], 0.0) == []
+    assert made.rejected("stranger", [1], 0.0, draining=False) == []
+    assert made.finished("r1", [(77, 200)], 0.0) == []
+    assert made.rejected("r1", [77], 0.0, draining=False) == []
+
+
+def test_an_outcome_reported_twice_counts_once() -> None:
+    made = router(backend("r1"))
+    outcome = [(numbers(submit(made, 1))[0], 200)]
+    assert len(made.finished("r1", outcome, 1.0)) == 1
+    assert made.finished("r1", outcome, 1.0) == []
+
+
+# --- Tables that change -------------------------------------------------------------------------
+
+
+def test_a_removed_backend_routes_its_queue_anew() -> None:
+    made = router(backend(), backend("s1", tag="other", limit=9))
+    submit(made, 1, 2)
+    made._endpoints["e"] = endpoint(to="other")  # as when both tables come in the other order
+    effects = made.set_backend("b", None, 1.0)
+    assert assigned(effects) == [("s1", 1), ("s1", 2)]
+
+
+def test_what_waits_follows_the_traffic_to_another_backend() -> None:
+    made = router(backend("r1", limit=1), backend("s1", tag="other"))
+    submit(made, 1, 2)
+    effects = made.set_endpoint("e", endpoint(to="other"), 1.0)
+    assert assigned(effects) == [("s1", 2)]
+    assert made.ongoing() == {"r1": 1, "s1": 1}, "what runs, runs on"
+
+
+def test_what_comes_back_follows_the_traffic_too() -> None:
+    made = router(backend("r1", limit=1), backend("s1", tag="other"))
+    submit(made, 1)
+    made.set_endpoint("e", endpoint(to="other"), 1.0)
+    assert assigned(made.replica_lost("r1", (), 2.0)) == [("s1", 1)]
+
+
+def test_what_waits_for_a_deleted_endpoint_is_refused() -> None:
+    made = router(backend("r1", limit=1))
+    first = numbers(submit(made, 1, 2))
+    effects = made.set_endpoint("e", None, 1.0)
+    assert refused(effects) == [(2, "DeploymentUnavailableError", "e was deleted")]
+    assert statuses(made.finished("r1", [(first[0], 200)], 2.0)) == [200]
+    assert is_empty(made)
+    assert made.set_endpoint("e", None, 1.0) == []
+
+
+def test_a_backend_that_comes_back_begins_anew() -> None:
+    made = router(backend("r1", limit=1))
+    first = numbers(submit(made, 1))
+    made.set_backend("b", None, 1.0)
+    assert refused(submit(made, 2))[0][1] == "DeploymentUnavailableError"
+    made.set_backend("b", backend("r2", limit=1), 2.0)
+    assert statuses(made.finished("r1", [(first[0], 200)], 3.0)) == [200]
+    assert made.ongoing() == {"r2": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint_name"),
+    [
+        ("/", "root"),
+        ("/predictor", "root"),
+        ("/predict", "predict"),
+        ("/predict/", "predict"),
+        ("/predict/x/y/z", "predict"),
+        ("/predict/deep/er", "deeper"),
+        ("/predict/deep/er/" + "x/" * 2000, "deeper"),
+        ("/predict/deep/e", "predict"),
+    ],
+)
+def test_the_longest_route_that_covers_the_path_counts(path: str, endpoint_name: str) -> None:
+    made = router(backend("r1", limit=9))
+    routes = {"root": "/", "predict": "/predict", "deeper": "/predict/deep/er"}
+    for name, route in routes.items():
+        made.set_endpoint(name, endpoint(name, route=route), 0.0)
+    ticket = submit(made, 1, endpoint=None, path=path)[0].ticket
+    assert (ticket.endpoint, ticket.route) == (endpoint_name, routes[endpoint_name])
+
+
+def test_routes_follow_their_endpoints() -> None:
+    made = router(backend("r1"))
+    made.set_endpoint("e", endpoint(route="/old"), 0.0)
+    made.set_endpoint("e", endpoint(route="/new"), 0.0)
+    made.set_endpoint("f", endpoint("f", route="/old"), 0.0)
+    assert made.routes() == {"/new": "e", "/old": "f"}
+    made.set_endpoint("f", None, 0.0)
+    assert made.routes() == {"/new": "e"}
+
+
+def test_a_route_that_changes_hands_is_not_lost_to_the_one_that_had_it() -> None:
+    made = router(backend("r1"))
+    made.set_endpoint("e", endpoint(route="/a"), 0.0)
+    made.set_endpoint("f", endpoint("f", route="/a"), 0.0)
+    made.set_endpoint("e", endpoint(), 0.0)
+    assert made.routes() == {"/a": "f"}
+
+
+def test_the_shard_key_decides_on_the_backend() -> None:
+    made = router(backend("r1", limit=99), backend("s1", tag="other", limit=99))
+    split = EndpointTable(name="e", traffic={"b": 0.5, "other": 0.5})
+    made.set_endpoint("e", split, 0.0)
+    for key in ("alice", "bob", "carol"):
+        effects = [e for i in range(5) for e in made.submit(key, Query(i, shard_key=key), 0.0)]
+        assert len({e.replica for e in only(Assign, effects)}) == 1

@@ -1,0 +1,246 @@
+"""Random lives of a router, beside a count of what must be true of any."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from understudy.core.routing import MAX_ATTEMPTS, SATURATED_S, Router
+from understudy.core.tables import BackendTable
+from understudy.core.tickets import Assign, Cancel, Ended, Refuse, Ticket
+
+from .queries import Query, endpoint, is_empty, replica  # noqa: TID251 - the tests' own folder
+
+BACKENDS = ("a", "b")
+CALLERS = st.sampled_from(["c1", "c2"])
+INDEX = st.integers(0, 50)
+
+
+class RouterModel(RuleBasedStateMachine):
+    """What replicas hold is told by the effects alone, as the shell performs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router(random.Random(0).random)
+        self.now = 0.0
+        self.ids = iter(range(1, 10**6))
+        self.lives = iter(range(1, 10**6))
+        self.replicas: dict[str, dict[str, Any]] = {tag: {} for tag in BACKENDS}  # in the tables
+        self.held: dict[str, dict[int, Ticket]] = {}  # by replica, dead ones excluded
+        self.dead: set[str] = set()
+        self.limits = dict.fromkeys(BACKENDS, 2)
+        self.queries: dict[tuple[str, int], Query] = {}
+        self.outcomes: dict[tuple[str, int], list[str]] = {}
+        self.ends: dict[int, int] = {}  # ended tickets, to be one per ticket
+        self.assignments: dict[tuple[str, int], int] = {}
+        self.cancelled: set[tuple[str, int]] = set()
+        for tag in BACKENDS:
+            self.run(self.router.set_endpoint(f"e-{tag}", endpoint(f"e-{tag}", to=tag), 0.0))
+            self.add_replica(tag)
+
+    def run(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Assign):
+                assert effect.replica not in self.dead
+                tag = effect.ticket.backend
+                assert effect.replica in self.replicas[tag], "only replicas of the newest table"
+                held = self.held.setdefault(effect.replica, {})
+                held[effect.ticket.number] = effect.ticket
+                assert len(held) <= self.limits[tag]
+                key = (str(effect.ticket.caller), effect.ticket.query.id)
+                self.assignments[key] = self.assignments.get(key, 0) + 1
+            elif isinstance(effect, Refuse):
+                self.outcomes[str(effect.caller), effect.query_id].append(effect.kind)
+            elif isinstance(effect, Cancel):
+                assert effect.ticket.number in self.held[effect.replica]
+            else:
+                assert isinstance(effect, Ended)
+
+    def publish(self, tag: str, **settings: Any) -> None:
+        table = BackendTable(
+            tag=tag,
+            replicas=tuple(self.replicas[tag].values()),
+            max_ongoing_requests=self.limits[tag],
+            max_queued_requests=6,
+            request_timeout_s=5.0,
+            **settings,
+        )
+        self.run(self.router.set_backend(tag, table, self.now))
+
+    # --- Tables ---------------------------------------------------------------------------------
+
+    @rule(tag=st.sampled_from(BACKENDS))
+    def add_replica(self, tag: str) -> None:
+        life = next(self.lives)
+        self.replicas[tag][f"{tag}{life}"] = replica(f"{tag}{life}", life)
+        self.publish(tag)
+
+    @rule(tag=st.sampled_from(BACKENDS), index=INDEX)
+    def retire_replica(self, tag: str, index: int) -> None:
+        tags = list(self.replicas[tag])
+        if tags:
+            del self.replicas[tag][tags[index % len(tags)]]
+            self.publish(tag)
+
+    @rule(tag=st.sampled_from(BACKENDS))
+    def forget_all_and_learn_again(self, tag: str) -> None:
+        known, self.replicas[tag] = self.replicas[tag], {}
+        self.publish(tag)
+        self.replicas[tag] = known
+        self.publish(tag)
+
+    @rule(tag=st.sampled_from(BACKENDS), limit=st.integers(2, 4))
+    def raise_limit(self, tag: str, limit: int) -> None:
+        self.limits[tag] = max(limit, self.limits[tag])
+        self.publish(tag)
+
+    @rule(name=st.sampled_from(BACKENDS), to=st.sampled_from(BACKENDS))
+    def move_traffic(self, name: str, to: str) -> None:
+        table = endpoint(f"e-{name}", to=to)
+        self.run(self.router.set_endpoint(f"e-{name}", table, self.now))
+
+    @rule(tag=st.sampled_from(BACKENDS))
+    def remove_and_restore_backend(self, tag: str) -> None:
+        self.replicas[tag] = {}
+        self.run(self.router.set_backend(tag, None, self.now))
+        self.add_replica(tag)
+
+    # --- Queries --------------------------------------------------------------------------------
+
+    @rule(
+        caller=CALLERS,
+        tag=st.sampled_from(BACKENDS),
+        repeatable=st.booleans(),
+        timeout_s=st.sampled_from([None, 1.0]),
+    )
+    def submit(self, caller: str, tag: str, repeatable: bool, timeout_s: float | None) -> None:
+        query = Query(next(self.ids), f"e-{tag}", timeout_s=timeout_s, repeatable=repeatable)
+        self.queries[caller, query.id] = query
+        self.outcomes[caller, query.id] = []
+        self.run(self.router.submit(caller, query, self.now))
+
+    @rule(index=INDEX)
+    def submit_again(self, index: int) -> None:
+        open_ones = [key for key, got in self.outcomes.items() if not got]
+        if open_ones:
+            caller, query_id = open_ones[index % len(open_ones)]
+            if (caller, query_id) not in self.cancelled:
+                effects = self.router.submit(caller, self.queries[caller, query_id], self.now)
+                assert effects == []
+
+    @rule(index=INDEX)
+    def cancel(self, index: int) -> None:
+        keys = [k for k, got in self.outcomes.items() if not got and k not in self.cancelled]
+        if keys:
+            caller, query_id = keys[index % len(keys)]
+            self.cancelled.add((caller, query_id))
+            self.run(self.router.cancel(caller, query_id, self.now))
+
+    @rule(caller=CALLERS)
+    def lose_caller(self, caller: str) -> None:
+        self.cancelled |= {k for k, got in self.outcomes.items() if k[0] == caller and not got}
+        self.run(self.router.caller_lost(caller, self.now))
+
+    @rule(seconds=st.sampled_from([0.01, SATURATED_S, 0.5, 3.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.run(self.router.wake(self.now))
+        self.run(self.router.expire(self.now))
+
+    # --- Replicas -------------------------------------------------------------------------------
+
+    def take(self, index: int, count: int) -> tuple[str, list[Ticket]]:
+        busy = [tag for tag, tickets in self.held.items() if tickets]
+        if not busy:
+            return "", []
+        tag = busy[index % len(busy)]
+        numbers = list(self.held[tag])[:count]
+        return tag, [self.held[tag].pop(number) for number in numbers]
+
+    def answer(self, ticket: Ticket) -> None:
+        key = (str(ticket.caller), ticket.query.id)
+        if not ticket.abandoned:
+            self.outcomes[key].append("answered")
+
+    @rule(index=INDEX, count=st.integers(1, 3))
+    def finish(self, index: int, count: int) -> None:
+        tag, tickets = self.take(index, count)
+        for ticket in tickets:
+            self.answer(ticket)
+        outcomes = [(ticket.number, 200) for ticket in tickets]
+        self.run(self.router.finished(tag, outcomes, self.now))
+        assert self.router.finished(tag, outcomes, self.now) == []
+
+    @rule(index=INDEX, draining=st.booleans())
+    def reject(self, index: int, draining: bool) -> None:
+        tag, tickets = self.take(index, 1)
+        for ticket in tickets:
+            self.assignments[str(ticket.caller), ticket.query.id] -= 1
+        numbers = [ticket.number for ticket in tickets]
+        self.run(self.router.rejected(tag, numbers, self.now, draining=draining))
+
+    @rule(index=INDEX, unsent=st.booleans())
+    def die(self, index: int, unsent: bool) -> None:
+        tags = [tag for each in self.replicas.values() for tag in each] + list(self.held)
+        if not tags:
+            return
+        tag = tags[index % len(tags)]
+        tickets = self.held.pop(tag, {})
+        self.dead.add(tag)
+        for replicas in self.replicas.values():
+            replicas.pop(tag, None)
+        for ticket in tickets.values() if unsent else ():
+            self.assignments[str(ticket.caller), ticket.query.id] -= 1
+        effects = self.router.replica_lost(tag, list(tickets) if unsent else (), self.now)
+        self.run(effects)
+        refused = {e.query_id for e in effects if isinstance(e, Refuse)}
+        for ticket in tickets.values():
+            if ticket.query.id in refused and self.queries_left(ticket):
+                assert not unsent
+                assert not ticket.query.repeatable or ticket.attempts >= MAX_ATTEMPTS
+
+    def queries_left(self, ticket: Ticket) -> bool:
+        kinds = self.outcomes[str(ticket.caller), ticket.query.id]
+        return kinds == ["ReplicaUnavailableError"]
+
+    # --- What must hold -------------------------------------------------------------------------
+
+    @invariant()
+    def router_and_replicas_agree(self) -> None:
+        held = {tag: len(tickets) for tag, tickets in self.held.items() if tickets}
+        assert {tag: n for tag, n in self.router.ongoing().items() if n} == held
+
+    @invariant()
+    def no_query_ends_twice_or_runs_too_often(self) -> None:
+        assert all(len(got) <= 1 for got in self.outcomes.values())
+        assert all(times <= MAX_ATTEMPTS for times in self.assignments.values())
+
+    @invariant()
+    def nobody_waits_beside_a_free_replica(self) -> None:
+        for tag, (queued, _) in self.router.load().items():
+            backend = self.router._backends[tag]
+            if queued:
+                assert backend.levels.least_loaded(self.limits[tag]) is None
+
+    def teardown(self) -> None:
+        for tag in BACKENDS:
+            self.add_replica(tag)
+        for _ in range(200):
+            self.now += SATURATED_S
+            self.run(self.router.wake(self.now))
+            tag, tickets = self.take(0, 9)
+            for ticket in tickets:
+                self.answer(ticket)
+            outcomes = [(ticket.number, 200) for ticket in tickets]
+            self.run(self.router.finished(tag, outcomes, self.now))
+        for key, got in self.outcomes.items():
+            assert len(got) == 1 or (not got and key in self.cancelled), key
+        assert is_empty(self.router)
+
+
+TestRouterModel = RouterModel.TestCase
+TestRouterModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,355 @@
+"""A world for a Cluster to run: replicas' processes, proxies, a store, a clock, and crashes.
+
+It does what the controller's shell does, in the same order: advance, save, and only then send. A
+replica is a process with a tag, found by it again by a new controller; a proxy keeps its tables
+while controllers come and go. Nothing happens unless the test says so: messages wait until
+:meth:`World.deliver`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from understudy.core.cluster import Cluster
+from understudy.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+
+KINDS = ("backend", "endpoint", "application", "goal")
+BROKEN = b"raise"  # code that starts so cannot start
+
+
+class CrashError(Exception):
+    """The controller died."""
+
+
+class Spec(NamedTuple):
+    """A deployment, as a deploy call describes it."""
+
+    name: str
+    code: bytes
+    config: dict[str, Any]
+    version: str | None = None
+    actor_options: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+    @property
+    def code_hash(self) -> str:
+        return f"hash-of-{self.code.decode()}"
+
+
+@dataclass(eq=False)
+class Process:
+    """One replica's process."""
+
+    tag: str
+    pid: int
+    code: bytes = b""
+    state: str = "idle"
+    config_id: int = 0
+    alive: bool = True
+    stuck: bool = False  # takes no message, as after SIGSTOP; they wait in its mailbox
+    mailbox: list[Effect] = field(default_factory=list)
+    sick: bool = False  # fails its health checks
+    reconfigured: list[int] = field(default_factory=list)
+
+    def report(self, check_id: int = 0) -> dict[str, Any]:
+        error = "boom" if self.state == "failed" or (self.sick and check_id) else ""
+        return {
+            "state": self.state,
+            "address": f"address of {self.pid}",
+            "process": self,
+            "config_id": self.config_id,
+            "check_id": check_id,
+            "ongoing": 0,
+            "error": error,
+            "exception": b"pickled boom" if self.state == "failed" else None,
+        }
+
+
+@dataclass(eq=False)
+class Proxy:
+    """What a proxy holds."""
+
+    name: str
+    known: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, news: dict[str, tuple[int, Any]]) -> None:
+        for key, (snapshot_id, table) in news.items():
+            if table is None:
+                self.known.pop(key, None)
+                self.tables.pop(key, None)
+            else:
+                self.known[key], self.tables[key] = snapshot_id, table
+
+
+class World:
+    """A cluster and all that it acts on."""
+
+    def __init__(self, proxies: int = 1) -> None:
+        self.now = 1000.0
+        self.epoch = 0
+        self.records: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+        self.code: dict[str, bytes] = {}
+        self.processes: dict[str, Process] = {}
+        self.proxies = [Proxy(f"proxy {i}") for i in range(proxies)]
+        self.crash_at: str | None = None  # "before save", "after save" or "amid effects"
+        self.effects: list[Effect] = []  # all that were performed
+        self._pids = itertools.count(1)
+        self._names = itertools.count(proxies)
+        self.boot()
+
+    # --- The controller ---------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Start a controller anew from what was saved; all that was under way to it is lost."""
+        self.epoch += 1
+        records = {kind: dict(records) for kind, records in self.records.items()}
+        self.cluster = Cluster(records, self.epoch, self.now)
+        self._addresses: dict[str, Process] = {}
+        self._watched: dict[str, Process] = {}
+        self._reports: list[tuple[str, dict[str, Any]]] = []
+        self._exits: list[tuple[str, Process]] = []
+        self._inbox: list[tuple[Proxy, dict[str, Any]]] = []
+        for proxy in self.proxies:
+            self._listen(proxy)
+
+    def request(self, change: Callable[[Cluster], Any]) -> Any:
+        """Make a request and its turn; a client repeats it when the controller died meanwhile."""
+        while True:
+            try:
+                answer = change(self.cluster)
+                self.turn()
+            except CrashError:
+                continue
+            return answer
+
+    def turn(self) -> None:
+        """Advance, save, perform, push: as the shell does after each message."""
+        effects = self.cluster.advance(self.now)
+        changes = self.cluster.take_changes()
+        self._crash("before save")
+        for (kind, name), record in changes.puts.items():
+            self.records[kind][name] = record
+        for kind, name in changes.deletes:
+            (self.code if kind == "code" else self.records[kind]).pop(name, None)
+        self.code.update(changes.code)
+        self._crash("after save")
+        for number, effect in enumerate(effects):
+            if number == 1:
+                self._crash("amid effects")
+            self.perform(effect)
+        for name, news in self.cluster.long_poll.take_news().items():
+            self._inbox += [(proxy, news) for proxy in self.proxies if proxy.name == name]
+
+    def _crash(self, point: str) -> None:
+        if self.crash_at == point:
+            self.crash_at = None
+            self.boot()
+            raise CrashError
+
+    # --- Effects ----------------------------------------------------------------------------------
+
+    def perform(self, effect: Effect) -> None:
+        self.effects.append(effect)
+        if isinstance(effect, Kill) and effect.replica in self._watched:
+            self.die(effect.replica)
+            return
+        process = self._addresses.get(effect.replica)
+        if process is None:
+            process = self.processes.get(effect.replica)
+            if process is None or not process.alive:
+                process = Process(effect.replica, next(self._pids))
+                self.processes[effect.replica] = process
+            self._addresses[effect.replica] = process
+        if process.stuck:
+            process.mailbox.append(effect)
+        elif process.alive:
+            self._receive(process, effect)
+
+    def _receive(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Start):
+            record = self.records["backend"][effect.backend]
+            if process.state == "idle":
+                process.state, process.code = "starting", self.code[record.code_digest]
+            process.config_id = max(process.config_id, record.config_id)
+            self.report(process)
+        elif isinstance(effect, Reconfigure):
+            process.config_id = self.records["backend"][effect.backend].config_id
+            process.reconfigured.append(process.config_id)
+            self.report(process)
+        elif isinstance(effect, Check):
+            self.report(process, effect.check_id)
+        else:  # Stop; or Kill where the controller has not heard of the process
+            process.state = "draining"
+            self.report(process)
+
+    def report(self, process: Process, check_id: int = 0) -> None:
+        self._reports.append((process.tag, process.report(check_id)))
+
+    # --- What happens out there -------------------------------------------------------------------
+
+    def die(self, tag: str) -> None:
+        """End a replica's process, as by kill -9."""
+        process = self.processes.pop(tag)
+        process.alive = False
+        if self._watched.get(tag) is process:
+            self._exits.append((tag, process))
+
+    def thaw(self) -> None:
+        """Have stuck processes go on."""
+        for process in self.processes.values():
+            process.stuck = False
+            while process.mailbox:
+                effect = process.mailbox.pop(0)
+                backend = getattr(effect, "backend", None)
+                if backend is None or backend in self.records["backend"]:
+                    self._receive(process, effect)
+
+    def work(self) -> None:
+        """Have constructors return, and what drains end."""
+        for process in list(self.processes.values()):
+            if process.stuck:
+                continue
+            if process.state == "starting":
+                process.state = "failed" if process.code.startswith(BROKEN) else "running"
+                self.report(process)
+            elif process.state == "draining":
+                self.die(process.tag)
+
+    def deliver(self) -> bool:
+        """Deliver what is under way, each message with its own turn; False when nothing was."""
+        reports, self._reports = self._reports, []
+        exits, self._exits = self._exits, []
+        inbox, self._inbox = self._inbox, []
+        steps: list[Callable[[], None]] = []
+        for tag, report in reports:
+            steps.append(lambda tag=tag, report=report: self._reported(tag, report))
+        for tag, process in exits:
+            steps.append(lambda tag=tag, process=process: self._exited(tag, process))
+        for proxy, news in inbox:
+            steps.append(lambda proxy=proxy, news=news: self._told(proxy, news))
+        for step in steps:
+            try:
+                step()
+                self.turn()
+            except CrashError:
+                return True
+        return bool(steps)
+
+    def _reported(self, tag: str, report: dict[str, Any]) -> None:
+        process = report["process"]
+        if self._watched.get(tag) is not process:
+            self._addresses[tag] = self._watched[tag] = process
+            if not process.alive:
+                self._exits.append((tag, process))
+        known = self.cluster.replica_reported(tag, self.now, **report)
+        if not known and report["state"] != "draining" and process.alive:
+            self._receive(process, Stop(tag, 0.0))
+
+    def _exited(self, tag: str, process: Process) -> None:
+        if self._watched.get(tag) is process:
+            del self._watched[tag], self._addresses[tag]
+            self.cluster.replica_exited(tag, self.now)
+
+    def _told(self, proxy: Proxy, news: dict[str, Any]) -> None:
+        if proxy in self.proxies:
+            proxy.take(news)
+            self._listen(proxy)
+
+    def _listen(self, proxy: Proxy) -> None:
+        news = self.cluster.long_poll.listen(proxy.name, proxy.known)
+        if not self.cluster.long_poll.is_parked(proxy.name):
+            self._inbox.append((proxy, news))
+        self.cluster.listener_changed()
+
+    def restart_proxy(self, index: int = 0) -> None:
+        """Replace a proxy by one that holds nothing."""
+        self.cluster.long_poll.forget(self.proxies[index].name)
+        self.cluster.listener_changed()
+        self.proxies[index] = Proxy(f"proxy {next(self._names)}")
+        self._listen(self.proxies[index])
+
+    # --- Time -------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Deliver until nothing is under way."""
+        try:
+            self.turn()
+        except CrashError:
+            self.flush()
+        while self.deliver():
+            pass
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with nothing done out there but deliveries."""
+        end = self.now + seconds
+        self.flush()
+        while (due_at := self.cluster.next_due_at()) is not None and due_at <= end:
+            self.now = max(due_at, self.now)
+            self.flush()
+        self.now = end
+        self.flush()
+
+    def settle(self, seconds: float = 120.0) -> None:
+        """Let time pass until all is as it should be; fail when it does not come to that."""
+        end = self.now + seconds
+        while True:
+            self.flush()
+            self.work()
+            self.flush()
+            if self.is_settled():
+                return
+            assert self.now < end, f"not settled: {self.describe()}"
+            due_at = self.cluster.next_due_at()
+            self.now = min(self.now + 1.0, max(due_at or end, self.now))
+
+    def is_settled(self) -> bool:
+        """Tell whether goals have ended, and what runs and what is held is what should be."""
+        cluster = self.cluster
+        return (
+            not cluster.long_poll.closed
+            and not cluster.goals.pending()
+            and all(b.settled and not b.record.deleting for b in cluster.backends.values())
+            and all(
+                r.state == "RUNNING" for b in cluster.backends.values() for r in b.replicas.values()
+            )
+            and self.recorded() == set(self.processes)
+            and all(proxy.known == self.proxies[0].known for proxy in self.proxies)
+        )
+
+    def recorded(self) -> set[str]:
+        """Return the tags of all replicas in the saved records."""
+        return {tag for record in self.records["backend"].values() for tag in record.replicas}
+
+    def running(self, backend: str) -> list[Process]:
+        """Return a backend's running processes."""
+        return [
+            process
+            for process in self.processes.values()
+            if process.tag.rpartition("#")[0] == backend and process.state == "running"
+        ]
+
+    def goal_state(self, goal_id: str) -> str:
+        return self.cluster.goal(goal_id).state
+
+    def table(self, key: str) -> Any:
+        """Return what the first proxy holds."""
+        return self.proxies[0].tables.get(key)
+
+    def describe(self) -> str:
+        lines = [f"{p.tag} pid {p.pid} {p.state}" for p in self.processes.values()]
+        lines += [
+            f"record {tag}: {[(r.tag, r.state.value) for r in backend.replicas.values()]} "
+            f"wanted {backend.wanted} deleting {backend.record.deleting}"
+            for tag, backend in self.cluster.backends.items()
+        ]
+        lines += [f"pending {goal}" for goal in self.cluster.goals.pending()]
+        return "\n".join(lines)
+
+    def sent(self, kind: type[Any]) -> list[Any]:
+        """Return the performed effects of a kind, and forget all."""
+        found = [effect for effect in self.effects if isinstance(effect, kind)]
+        self.effects.clear()
+        return found
