@@ -177,13 +177,17 @@ def _check(
     endpoint = endpoint_name(name, ingress)
     others = {e.name: e for e in cluster.endpoints.values() if e.application != name}
     check_free(others, endpoint, check_route(route_prefix))
-    return {
-        spec.name: (
+    return {spec.name: _settings(spec) for spec in specs}
+
+
+def _settings(spec: SpecLike) -> tuple[BackendConfig, ActorOptions]:
+    try:
+        return (
             validated(BackendConfig, spec.config),
             validated(ActorOptions, spec.actor_options),
         )
-        for spec in specs
-    }
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"deployment {spec.name!r}: {error}") from None
 
 
 def _bring_up(

@@ -192,7 +192,9 @@ class World:
 
     def die(self, tag: str) -> None:
         """End a replica's process, as by kill -9."""
-        process = self.processes.pop(tag)
+        process = self.processes.pop(tag, None)
+        if process is None:
+            return
         process.alive = False
         if self._watched.get(tag) is process:
             self._exits.append((tag, process))

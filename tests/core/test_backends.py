@@ -1,0 +1,481 @@
+"""Whole lives of a backend's replicas, seen through a cluster with a world around it."""
+
+import pytest
+
+from understudy.core.backends import (
+    KILL_MARGIN_S,
+    MAX_MISSED_CHECKS,
+    RELEASE_TIMEOUT_S,
+    SILENT_EXIT_S,
+    SILENT_START_S,
+    Backend,
+    Replica,
+)
+from understudy.core.effects import Check, Kill, Reconfigure, Start, Stop
+from understudy.core.replica_states import IllegalTransitionError, ReplicaEvent
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import BROKEN, World  # noqa: TID251
+
+
+def world_with(tag: str = "b", code: bytes = b"code", **config: object) -> World:
+    world = World()
+    world.request(ask.create(tag, code, **config))
+    return world
+
+
+def backend(world: World) -> Backend:
+    return world.cluster.backends["b"]
+
+
+def states(world: World) -> list[str]:
+    return [replica.state.value for replica in backend(world).replicas.values()]
+
+
+def running_world(**config: object) -> World:
+    world = world_with(**config)
+    world.settle()
+    world.effects.clear()
+    return world
+
+
+# --- Start --------------------------------------------------------------------------------------
+
+
+def test_a_replica_is_saved_before_its_process_is_asked_for() -> None:
+    world = World()
+    world.cluster.create_backend(
+        "b", code=b"c", code_hash="h", config={}, actor_options={}, version=None, wall_now=0.0
+    )
+    effects = world.cluster.advance(world.now)
+    saved = world.cluster.take_changes().puts["backend", "b"]
+    assert [effect.replica for effect in effects if isinstance(effect, Start)] == list(
+        saved.replicas
+    )
+
+
+def test_replicas_start_run_and_are_published() -> None:
+    world = world_with(num_replicas=2)
+    assert states(world) == ["STARTING", "STARTING"]
+    assert world.table("backend/b") is None
+    world.settle()
+    assert states(world) == ["RUNNING", "RUNNING"]
+    assert [r.process for r in world.table("backend/b").replicas] == world.running("b")
+    assert world.records["backend"]["b"].ran
+
+
+def test_start_is_repeated_until_the_process_reports() -> None:
+    world = world_with()
+    assert len(world.sent(Start)) == 1
+    world._reports.clear()  # lost
+    world.wait(1.0)
+    assert len(world.sent(Start)) == 1
+    world.wait(5.0)
+    assert world.sent(Start) == [], "it has reported that it is starting"
+
+
+def test_a_replica_that_starts_for_long_is_asked_whether_its_report_was_lost() -> None:
+    world = world_with(health_check_period_s=3)
+    world.flush()
+    tag = next(iter(world.processes))
+    world.processes[tag].state = "running"  # and its report is lost
+    world.effects.clear()
+    world.wait(2.9)
+    assert world.effects == []
+    world.wait(0.1)
+    assert world.sent(Check) == [Check(tag, 0)]
+    assert states(world) == ["RUNNING"]
+
+
+def test_a_process_that_never_reports_is_killed_and_replaced() -> None:
+    world = world_with()
+    first = next(iter(world.processes))
+    world.processes[first].stuck = True
+    world._reports.clear()
+    world.wait(SILENT_START_S + 1)
+    assert first in {effect.replica for effect in world.sent(Kill)}
+    assert "its process did not report" in backend(world).trouble
+    assert len(backend(world).replicas) == 2
+    world.wait(20 + KILL_MARGIN_S + SILENT_EXIT_S)
+    assert first not in world.recorded()
+    world.thaw()
+    world.settle()
+    assert set(world.processes) == world.recorded(), "the late one was told to go"
+
+
+def test_a_process_that_reports_after_it_was_given_up_is_told_to_go() -> None:
+    world = running_world()
+    assert not world.cluster.replica_reported("b#gone", world.now, state="running")
+
+
+# --- Crashes and constructors -------------------------------------------------------------------
+
+
+def test_a_replica_that_dies_is_replaced_at_once() -> None:
+    world = running_world()
+    first = world.running("b")[0].tag
+    world.die(first)
+    world.flush()
+    assert states(world) == ["STARTING"]
+    assert first not in world.recorded()
+    assert backend(world).trouble == "a replica's process died"
+    world.settle()
+    assert backend(world).trouble == ""
+    assert world.running("b")[0].tag != first
+
+
+def test_replicas_that_keep_dying_are_replaced_more_and_more_slowly() -> None:
+    world = running_world()
+    pauses = []
+    for _ in range(5):
+        world.die(world.running("b")[0].tag)
+        died_at = world.now
+        world.flush()
+        while not backend(world).replicas:
+            world.now = world.cluster.next_due_at()
+            world.flush()
+        pauses.append(round(world.now - died_at, 2))
+        world.settle()
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8]
+
+
+def test_a_replica_that_ran_for_long_is_no_crash_loop() -> None:
+    world = running_world()
+    for _ in range(3):
+        world.wait(31.0)
+        world.die(world.running("b")[0].tag)
+        world.flush()
+        assert states(world) == ["STARTING"]
+        world.settle()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "retries", "tries"), [(1, 20, 3), (2, 20, 6), (1, 2, 2), (3, 1, 1)]
+)
+def test_code_that_cannot_start_is_given_up(replicas: int, retries: int, tries: int) -> None:
+    world = World()
+    goal = world.request(
+        ask.create("b", BROKEN, num_replicas=replicas, max_constructor_retry_count=retries)
+    )
+    while world.goal_state(goal) == "pending":
+        world.flush()
+        world.work()
+        world.now += 1.0
+    assert backend(world)._failures >= tries
+    assert backend(world)._failures < tries + replicas
+    assert world.cluster.goal(goal).error == "boom"
+    assert world.cluster.goal(goal).exception == b"pickled boom"
+    world.settle()
+    assert world.processes == {}
+    assert world.table("backend/b").unavailable == "it could not be started"
+    assert not backend(world).record.ran
+
+
+def test_failed_starts_are_repeated_more_and_more_slowly() -> None:
+    world = world_with(code=BROKEN, num_replicas=4)
+    world.flush()
+    starts = []
+    for _ in range(2):
+        world.work()
+        world.flush()
+        failed_at = world.now
+        while not any(s == "STARTING" for s in states(world)):
+            world.now = world.cluster.next_due_at()
+            world.flush()
+        starts.append(round(world.now - failed_at, 2))
+    assert starts == [0.8, 10.0]  # after 4 and after 8 failures
+
+
+def test_a_process_that_dies_while_it_starts_counts_as_a_failed_start() -> None:
+    world = world_with()
+    world.flush()
+    world.die(next(iter(world.processes)))
+    world.flush()
+    assert backend(world).trouble == "its process died while it was starting"
+
+
+def test_code_that_ran_once_is_never_given_up() -> None:
+    world = running_world()
+    world.code[next(iter(world.code))] = BROKEN
+    world.die(world.running("b")[0].tag)
+    for _ in range(60):
+        world.flush()
+        world.work()
+        world.now += 10.0
+    assert not backend(world).record.failure
+    assert backend(world).trouble == "boom"
+
+
+def test_creating_it_again_tries_again() -> None:
+    world = world_with(code=BROKEN)
+    world.settle()
+    world.code[next(iter(world.code))] = b"mended"
+    goal = world.request(ask.create("b", BROKEN))
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+
+
+# --- Scale and stop -----------------------------------------------------------------------------
+
+
+def test_scaling_up_keeps_what_runs() -> None:
+    world = running_world()
+    before = world.running("b")
+    goal = world.request(ask.update("b", num_replicas=3))
+    assert world.goal_state(goal) == "pending"
+    world.settle()
+    assert world.running("b")[:1] == before
+    assert len(world.running("b")) == 3
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_scaling_down_takes_those_first_that_do_not_run_then_the_newest() -> None:
+    world = running_world(num_replicas=2)
+    oldest = world.running("b")
+    world.now += 1
+    world.request(ask.update("b", num_replicas=3))
+    world.settle()
+    newest = world.running("b")[2]
+    world.request(ask.update("b", num_replicas=4))
+    world.flush()
+    world.request(ask.update("b", num_replicas=2))
+    world.flush()
+    assert newest.state == "draining"
+    assert oldest == world.running("b")
+
+
+def test_a_replica_is_told_to_stop_only_when_proxies_have_let_go_of_it() -> None:
+    world = running_world(num_replicas=2)
+    world.request(ask.update("b", num_replicas=1))
+    assert sorted(states(world)) == ["RUNNING", "SHOULD_STOP"]
+    assert world.sent(Stop) == []
+    world.flush()  # the proxy takes the table, and says so
+    assert len(world.table("backend/b").replicas) == 1
+    assert len(world.sent(Stop)) == 1
+    assert sorted(states(world)) == ["RUNNING", "STOPPING"]
+
+
+def test_a_silent_proxy_holds_a_stop_up_for_a_while_only() -> None:
+    world = running_world(num_replicas=2)
+    world.cluster.long_poll.listen("silent", {})
+    world.request(ask.update("b", num_replicas=1))
+    world.wait(RELEASE_TIMEOUT_S - 0.1)
+    assert world.sent(Stop) == []
+    world.wait(0.1)
+    assert len(world.sent(Stop)) == 1
+
+
+def test_a_replica_that_does_not_stop_is_told_again_and_killed_in_the_end() -> None:
+    world = running_world(graceful_shutdown_timeout_s=3.5)
+    process = world.running("b")[0]
+    world.request(ask.delete("b"))
+    process.stuck = True
+    world.flush()
+    told_at = world.now
+    kills: list[float] = []
+    while not kills:
+        world.now = world.cluster.next_due_at()
+        world.turn()
+        kills = [world.now for effect in world.effects if isinstance(effect, Kill)]
+    stops = world.sent(Stop)
+    assert [stop.drain_s for stop in stops] == [3.5] * 5
+    assert kills == [told_at + 3.5 + KILL_MARGIN_S]
+    world.settle()
+    assert world.recorded() == set()
+
+
+def test_a_kill_is_not_repeated_all_the_time() -> None:
+    world = running_world(graceful_shutdown_timeout_s=0)
+    world.request(ask.delete("b"))
+    world.running("b")[0].stuck = True
+    world._watched.clear()  # so that the kill does not work
+    world.wait(5.0)
+    assert 1 <= len(world.sent(Kill)) <= 5
+
+
+def test_a_forced_delete_does_not_wait_for_queries() -> None:
+    world = running_world()
+    world.request(ask.delete("b", force=True))
+    world.flush()
+    assert [stop.drain_s for stop in world.sent(Stop)] == [0.0]
+
+
+# --- Health checks ------------------------------------------------------------------------------
+
+
+def test_health_is_checked_every_period() -> None:
+    world = running_world(health_check_period_s=2)
+    world.wait(6.5)
+    tag = world.running("b")[0].tag
+    assert world.sent(Check) == [Check(tag, 1), Check(tag, 2), Check(tag, 3)]
+    assert states(world) == ["RUNNING"]
+
+
+def test_three_failed_checks_replace_a_replica() -> None:
+    world = running_world(health_check_period_s=2)
+    sick = world.running("b")[0]
+    sick.sick = True
+    world.wait(5.0)
+    assert sick in world.running("b")
+    world.wait(1.0)
+    assert sick.state == "draining"
+    assert "failed 3 health checks" in backend(world).trouble
+    world.settle()
+    assert world.running("b") != [sick]
+
+
+def test_one_good_check_makes_up_for_earlier_ones() -> None:
+    world = running_world(health_check_period_s=2)
+    process = world.running("b")[0]
+    for _ in range(3):
+        process.sick = True
+        world.wait(2.0 * (MAX_MISSED_CHECKS - 1))
+        process.sick = False
+        world.wait(2.0)
+    assert world.running("b") == [process]
+
+
+def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
+    world = running_world(
+        health_check_period_s=2, health_check_timeout_s=5, graceful_shutdown_timeout_s=1
+    )
+    stuck = world.running("b")[0]
+    stuck.stuck = True
+    world.wait(2 + 3 * 5 - 0.1)
+    assert len(world.sent(Check)) == MAX_MISSED_CHECKS
+    assert backend(world).settled
+    world.wait(0.1)
+    assert not backend(world).settled
+    world.settle()
+    assert not stuck.alive
+    assert backend(world).settled
+
+
+def test_a_late_answer_to_an_earlier_check_means_nothing() -> None:
+    world = running_world(health_check_period_s=2)
+    process = world.running("b")[0]
+    process.sick = True
+    world.report(process, 77)
+    world.flush()
+    assert next(iter(backend(world).replicas.values())).missed_checks == 0
+
+
+def test_a_replica_that_says_it_drains_is_replaced_before_it_is_gone() -> None:
+    """A controller that died may have told it to stop."""
+    world = running_world()
+    old = world.running("b")[0]
+    old.state = "draining"
+    world.report(old)
+    world.flush()
+    assert sorted(states(world)) == ["STARTING", "STOPPING"]
+    assert world.table("backend/b").replicas == ()
+
+
+# --- Config -------------------------------------------------------------------------------------
+
+
+def test_a_new_config_reaches_each_replica_once() -> None:
+    world = running_world(num_replicas=2)
+    goal = world.request(ask.update("b", user_config={"k": 1}))
+    assert world.goal_state(goal) == "pending"
+    world.settle()
+    world.wait(60.0)
+    assert [process.reconfigured for process in world.running("b")] == [[2], [2]]
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_a_replica_that_starts_meanwhile_gets_the_new_config_too() -> None:
+    world = world_with()
+    world.flush()
+    world.request(ask.update("b", user_config=1))
+    world.settle()
+    assert world.running("b")[0].config_id == 2
+
+
+def test_a_config_that_got_lost_is_told_again_after_the_next_check() -> None:
+    world = running_world(health_check_period_s=2)
+    process = world.running("b")[0]
+    process.stuck = True
+    world.request(ask.update("b", user_config=1))
+    process.mailbox.clear()
+    process.stuck = False
+    world.wait(2.5)
+    assert process.reconfigured == [2]
+    assert len(world.sent(Reconfigure)) == 2
+    assert backend(world).settled
+
+
+def test_a_restarted_controller_does_not_tell_the_config_again() -> None:
+    world = running_world()
+    world.request(ask.update("b", user_config=1))
+    world.settle()
+    world.boot()
+    world.settle()
+    assert world.running("b")[0].reconfigured == [2]
+
+
+# --- A controller that starts again ---------------------------------------------------------------
+
+
+def test_a_new_controller_finds_what_runs() -> None:
+    world = running_world(num_replicas=2)
+    before = world.running("b")
+    world.boot()
+    assert states(world) == ["STARTING", "STARTING"]
+    world.settle()
+    assert world.running("b") == before
+
+
+def test_proxies_hear_nothing_until_a_new_controller_knows_what_runs() -> None:
+    world = running_world(num_replicas=2)
+    table = world.table("backend/b")
+    world.boot()
+    stuck = world.running("b")[0]
+    stuck.stuck = True
+    world.flush()
+    assert world.table("backend/b") is table
+    world.wait(1.9)
+    assert world.table("backend/b") is table
+    world.wait(0.2)
+    assert [r.tag for r in world.table("backend/b").replicas] == [world.running("b")[1].tag]
+
+
+def test_a_new_controller_replaces_what_died_meanwhile() -> None:
+    world = running_world(num_replicas=2)
+    world.boot()
+    world.die(world.running("b")[0].tag)
+    world.settle()
+    assert len(world.running("b")) == 2
+    assert set(world.processes) == world.recorded()
+
+
+def test_a_new_controller_stops_the_surplus_and_keeps_what_runs() -> None:
+    """The one told to stop before the crash is the one to go, whichever is recorded first."""
+    for index in (0, 1):
+        world = running_world(num_replicas=2)
+        leaving, staying = world.running("b")[index], world.running("b")[1 - index]
+        world.request(ask.update("b", num_replicas=1))
+        leaving.state = "draining"
+        world.boot()
+        world.settle()
+        assert world.running("b") == [staying]
+        assert world.recorded() == {staying.tag}
+
+
+def test_a_new_controller_finishes_a_delete_and_leaves_no_process() -> None:
+    world = running_world(num_replicas=3)
+    world.crash_at = "after save"
+    world.request(ask.delete("b"))
+    assert len(world.running("b")) == 3, "nobody has told them to stop yet"
+    world.settle()
+    assert world.processes == {}
+    assert world.records["backend"] == {}
+    assert world.code == {}
+
+
+# --- The parts ------------------------------------------------------------------------------------
+
+
+def test_a_replica_refuses_what_its_table_lacks() -> None:
+    with pytest.raises(IllegalTransitionError):
+        Replica("r").move(ReplicaEvent.STOP, 0.0)

@@ -1,0 +1,485 @@
+"""What the admin client can ask for, what is refused in which words, and what repeats do."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from understudy.core.goals import KEPT_ENDED, Goals, Progress
+from understudy.core.tables import EndpointTable
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import BROKEN, Spec, World  # noqa: TID251
+
+
+@pytest.fixture(name="world")
+def make_world() -> World:
+    """A world with backend b, endpoint e on /e, and application app on /."""
+    world = World()
+    world.request(ask.create("b", num_replicas=2))
+    world.request(ask.endpoint("e", "b", route="/e"))
+    world.request(ask.deploy("app", Spec("d", b"one", {})))
+    world.settle()
+    return world
+
+
+def set_traffic(name: str, weights: dict[str, float]) -> ask.Request:
+    return lambda cluster: cluster.set_traffic(name, weights)
+
+
+APP_BACKEND = "app#d#hash-of-one"
+
+REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
+    (
+        "a backend without a name",
+        ask.create(""),
+        InvalidRequestError,
+        "backend tag '': expected a name without '#'",
+    ),
+    (
+        "a backend named like a deployment's",
+        ask.create("a#b"),
+        InvalidRequestError,
+        "backend tag 'a#b': expected a name without '#'",
+    ),
+    (
+        "bad settings, all named at once",
+        ask.create("new", num_replicas=0, max_ongoing_requests="many", colour=1),
+        InvalidRequestError,
+        (
+            "invalid BackendConfig: num_replicas=0: Input should be greater than or equal to 1; "
+            "max_ongoing_requests='many': Input should be a valid integer, unable to parse string as "
+            "an integer; colour=1: Extra inputs are not permitted"
+        ),
+    ),
+    (
+        "a backend with other code",
+        ask.create("b", b"other", num_replicas=2),
+        ConflictError,
+        (
+            "backend 'b' exists with other code or settings; use update_backend_config, or delete it "
+            "first"
+        ),
+    ),
+    (
+        "a backend with other settings",
+        ask.create("b", num_replicas=3),
+        ConflictError,
+        (
+            "backend 'b' exists with other code or settings; use update_backend_config, or delete it "
+            "first"
+        ),
+    ),
+    (
+        "a backend with other actor options",
+        lambda cluster: cluster.create_backend(
+            "b",
+            code=b"code",
+            code_hash="hash-of-code",
+            config={"num_replicas": 2},
+            actor_options={"num_cpus": 1},
+            version=None,
+            wall_now=0.0,
+        ),
+        ConflictError,
+        (
+            "backend 'b' exists with other code or settings; use update_backend_config, or delete it "
+            "first"
+        ),
+    ),
+    (
+        "settings for a backend that is not there",
+        ask.update("nope", num_replicas=1),
+        UnknownNameError,
+        f"no backend is named 'nope'; there are: {APP_BACKEND}, b",
+    ),
+    (
+        "bad new settings",
+        ask.update("b", health_check_period_s=-1),
+        InvalidRequestError,
+        "invalid BackendConfig: health_check_period_s=-1: Input should be greater than 0",
+    ),
+    (
+        "deleting a backend in use",
+        ask.delete("b", force=True),
+        ConflictError,
+        (
+            "backend 'b' has traffic of endpoint e; delete the endpoint or set its traffic elsewhere "
+            "first"
+        ),
+    ),
+    (
+        "an endpoint without a name",
+        ask.endpoint("", "b"),
+        InvalidRequestError,
+        "endpoint name '': expected a name without '#'",
+    ),
+    (
+        "an endpoint on no backend",
+        ask.endpoint("new", "nope"),
+        UnknownNameError,
+        f"no backend is named 'nope'; there are: {APP_BACKEND}, b",
+    ),
+    (
+        "an endpoint on an application's backend",
+        ask.endpoint("new", APP_BACKEND),
+        InvalidRequestError,
+        f"traffic of 'new': no backend named {APP_BACKEND}; there are: b",
+    ),
+    (
+        "an endpoint with other settings",
+        ask.endpoint("e", "b", route="/other"),
+        ConflictError,
+        (
+            "endpoint 'e' exists with other settings: route '/e', methods ('GET',), traffic "
+            "{'b': 1.0}; delete it first"
+        ),
+    ),
+    (
+        "a route that is taken",
+        ask.endpoint("new", "b", route="/e"),
+        ConflictError,
+        "route '/e' is taken by endpoint 'e'; choose another route or delete that one first",
+    ),
+    (
+        "a route that an application has",
+        ask.endpoint("new", "b", route="/"),
+        ConflictError,
+        "route '/' is taken by endpoint 'app#d'; choose another route or delete that one first",
+    ),
+    (
+        "a route without a slash",
+        ask.endpoint("new", "b", route="x"),
+        InvalidRequestError,
+        "route 'x' must start with '/'; for example '/predict'",
+    ),
+    (
+        "a route that ends in a slash",
+        ask.endpoint("new", "b", route="/x/"),
+        InvalidRequestError,
+        "route '/x/' must not end with '/'; for example '/predict'",
+    ),
+    (
+        "a route with braces",
+        ask.endpoint("new", "b", route="/{x}"),
+        InvalidRequestError,
+        "route '/{x}' must not contain braces, '?', '#' or white space; for example '/predict'",
+    ),
+    (
+        "a reserved route",
+        ask.endpoint("new", "b", route="/-/routes"),
+        InvalidRequestError,
+        "route '/-/routes' is reserved for Understudy's own pages; for example '/predict'",
+    ),
+    (
+        "unknown methods",
+        ask.endpoint("new", "b", methods=("get", "FETCH")),
+        InvalidRequestError,
+        (
+            "methods ['FETCH']: expected some of ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', "
+            "'OPTIONS', 'TRACE')"
+        ),
+    ),
+    (
+        "no methods",
+        ask.endpoint("new", "b", methods=()),
+        InvalidRequestError,
+        (
+            "methods (): expected some of ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', "
+            "'OPTIONS', 'TRACE')"
+        ),
+    ),
+    (
+        "deleting an application's endpoint",
+        lambda cluster: cluster.delete_endpoint("app#d"),
+        ConflictError,
+        "endpoint 'app#d' belongs to application 'app'; delete that",
+    ),
+    (
+        "traffic of an endpoint that is not there",
+        set_traffic("nope", {"b": 1.0}),
+        UnknownNameError,
+        "no endpoint is named 'nope'",
+    ),
+    (
+        "traffic to a backend that is not there",
+        set_traffic("e", {"nope": 1.0}),
+        InvalidRequestError,
+        "traffic of 'e': no backend named nope; there are: b",
+    ),
+    (
+        "traffic that is not all",
+        set_traffic("e", {"b": 0.5}),
+        InvalidRequestError,
+        "traffic of 'e': {'b': 0.5}; expected one backend with weight 1.0",
+    ),
+    (
+        "no traffic",
+        set_traffic("e", {}),
+        InvalidRequestError,
+        "traffic of 'e': {}; expected one backend with weight 1.0",
+    ),
+    (
+        "an application on a route that is taken",
+        ask.deploy("new", Spec("d", b"x", {}), route="/e"),
+        ConflictError,
+        "route '/e' is taken by endpoint 'e'; choose another route or delete that one first",
+    ),
+    (
+        "an application on a bad route",
+        ask.deploy("new", Spec("d", b"x", {}), route="bad"),
+        InvalidRequestError,
+        "route 'bad' must start with '/'; for example '/predict'",
+    ),
+    (
+        "names with a number sign",
+        ask.deploy("n#w", Spec("", b"x", {})),
+        InvalidRequestError,
+        "names ['n#w', '']: expected names without '#'",
+    ),
+    (
+        "an ingress that is not deployed",
+        ask.deploy("new", Spec("d", b"x", {}), ingress="other"),
+        InvalidRequestError,
+        "application 'new': deployments ['d'] must be different and contain the ingress 'other'",
+    ),
+    (
+        "deployments of the same name",
+        ask.deploy("new", Spec("d", b"x", {}), Spec("d", b"y", {})),
+        InvalidRequestError,
+        "application 'new': deployments ['d', 'd'] must be different and contain the ingress 'd'",
+    ),
+    (
+        "a bad setting in the second deployment",
+        ask.deploy("app", Spec("d", b"two", {}), Spec("f", b"y", {"num_replicas": 0})),
+        InvalidRequestError,
+        "deployment 'f': invalid BackendConfig: num_replicas=0: Input should be greater than or equal to 1",
+    ),
+    (
+        "bad actor options",
+        ask.deploy("app", Spec("d", b"one", {}, None, {"num_cpus": -1})),
+        InvalidRequestError,
+        "deployment 'd': invalid ActorOptions: num_cpus=-1: Input should be greater than or equal to 0",
+    ),
+    (
+        "a goal that is not there",
+        lambda cluster: cluster.goal("nope"),
+        UnknownNameError,
+        "no goal has the id 'nope' (any more)",
+    ),
+]
+
+
+def picture(world: World) -> Any:
+    cluster = world.cluster
+    return copy.deepcopy(
+        (
+            {tag: backend.record for tag, backend in cluster.backends.items()},
+            cluster.endpoints,
+            cluster.applications,
+            cluster.goals.all(),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_a_bad_request_is_refused_and_changes_nothing(
+    world: World, change: ask.Request, error: type[Exception], text: str
+) -> None:
+    before = picture(world)
+    with pytest.raises(error) as caught:
+        change(world.cluster)
+    assert str(caught.value) == text
+    world.cluster.advance(world.now)
+    assert not world.cluster.take_changes()
+    assert picture(world) == before
+
+
+def test_a_backend_of_an_application_is_not_deleted_by_itself(world: World) -> None:
+    world.request(ask.deploy("app", Spec("d", b"two", {})))
+    with pytest.raises(ConflictError, match="belongs to application 'app'; delete or redeploy"):
+        world.cluster.delete_backend("app#d#hash-of-two", force=False, wall_now=0.0)
+
+
+def test_a_backend_that_is_being_deleted_cannot_be_created_or_used(world: World) -> None:
+    world.request(ask.create("old"))
+    world.settle()
+    world.request(ask.delete("old"))
+    with pytest.raises(ConflictError, match="'old' is being deleted; wait for that goal first"):
+        ask.create("old")(world.cluster)
+    with pytest.raises(UnknownNameError, match="no backend is named 'old'"):
+        ask.endpoint("new", "old")(world.cluster)
+    with pytest.raises(InvalidRequestError, match="no backend named old; there are: b"):
+        world.cluster.set_traffic("e", {"old": 1.0})
+
+
+# --- Repeats ------------------------------------------------------------------------------------
+
+REPEATED: list[tuple[str, ask.Request]] = [
+    ("create a backend", ask.create("b", num_replicas=2)),
+    ("the settings that it has", ask.update("b", num_replicas=2)),
+    ("delete a backend that is not there", ask.delete("nope")),
+    ("create an endpoint", ask.endpoint("e", "b", route="/e", methods=("get", "GET"))),
+    ("delete an endpoint that is not there", lambda cluster: cluster.delete_endpoint("nope")),
+    ("the traffic that there is", set_traffic("e", {"b": 1})),
+    ("deploy the same", ask.deploy("app", Spec("d", b"one", {}))),
+    ("delete an application that is not there", ask.undeploy("nope")),
+]
+
+
+@pytest.mark.parametrize(
+    "change", [case[1] for case in REPEATED], ids=[case[0] for case in REPEATED]
+)
+def test_a_repeated_request_changes_nothing(world: World, change: ask.Request) -> None:
+    before = picture(world)
+    assert change(world.cluster) is None
+    world.cluster.advance(world.now)
+    assert not world.cluster.take_changes()
+    assert picture(world) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ask.create("new"),
+        ask.update("b", user_config=2),
+        ask.deploy("app", Spec("d", b"two", {})),
+        ask.undeploy("app"),
+    ],
+)
+def test_a_request_repeated_while_it_is_under_way_has_the_same_goal(
+    world: World, change: ask.Request
+) -> None:
+    goal = world.request(change)
+    assert world.cluster.goal(goal).state == "pending"
+    assert world.request(change) == goal
+    world.boot()
+    assert world.request(change) == goal
+    world.settle()
+    assert world.cluster.goal(goal).state == "succeeded"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_delete_repeated_while_it_is_under_way_has_the_same_goal(force: bool) -> None:
+    world = World()
+    world.request(ask.create("b"))
+    world.settle()
+    goal = world.request(ask.delete("b", force=force))
+    assert world.request(ask.delete("b", force=force)) == goal
+    assert world.request(ask.delete("b")) == goal
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+
+
+# --- What they do -------------------------------------------------------------------------------
+
+
+def test_an_endpoint_is_published_with_its_methods_and_traffic(world: World) -> None:
+    assert world.table("endpoint/e") == EndpointTable(
+        name="e", route="/e", methods=("GET",), traffic={"b": 1.0}
+    )
+    world.request(ask.create("c"))
+    world.request(set_traffic("e", {"c": 1.0}))
+    world.flush()
+    assert world.table("endpoint/e").traffic == {"c": 1.0}
+    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.flush()
+    assert world.table("endpoint/e") is None
+    assert "e" not in world.records["endpoint"]
+
+
+def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
+    world.request(ask.update("b", max_ongoing_requests=7))
+    config = world.cluster.backend_config("b")
+    assert (config["num_replicas"], config["max_ongoing_requests"]) == (2, 7)
+
+
+def test_code_is_kept_while_any_backend_runs_it() -> None:
+    world = World()
+    world.request(ask.create("a"))
+    world.request(ask.create("b"))
+    world.settle()
+    assert len(world.code) == 1
+    world.request(ask.delete("a"))
+    world.settle()
+    assert len(world.code) == 1
+    world.request(ask.delete("b"))
+    world.settle()
+    assert world.code == {}
+
+
+def test_records_can_be_pickled(world: World) -> None:
+    assert pickle.loads(pickle.dumps(world.records)) == world.records
+
+
+# --- Goals --------------------------------------------------------------------------------------
+
+
+def test_a_goal_is_reached_when_every_proxy_knows() -> None:
+    world = World(proxies=2)
+    goal = world.request(ask.create("b"))
+    world.cluster.long_poll.listen("third", {})
+    world.flush()
+    world.work()
+    world.flush()
+    assert world.cluster.backends["b"].settled
+    assert world.goal_state(goal) == "pending"
+    world.cluster.long_poll.listen("third", world.proxies[0].known)
+    world.turn()
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_a_newer_goal_ends_the_older_one_of_the_same_backend(world: World) -> None:
+    first = world.request(ask.update("b", num_replicas=3))
+    other = world.request(ask.deploy("app", Spec("d", b"two", {})))
+    second = world.request(ask.update("b", num_replicas=1))
+    assert [world.goal_state(goal) for goal in (first, other, second)] == [
+        "succeeded",
+        "pending",
+        "pending",
+    ]
+
+
+def test_deleting_what_could_not_start_succeeds() -> None:
+    world = World()
+    create = world.request(ask.create("b", BROKEN))
+    while world.goal_state(create) == "pending":
+        world.flush()
+        world.work()
+        world.now += 1.0
+    goal = world.request(ask.delete("b"))
+    assert world.goal_state(goal) == "pending"
+    world.settle()
+    assert world.goal_state(create) == "failed"
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_ended_goals_are_kept_for_who_asks_late_but_not_all() -> None:
+    goals = Goals({})
+    slow = goals.create(("backend", "slow"), "create", 0.0)
+    ids = [goals.create(("backend", str(i)), "create", 1.0 + i) for i in range(KEPT_ENDED + 5)]
+    goals.advance(lambda subject: Progress(done=subject[1] != "slow"))
+    assert goals.get(ids[0]) is None
+    assert goals.get(ids[-1]).state == "succeeded"
+    assert len(goals.all()) == KEPT_ENDED + 1
+    goals.take_changed()
+    goals.advance(lambda _: Progress(error="boom", exception=b"x"))
+    ended = goals.get(slow)
+    assert (ended.state, ended.error, ended.exception) == ("failed", "boom", b"x")
+    changed = goals.take_changed()
+    assert changed[slow] == ended
+    assert changed[ids[5]] is None, "those that ended first go first"
+    assert [goal.created_at for goal in goals.all()] == sorted(g.created_at for g in goals.all())
+
+
+def test_goals_survive_a_restart(world: World) -> None:
+    goal = world.request(ask.update("b", num_replicas=3))
+    world.boot()
+    assert world.goal_state(goal) == "pending"
+    world.settle()
+    world.boot()
+    assert world.goal_state(goal) == "succeeded"

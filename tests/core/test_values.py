@@ -1,0 +1,161 @@
+"""Errors, settings and the choice of a backend."""
+
+import math
+import pickle
+
+import pytest
+
+from understudy.core import errors
+from understudy.core.config import ActorOptions, BackendConfig, HTTPOptions, validated
+from understudy.core.traffic import choose_backend
+
+STATUSES = {
+    "UnderstudyError": 500,
+    "NotRunningError": 503,
+    "StartError": 500,
+    "DeployFailedError": 500,
+    "UnknownNameError": 404,
+    "ConflictError": 409,
+    "InvalidRequestError": 400,
+    "RouteNotFoundError": 404,
+    "MethodNotAllowedError": 405,
+    "BackPressureError": 503,
+    "DeploymentUnavailableError": 503,
+    "ReplicaUnavailableError": 503,
+    "RequestCancelledError": 499,
+    "QueryTimeoutError": 408,
+    "UserCodeError": 500,
+    "UnsupportedResultError": 500,
+}
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind} | {each for sub in kind.__subclasses__() for each in subclasses(sub)}
+
+
+def test_every_error_of_the_core_travels_by_its_name() -> None:
+    ours = {
+        e.__name__ for e in subclasses(errors.UnderstudyError) if e.__module__ == errors.__name__
+    }
+    assert ours == set(STATUSES) == set(errors.ERRORS_BY_KIND)
+
+
+@pytest.mark.parametrize(("kind", "http_status"), STATUSES.items())
+def test_an_error_is_made_again_from_its_kind_and_text(kind: str, http_status: int) -> None:
+    error = errors.error_from(kind, "what, why")
+    assert type(error).__name__ == kind
+    assert str(error) == "what, why"
+    assert error.http_status == errors.error_status(kind) == http_status
+    assert str(pickle.loads(pickle.dumps(error))) == "what, why"
+
+
+def test_an_unknown_kind_of_error_is_the_root() -> None:
+    assert type(errors.error_from("NewerError", "text")) is errors.UnderstudyError
+    assert errors.error_status("NewerError") == 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        ("UnknownNameError", KeyError),
+        ("ConflictError", ValueError),
+        ("InvalidRequestError", ValueError),
+        ("QueryTimeoutError", TimeoutError),
+        ("UnsupportedResultError", TypeError),
+    ],
+)
+def test_errors_are_pythons_own_where_a_caller_expects_those(kind: str, builtin: type) -> None:
+    assert isinstance(errors.error_from(kind, ""), builtin)
+
+
+def test_errors_say_when_trying_again_helps() -> None:
+    hints = {k: e.retry_after_s for k, e in errors.ERRORS_BY_KIND.items() if e.retry_after_s}
+    assert hints == {
+        "BackPressureError": 1.0,
+        "DeploymentUnavailableError": 5.0,
+        "ReplicaUnavailableError": 1.0,
+    }
+
+
+def test_settings_have_the_contracts_defaults() -> None:
+    assert BackendConfig().model_dump() == {
+        "num_replicas": 1,
+        "user_config": None,
+        "max_ongoing_requests": 100,
+        "max_queued_requests": -1,
+        "request_timeout_s": None,
+        "health_check_period_s": 10,
+        "health_check_timeout_s": 30,
+        "graceful_shutdown_timeout_s": 20,
+        "graceful_shutdown_wait_loop_s": 2,
+        "max_constructor_retry_count": 20,
+        "logging_config": None,
+    }
+    assert ActorOptions().model_dump() == {
+        "num_cpus": 0,
+        "num_gpus": 0,
+        "memory": 0,
+        "resources": {},
+    }
+    assert (HTTPOptions().host, HTTPOptions().port) == ("127.0.0.1", 8000)
+
+
+def test_every_problem_is_named_in_one_error() -> None:
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        validated(HTTPOptions, {"port": 70000, "workers": 0, "hots": "x"})
+    assert str(caught.value) == (
+        "invalid HTTPOptions: port=70000: Input should be less than or equal to 65535; "
+        "workers=0: Input should be greater than or equal to 1; "
+        "hots='x': Extra inputs are not permitted"
+    )
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 0, "soon"])
+def test_a_duration_is_a_number_that_timers_can_take(value: object) -> None:
+    with pytest.raises(errors.InvalidRequestError, match="health_check_period_s="):
+        validated(BackendConfig, {"health_check_period_s": value})
+
+
+def test_names_of_settings_are_strings() -> None:
+    with pytest.raises(errors.InvalidRequestError, match="Keys should be strings"):
+        validated(BackendConfig, {1: 2})
+
+
+def test_a_user_config_must_be_jsonable() -> None:
+    with pytest.raises(errors.InvalidRequestError, match="must be JSON-able"):
+        validated(BackendConfig, {"user_config": {"k": {1, 2}}})
+
+
+def test_an_update_keeps_the_rest_and_does_not_touch_the_original() -> None:
+    config = BackendConfig(num_replicas=3)
+    assert config.updated({"max_ongoing_requests": 5}) == BackendConfig(
+        num_replicas=3, max_ongoing_requests=5
+    )
+    assert config == BackendConfig(num_replicas=3)
+    with pytest.raises(errors.InvalidRequestError, match="num_replicas=0"):
+        config.updated({"num_replicas": 0})
+
+
+def test_without_weights_there_is_no_backend() -> None:
+    assert choose_backend({}, None, lambda: 0.5) is None
+    assert choose_backend({"a": 0.0, "b": 0.0}, None, lambda: 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("point", "backend"), [(0.0, "a"), (0.29, "a"), (0.31, "b"), (0.999999, "b")]
+)
+def test_backends_are_drawn_by_their_weights(point: float, backend: str) -> None:
+    assert choose_backend({"b": 0.7, "a": 0.3, "none": 0.0}, None, lambda: point) == backend
+
+
+def test_weights_that_sum_to_a_little_less_still_choose() -> None:
+    assert choose_backend({"a": 0.1, "b": 0.2}, None, lambda: 0.9999) == "b"
+
+
+def test_a_shard_key_always_leads_to_the_same_backend_and_keys_spread() -> None:
+    weights = {"a": 0.5, "b": 0.5}
+    chosen = [choose_backend(weights, f"key {i}", lambda: 1 / 0) for i in range(400)]
+    assert chosen == [choose_backend(weights, f"key {i}", lambda: 1 / 0) for i in range(400)]
+    assert 150 < chosen.count("a") < 250
+    assert choose_backend(weights, "alice", lambda: 1 / 0) == "a"
+    assert choose_backend(weights, "\udcff", lambda: 1 / 0) in weights
