@@ -159,8 +159,10 @@ class Loop:
         self._epoll.close()
 
     def _run_posted(self) -> None:
-        self._woken = False  # before reading: what is posted from here on wakes again
         os.eventfd_read(self._wake_fd)
+        # Only now: what is posted from here on wakes again. Reset before the read, a wake-up in
+        # between would be read away with the flag left set, and no later post would ever wake us.
+        self._woken = False
         while self._posted:
             self._guarded(self._posted.popleft())
 
