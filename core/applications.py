@@ -152,7 +152,6 @@ def is_up(cluster: Cluster, application: str, deployment: DeploymentRecord) -> b
         deployment.serving == deployment.target
         and backend is not None
         and backend.settled
-        and not backend.record.failure
         and held(BACKEND_PREFIX + deployment.target)
         and held(ENDPOINT_PREFIX + endpoint_name(application, deployment.name))
     )

@@ -99,7 +99,7 @@ class LongPoll:
         False while there is no listener: after a restart the proxies have yet to be heard of, and
         nothing may be said in their name.
         """
-        if self.closed or not self._listeners:
+        if not self._listeners:
             return False
         snapshot_id = self._snapshots.get(key, DELETED)[0]
         return all(e.known.get(key, 0) == snapshot_id for e in self._listeners.values())

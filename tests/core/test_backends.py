@@ -105,7 +105,14 @@ def test_a_process_that_never_reports_is_killed_and_replaced() -> None:
 
 def test_a_process_that_reports_after_it_was_given_up_is_told_to_go() -> None:
     world = running_world()
-    assert not world.cluster.replica_reported("b#gone", world.now, state="running")
+    process = world.running("b")[0]
+    world.die(process.tag)
+    world.settle()
+    process.alive = True
+    world.processes[process.tag] = process
+    world.report(process)
+    world.flush()
+    assert process.state == "draining"
 
 
 # --- Crashes and constructors -------------------------------------------------------------------

@@ -50,7 +50,8 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         InvalidRequestError,
         (
             "invalid BackendConfig: num_replicas=0: Input should be greater than or equal to 1; "
-            "max_ongoing_requests='many': Input should be a valid integer, unable to parse string as "
+            "max_ongoing_requests='many': Input should be a valid integer, unable to parse "
+            "string as "
             "an integer; colour=1: Extra inputs are not permitted"
         ),
     ),
@@ -59,7 +60,8 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         ask.create("b", b"other", num_replicas=2),
         ConflictError,
         (
-            "backend 'b' exists with other code or settings; use update_backend_config, or delete it "
+            "backend 'b' exists with other code or settings; use update_backend_config, or "
+            "delete it "
             "first"
         ),
     ),
@@ -68,7 +70,8 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         ask.create("b", num_replicas=3),
         ConflictError,
         (
-            "backend 'b' exists with other code or settings; use update_backend_config, or delete it "
+            "backend 'b' exists with other code or settings; use update_backend_config, or "
+            "delete it "
             "first"
         ),
     ),
@@ -85,7 +88,8 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         ),
         ConflictError,
         (
-            "backend 'b' exists with other code or settings; use update_backend_config, or delete it "
+            "backend 'b' exists with other code or settings; use update_backend_config, or "
+            "delete it "
             "first"
         ),
     ),
@@ -106,7 +110,8 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         ask.delete("b", force=True),
         ConflictError,
         (
-            "backend 'b' has traffic of endpoint e; delete the endpoint or set its traffic elsewhere "
+            "backend 'b' has traffic of endpoint e; delete the endpoint or set its traffic "
+            "elsewhere "
             "first"
         ),
     ),
@@ -255,13 +260,19 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "a bad setting in the second deployment",
         ask.deploy("app", Spec("d", b"two", {}), Spec("f", b"y", {"num_replicas": 0})),
         InvalidRequestError,
-        "deployment 'f': invalid BackendConfig: num_replicas=0: Input should be greater than or equal to 1",
+        (
+            "deployment 'f': invalid BackendConfig: num_replicas=0: Input should be greater "
+            "than or equal to 1"
+        ),
     ),
     (
         "bad actor options",
         ask.deploy("app", Spec("d", b"one", {}, None, {"num_cpus": -1})),
         InvalidRequestError,
-        "deployment 'd': invalid ActorOptions: num_cpus=-1: Input should be greater than or equal to 0",
+        (
+            "deployment 'd': invalid ActorOptions: num_cpus=-1: Input should be greater than "
+            "or equal to 0"
+        ),
     ),
     (
         "a goal that is not there",
