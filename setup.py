@@ -35,6 +35,7 @@ setup(
         "PyYAML>=6.0",
         "setproctitle>=1.3",
         "psutil>=5.9",
+        "typing_extensions>=4.6",
     ],
     extras_require={
         "examples": ["scikit-learn>=1.3"],

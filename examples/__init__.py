@@ -1,0 +1,1 @@
+"""Applications to run from the folder above: ``understudy run examples.hello:app``."""
