@@ -9,7 +9,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-SUBPACKAGES = ("actors", "core", "http_front", "persistence", "serve")
+SUBPACKAGES = ("actors", "actors.transport", "core", "http_front", "persistence", "serve")
 
 setup(
     name="understudy",
@@ -20,7 +20,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=[f"understudy.{name}" for name in SUBPACKAGES],
-    package_dir={f"understudy.{name}": name for name in SUBPACKAGES},
+    package_dir={f"understudy.{name}": name.replace(".", "/") for name in SUBPACKAGES},
     package_data={f"understudy.{name}": ["py.typed"] for name in SUBPACKAGES},
     install_requires=[
         "thespian==4.0.1",  # its transport's inside is used in actors/loop.py and actors/port.py
