@@ -393,8 +393,8 @@ class Controller(LoopActor):
 
     def _start(self, effect: fx.Start) -> None:
         record = self._cluster.backends[effect.backend].record
-        self.loop.send(
-            self._address_of(effect.replica),
+        self._send_replica(
+            effect.replica,
             m.StartReplica(
                 replica=effect.replica,
                 backend=record.tag,
@@ -425,11 +425,13 @@ class Controller(LoopActor):
 
     def _reconfigure(self, effect: fx.Reconfigure) -> None:
         record = self._cluster.backends[effect.backend].record
-        config = m.ReconfigureReplica(config=dict(record.config), config_id=record.config_id)
-        self._send_replica(effect.replica, config)
+        order = m.ReconfigureReplica(
+            replica=effect.replica, config=dict(record.config), config_id=record.config_id
+        )
+        self._send_replica(effect.replica, order)
 
     def _check(self, effect: fx.Check) -> None:
-        self._send_replica(effect.replica, m.CheckReplica(check_id=effect.check_id))
+        self._send_replica(effect.replica, m.CheckReplica(**effect._asdict()))
 
     def _stop(self, effect: fx.Stop) -> None:
         self._send_replica(effect.replica, m.StopReplica(**effect._asdict()))
@@ -443,4 +445,10 @@ class Controller(LoopActor):
             self._stop(fx.Stop(effect.replica, 0.0))
 
     def _send_replica(self, tag: str, message: m.Message) -> None:
-        self.loop.send(self._address_of(tag), message)
+        address = self._address_of(tag)
+        self.loop.send(address, message, on_failed=lambda: self._unreachable(tag, address))
+
+    def _unreachable(self, tag: str, address: Address) -> None:
+        """Look for the replica anew next time: the admin may have named one that just died."""
+        if tag not in self._processes and self._replicas.get(tag) == address:
+            del self._replicas[tag]

@@ -60,6 +60,7 @@ class Loop:
         self._order = itertools.count()
         self._watched: dict[int, Callback] = {}
         self._turn_end: list[Callback] = []
+        self._in_turn = False
         self.watch(self._wake_fd, self._run_posted)
 
     def send(
@@ -132,8 +133,13 @@ class Loop:
             if callback is not None:
                 self._guarded(callback)
 
+    def begin_turn(self) -> None:
+        """Note that a message is being handled, and :meth:`finish_turn` will follow."""
+        self._in_turn = True
+
     def finish_turn(self) -> None:
         """Run due timers and end-of-turn callbacks; after every message and every pass."""
+        self._in_turn = True
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
@@ -144,6 +150,7 @@ class Loop:
             callbacks, self._turn_end = self._turn_end, []
             for callback in callbacks:
                 self._guarded(callback)
+        self._in_turn = False
 
     def next_timer_at(self) -> float | None:
         """Return when the next timer is due, in ``time.monotonic()`` seconds."""
@@ -168,10 +175,35 @@ class Loop:
 
     def _guarded(self, callback: Callback) -> None:
         # An exception must not reach Thespian, which would run the whole message again.
+        before, self._in_turn = self._in_turn, True
         try:
             callback()
         except Exception:
             logger.exception("callback %r failed", callback)
+        self._in_turn = before
+
+    def _delivered(self, callback: Callback | None) -> Callback | None:
+        """Make of a delivery's callback what Thespian may call, in a turn of ours or between two.
+
+        Between two, a turn is finished for it: nothing else would before the next message comes.
+        """
+        if callback is None:
+            return None
+
+        def run() -> None:
+            in_turn, due_at = self._in_turn, self.next_timer_at()
+            self._guarded(callback)
+            if in_turn:
+                return
+            self.finish_turn()
+            if self.next_timer_at() != due_at:
+                self.post(_nothing)  # for a loop that had chosen how long to sleep
+
+        return run
+
+
+def _nothing() -> None:
+    return None
 
 
 def intent(

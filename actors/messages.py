@@ -274,6 +274,7 @@ class StartReplica(Message):
 class ReconfigureReplica(Message):
     """Controller to replica: newer settings; answered by ReplicaReported with that config_id."""
 
+    replica: str
     config: dict[str, Any]
     config_id: int
 
@@ -282,6 +283,7 @@ class ReconfigureReplica(Message):
 class CheckReplica(Message):
     """Controller to replica: run check_health; answered by ReplicaReported with check_id."""
 
+    replica: str
     check_id: int
 
 

@@ -97,7 +97,7 @@ class ThreadLoop(Loop):
     def _close_transport(self) -> None:
         """Close it with its idle and half-done connections, which Thespian leaves to the garbage."""
         transport = self._transport
-        sockets = [idle.socket for idle in transport._openSockets.values()]
+        sockets = [transport.socket, *(idle.socket for idle in transport._openSockets.values())]
         sockets += [intent.socket for intent in transport._transmitIntents.values()]
         transport.close()
         for each in sockets:

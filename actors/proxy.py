@@ -123,6 +123,9 @@ class Proxy(LoopActor):
 
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
         for replica in table.replicas if table is not None else ():
+            link = self._links.get(replica.tag)
+            if link is not None and link.table != replica:
+                self._replica_lost(replica.tag)  # a new process of the same tag
             if replica.tag not in self._links:
                 self._links[replica.tag] = self._link(replica)
         self._run(self._router.set_backend(tag, table, now))

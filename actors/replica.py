@@ -52,10 +52,11 @@ class Replica(LoopActor):
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""
         self._controller: Address | None = None
-        self._order: StartReplica | None = None
+        self._load_id: int | None = None  # the config's with which user code is loaded
         self._tag = ""  # known from the first order
         self._config: dict[str, Any] = {}
-        self._config_id = 0
+        self._config_id = 0  # the newest taken
+        self._applied_id = 0  # the newest that user code has taken too
         self._state = "idle"
         self._failure: Failure | None = None
         self._user_code: UserCode | None = None
@@ -70,8 +71,9 @@ class Replica(LoopActor):
 
     def receiveMsg_StartReplica(self, message: StartReplica, sender: Address) -> None:
         """Load the code, once; a repeat, from this controller or a new one, gets a report."""
-        self._controller = sender
-        if self._order is None:
+        if not self._is_for_me(message, sender):
+            return
+        if self._load_id is None:
             self._begin_loading(message)
         elif message.config_id > self._config_id:
             self._apply_config(message.config, message.config_id)
@@ -79,7 +81,8 @@ class Replica(LoopActor):
 
     def receiveMsg_ReconfigureReplica(self, message: ReconfigureReplica, sender: Address) -> None:
         """Take newer settings; user code hears of a changed user_config."""
-        self._controller = sender
+        if not self._is_for_me(message, sender):
+            return
         if message.config_id > self._config_id:
             self._apply_config(message.config, message.config_id)
         else:
@@ -87,7 +90,8 @@ class Replica(LoopActor):
 
     def receiveMsg_CheckReplica(self, message: CheckReplica, sender: Address) -> None:
         """Run the user's check_health and report."""
-        self._controller = sender
+        if not self._is_for_me(message, sender):
+            return
         if self._user_code is None or self._state != "running":
             self._report(check_id=message.check_id)
         else:
@@ -97,11 +101,23 @@ class Replica(LoopActor):
 
     def receiveMsg_StopReplica(self, message: StopReplica, sender: Address) -> None:
         """Finish what runs, within ``drain_s``, then end the process."""
-        self._controller, self._tag = sender, message.replica
-        if self._state != "draining":
-            self._state = "draining"
-            self._report(then=self._drain)
-            self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
+        if not self._is_for_me(message, sender) or self._state == "draining":
+            return
+        self._state = "draining"
+        self._report(then=self._drain)
+        self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
+
+    def _is_for_me(
+        self,
+        message: StartReplica | ReconfigureReplica | CheckReplica | StopReplica,
+        controller: Address,
+    ) -> bool:
+        """Take an order of the controller; ports are reused, so it may be for a dead replica."""
+        if self._tag not in {"", message.replica}:
+            logger.warning("%s ignored an order for %s", self._tag, message.replica)
+            return False
+        self._tag, self._controller = message.replica, controller
+        return True
 
     def receiveMsg_MeetProxy(self, message: MeetProxy, _sender: Address) -> None:
         """Send the queries of handles made here to this proxy."""
@@ -203,9 +219,9 @@ class Replica(LoopActor):
     # --- User code's life ---------------------------------------------------------------------
 
     def _begin_loading(self, order: StartReplica) -> None:
-        self._order, self._tag = order, order.replica
         self._state = "starting"
         self._config, self._config_id = order.config, order.config_id
+        self._load_id = order.config_id
         file_name = re.sub(r"[^\w.#:-]", "_", order.replica)
         redirect_output(self.settings, f"replica-{file_name}")
         self.records.add(self.process, "replica", f"replica {order.replica}")
@@ -216,19 +232,25 @@ class Replica(LoopActor):
         self._failure = failure
         if failure is not None:
             logger.error("%s could not start: %s", self._tag, failure.traceback)
+        self._applied_id = max(self._applied_id, self._load_id or 0)
         if self._state == "starting":
             self._state = "failed" if failure is not None else "running"
         self._report()
 
     def _apply_config(self, config: dict[str, Any], config_id: int) -> None:
+        """Take newer settings; they count as applied when user code has taken its part of them."""
         changed = config["user_config"] != self._config["user_config"]
         self._config, self._config_id = config, config_id
         if changed and self._user_code is not None:
             self._user_code.reconfigure(
-                config["user_config"], lambda failure: self._report(failure=failure)
+                config["user_config"], lambda failure: self._applied(config_id, failure)
             )
         else:
-            self._report()
+            self._applied(config_id, None)
+
+    def _applied(self, config_id: int, failure: Failure | None) -> None:
+        self._applied_id = max(self._applied_id, config_id)
+        self._report(failure=failure)
 
     def _report(
         self,
@@ -246,7 +268,7 @@ class Replica(LoopActor):
                 replica=self._tag,
                 process=self.process,
                 state=self._state,
-                config_id=self._config_id,
+                config_id=self._applied_id,
                 check_id=check_id,
                 ongoing=self._running,
                 error="" if failure is None else failure.traceback,

@@ -33,6 +33,18 @@ def apply() -> None:
     # The logger's death killed the admin: it restarts the logger with an attribute that it has
     # under another name.
     multiprocCommon.MultiProcAdmin.logDefs = property(lambda admin: admin.logdefs)
+    # When two children died at once, dealing with the first dropped the second unnoticed, and its
+    # global name went on naming a dead address for ever.
+    multiprocCommon.MultiProcReplicator._childExited = _forget_child
+
+
+def _forget_child(parent: Any, address: Any) -> None:
+    parent._child_procs = [
+        child
+        for child in getattr(parent, "_child_procs", [])
+        if getattr(child, "childRealAddr", child.childAddr) != address
+        or parent._checkChildLiveness(child)
+    ]
 
 
 def _no_pause(_throttle: Any, _now: Any) -> None:

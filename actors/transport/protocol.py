@@ -5,8 +5,8 @@ frames.py for the bytes after that, session.py for what outlives a connection.
 
 The shell feeds ``receive_data`` whatever arrives and acts on the events; it calls
 ``data_to_send`` after that, after ``Session.send``, and whenever its socket takes more, until it
-returns nothing. The shell owns the clock: it closes a connection that is not ``is_authenticated``
-in time, calls ``acknowledge`` within some milliseconds when ``ack_due``, and now and then as a sign
+returns nothing. The shell owns the clock: it closes a connection that is not ``is_open`` in
+time, calls ``acknowledge`` within some milliseconds when ``ack_due``, and now and then as a sign
 of life.
 """
 
@@ -28,7 +28,6 @@ from understudy.actors.transport.events import (
 from understudy.actors.transport.frames import (
     CHUNK,
     DATA,
-    MIN_MAX_FRAME,
     START,
     Buffer,
     FrameKind,
@@ -37,7 +36,7 @@ from understudy.actors.transport.frames import (
 )
 from understudy.actors.transport.handshake import Handshake, Role
 from understudy.actors.transport.identity import Identity, RefusedError
-from understudy.actors.transport.session import WELCOME_BODY, Session
+from understudy.actors.transport.session import Session, read_welcome
 from understudy.actors.transport.sessions import Sessions
 from understudy.actors.transport.states import (
     CONNECTION,
@@ -90,6 +89,11 @@ class Connection:
     def is_authenticated(self) -> bool:
         """Return whether the peer is known and the connection alive."""
         return self.state in _ALIVE_AND_AUTHENTICATED
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether messages flow; until then the shell should allow seconds, not more."""
+        return self.state is ConnectionState.OPEN
 
     @property
     def ack_due(self) -> int:
@@ -239,7 +243,6 @@ class Connection:
 
     def _send_welcome(self, session: Session, writer: FrameWriter) -> None:
         self._out.append(writer.control(WELCOME, *session.welcome()))
-        self._told(session.received)
 
     def _read(
         self, session: Session, reader: FrameReader, received: Buffer, events: list[Event]
@@ -278,21 +281,16 @@ class Connection:
     def _welcomed(
         self, session: Session, epoch: int, received: int, body: bytes, events: list[Event]
     ) -> None:
-        writer = self._writer
-        if len(body) != WELCOME_BODY.size or writer is None:
-            raise RefusedError(f"a welcome of {len(body)} bytes, not {WELCOME_BODY.size}")
-        life, about, max_frame = WELCOME_BODY.unpack(body)
-        if max_frame < MIN_MAX_FRAME:
-            raise RefusedError(
-                f"the peer takes chunks of {max_frame} bytes; {MIN_MAX_FRAME} are due"
-            )
-        session.check_epoch(epoch, life)
+        welcome = read_welcome(epoch, received, body)
+        session.check(welcome)
         if not session.is_decider:
             self._take_over(session, events)
-        resent, lost = session.welcomed(received, life, about)
-        writer.max_frame = min(writer.max_frame, max_frame)
-        if not session.is_decider:
-            self._send_welcome(session, writer)
+        resent, lost = session.welcomed(welcome)
+        self._told(session.received)
+        if self._writer is not None:
+            self._writer.max_frame = min(self._writer.max_frame, welcome.max_frame)
+            if not session.is_decider:
+                self._send_welcome(session, self._writer)
         self._become(ConnectionEvent.WELCOME)
         if lost:
             events.append(Undeliverable(lost))

@@ -18,16 +18,16 @@ arrived.
 
     WELCOME  number = epoch, acknowledged = received up to,
              body = own life u64, the peer's life that "received" is about u64 (0: none yet),
-                    longest chunk to send here u32
+                    longest chunk to send here u32, longest message to send here u64
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from understudy.actors.transport.events import Unsent
 from understudy.actors.transport.frames import MAX_BUFFERS, MIN_MAX_FRAME, Buffer
@@ -37,7 +37,7 @@ from understudy.actors.transport.states import SESSION, SessionEvent, SessionSta
 if TYPE_CHECKING:
     from understudy.actors.transport.protocol import Connection
 
-WELCOME_BODY = struct.Struct(">QQI")
+WELCOME_BODY = struct.Struct(">QQIQ")
 MESSAGE_COST = 256  # what keeping a message costs beside its bytes, about
 
 
@@ -64,6 +64,30 @@ class Limits:
             raise ValueError("window and max_message must be positive")
 
 
+class Welcome(NamedTuple):
+    """What a WELCOME frame says."""
+
+    epoch: int
+    received: int
+    life: int
+    about: int
+    max_frame: int
+    max_message: int
+
+
+def read_welcome(epoch: int, received: int, body: bytes) -> Welcome:
+    """Read a WELCOME frame; RefusedError when it is malformed."""
+    if len(body) != WELCOME_BODY.size:
+        raise RefusedError(f"a welcome of {len(body)} bytes, not {WELCOME_BODY.size}")
+    welcome = Welcome(epoch, received, *WELCOME_BODY.unpack(body))
+    if not welcome.life or welcome.max_frame < MIN_MAX_FRAME:
+        raise RefusedError(
+            f"a welcome of life {welcome.life}, chunks of {welcome.max_frame} bytes; at least 1 "
+            f"and {MIN_MAX_FRAME} are due"
+        )
+    return welcome
+
+
 class Outgoing:
     """A message until it is acknowledged."""
 
@@ -86,6 +110,7 @@ class Session:
         self.own = own
         self.life = life
         self.limits = limits
+        self.max_message = limits.max_message  # the smaller of both sides', once known
         self.peer: Identity | None = None
         self.state = SessionState.DETACHED
         self.connection: Connection | None = None
@@ -138,10 +163,10 @@ class Session:
             if type(buffer) is memoryview:
                 kept[index] = buffer = buffer.cast("B")  # noqa: PLW2901
             size += len(buffer)
-        if size > self.limits.max_message or not 0 < len(kept) <= MAX_BUFFERS:
+        if size > self.max_message or not 0 < len(kept) <= MAX_BUFFERS:
             raise ValueError(
                 f"a message of {size} bytes in {len(kept)} buffers; at most "
-                f"{self.limits.max_message} bytes in 1 to {MAX_BUFFERS} buffers can be sent"
+                f"{self.max_message} bytes in 1 to {MAX_BUFFERS} buffers can be sent"
             )
         self.kept_bytes += size + MESSAGE_COST
         self._waiting.append(Outgoing(kept, size, tag))
@@ -198,11 +223,15 @@ class Session:
 
     def welcome(self) -> tuple[int, int, bytes]:
         """Return number, acknowledged and body of this side's WELCOME."""
-        body = WELCOME_BODY.pack(self.life, self._peer_life, self.limits.max_frame)
+        limits = self.limits
+        body = WELCOME_BODY.pack(self.life, self._peer_life, limits.max_frame, limits.max_message)
         return self._epoch, self.received, body
 
-    def check_epoch(self, epoch: int, life: int) -> None:
-        """Refuse a WELCOME that is older than the connection in use."""
+    def check(self, welcome: Welcome) -> None:
+        """Refuse a WELCOME that is older than the connection in use, or comes too late."""
+        epoch, life = welcome.epoch, welcome.life
+        if self.state is SessionState.ENDED:
+            raise RefusedError("this end gave the session up meanwhile")
         if self.is_decider:
             if epoch != self._epoch or life < self._peer_life:
                 raise RefusedError(f"a welcome of epoch {epoch}, life {life}: another session's")
@@ -211,42 +240,47 @@ class Session:
         else:
             self._epoch = epoch
 
-    def welcomed(self, received: int, life: int, about: int) -> tuple[int, list[Unsent]]:
+    def welcomed(self, welcome: Welcome) -> tuple[int, list[Unsent]]:
         """Take the peer's WELCOME; return how many messages go out again, and what is lost."""
         lost: list[Unsent] = []
-        if life != self._peer_life:
+        if welcome.life != self._peer_life:
             if self._peer_life:
                 lost = self._restart()
-            self._peer_life = life
-        if about == self.life:
-            self.acknowledge(received)
+            self._peer_life = welcome.life
+        if welcome.about == self.life:
+            self.acknowledge(welcome.received)
         elif self.is_decider or self.acknowledged:
-            raise RefusedError(f"a welcome about life {about} in life {self.life}")
-        resent = len(self._sent)
+            raise RefusedError(f"a welcome about life {welcome.about} in life {self.life}")
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self.sent_up_to = self.acknowledged
+        self.max_message = min(self.limits.max_message, welcome.max_message)
+        lost += self._drop(lambda each: each.size > self.max_message)
         self._become(SessionEvent.WELCOME)
-        return resent, lost
+        return sum(each.handed_out for each in self._waiting), lost
 
     def end(self) -> list[Unsent]:
         """Give the peer up: refuse further messages, return those not acknowledged."""
         self._become(SessionEvent.END)
         self.connection = None
-        lost = [*self._sent, *self._waiting]
+        self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
-        self._waiting.clear()
-        self.kept_bytes = 0
-        return [Unsent(each.buffers, each.tag, each.handed_out) for each in lost]
+        return self._drop(lambda _: True)
 
     def _restart(self) -> list[Unsent]:
         """Start again from 1 with a peer that forgot this session."""
-        lost = [*self._sent, *(each for each in self._waiting if each.handed_out)]
-        self._waiting = deque(each for each in self._waiting if not each.handed_out)
+        self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
-        self.kept_bytes = sum(each.size + MESSAGE_COST for each in self._waiting)
         self.received = self.acknowledged = self.sent_up_to = 0
-        return [Unsent(each.buffers, each.tag, may_have_arrived=True) for each in lost]
+        return self._drop(lambda each: each.handed_out)
+
+    def _drop(self, unwanted: Callable[[Outgoing], bool]) -> list[Unsent]:
+        """Take what is unwanted out of what waits."""
+        lost = [each for each in self._waiting if unwanted(each)]
+        if lost:
+            self._waiting = deque(each for each in self._waiting if not unwanted(each))
+            self.kept_bytes -= sum(each.size + MESSAGE_COST for each in lost)
+        return [Unsent(each.buffers, each.tag, each.handed_out) for each in lost]
 
     def _become(self, event: SessionEvent) -> None:
         self.state = next_state(SESSION, self.state, event)

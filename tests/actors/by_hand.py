@@ -1,0 +1,298 @@
+"""Playing the controller, routers and callers by hand, toward real replica and other actors."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.systems import alive
+from understudy.actors import messages as m
+from understudy.actors.port import Port
+from understudy.actors.processes import this_process
+from understudy.core.config import BackendConfig
+from understudy.serve.packing import pack_arguments, pack_code
+
+REPLICA = "understudy.actors.replica.Replica"
+DEADLINE_S = 10.0
+HEARD = (
+    m.IdentifyReply,
+    m.ReplicaReported,
+    m.QueriesFinished,
+    m.AnswerQueries,
+    m.AttachCallerReply,
+    m.AskProxyReply,
+    m.RequestReply,
+    m.Changed,
+)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message that came, from whom and when."""
+
+    message: Any
+    sender: Any
+    at: float
+
+
+class Hand:
+    """One process of the actor system that says whatever a test wants."""
+
+    def __init__(self, admin_port: int) -> None:
+        self.process = this_process()
+        self.port = Port(admin_port, self.process)
+        self.inbox: queue.Queue[Heard] = queue.Queue()
+        self._kept: list[Heard] = []
+        self._tickets = itertools.count(1)
+        for kind in HEARD:
+            self.port.on(kind, self._heard)
+        self.port.open(timeout_s=10)
+
+    def close(self) -> None:
+        self.port.close()
+
+    @property
+    def address(self) -> Any:
+        return self.port.loop.address
+
+    def send(self, target: Any, message: Any) -> None:
+        self.port.loop.post(lambda: self.port.loop.send(target, message))
+
+    def locate(self, class_name: str, global_name: str) -> Any:
+        found: queue.Queue[Any] = queue.Queue()
+        self.port.loop.post(lambda: self.port.locate(class_name, global_name, found.put))
+        address = found.get(timeout=DEADLINE_S)
+        assert address is not None, f"no actor for {global_name}"
+        return address
+
+    def wait_for(
+        self,
+        kind: type,
+        matches: Callable[[Any], bool] = lambda _: True,
+        timeout_s: float = DEADLINE_S,
+    ) -> Heard:
+        """Return the first message of this kind that matches; others are kept for later."""
+        deadline = time.monotonic() + timeout_s
+        looked_at = 0
+        while True:
+            while looked_at < len(self._kept):
+                heard = self._kept[looked_at]
+                if isinstance(heard.message, kind) and matches(heard.message):
+                    return self._kept.pop(looked_at)
+                looked_at += 1
+            try:
+                self._kept.append(self.inbox.get(timeout=max(deadline - time.monotonic(), 0.001)))
+            except queue.Empty:
+                kept = [str(heard.message) for heard in self._kept]
+                text = f"no {kind.__name__} within {timeout_s:g} s; got {kept}"
+                raise AssertionError(text) from None
+
+    def keep(self, heard: Heard) -> None:
+        """Put back what somebody else waits for."""
+        self._kept.append(heard)
+
+    def identify(self, address: Any) -> tuple[m.Process, float]:
+        """Return who an actor is, and how many seconds it took to answer."""
+        request_id = secrets.token_hex(8)
+        begun = time.monotonic()
+        self.send(address, m.Identify(request_id=request_id))
+        heard = self.wait_for(m.IdentifyReply, lambda reply: reply.request_id == request_id)
+        return heard.message.process, heard.at - begun
+
+    def request(self, address: Any, request: m.Request) -> m.RequestReply:
+        """Send an admin request; return its reply, whatever it says."""
+        self.send(address, request)
+        heard = self.wait_for(m.RequestReply, lambda reply: reply.request_id == request.request_id)
+        return heard.message  # type: ignore[no-any-return]
+
+    def replica(self, target: Any, *args: Any, **config: Any) -> ReplicaByHand:
+        """Have a replica of this function or class, up and running."""
+        replica = self.new_replica()
+        report = replica.start(pack_code("by hand", target, args, {}, None).pickled, **config)
+        assert report.state == "running", report.error
+        return replica
+
+    def new_replica(self) -> ReplicaByHand:
+        """Have a replica process that has no order yet."""
+        tag = f"by-hand#{secrets.token_hex(4)}"
+        address = self.locate(REPLICA, f"replica {tag}")
+        process, _ = self.identify(address)
+        return ReplicaByHand(self, tag, address, process)
+
+    def router(self) -> m.Process:
+        """Be one more router; replicas tell routers apart by this."""
+        return m.Process(self.process.pid, self.process.start_ticks, secrets.token_hex(8))
+
+    def next_ticket(self) -> int:
+        return next(self._tickets)
+
+    def _heard(self, message: Any, sender: Any) -> None:
+        self.inbox.put(Heard(message, sender, time.monotonic()))
+
+
+class ReplicaByHand:
+    """A real replica, told by a test what a controller and routers would tell it."""
+
+    def __init__(self, hand: Hand, tag: str, address: Any, process: m.Process) -> None:
+        self.hand = hand
+        self.tag = tag
+        self.address = address
+        self.process = process
+        self.router = hand.router()
+        self._outcomes: dict[int, int | str] = {}
+
+    @property
+    def alive(self) -> bool:
+        return alive(self.process.pid)
+
+    def order(self, code: bytes, **config: Any) -> m.StartReplica:
+        """Make an order to start with this code."""
+        return m.StartReplica(
+            replica=self.tag,
+            backend="by-hand",
+            deployment="by-hand",
+            application="",
+            version=None,
+            code=code,
+            code_hash="",
+            config=BackendConfig(**config).model_dump(),
+            config_id=1,
+        )
+
+    def start(self, code: bytes, **config: Any) -> m.ReplicaReported:
+        """Give the order to start; return the report that comes when it is carried out."""
+        self.send(self.order(code, **config))
+        return self.report(lambda report: report.state in {"running", "failed"})
+
+    def send(self, message: Any) -> None:
+        self.hand.send(self.address, message)
+
+    def report(
+        self, matches: Callable[[m.ReplicaReported], bool] = lambda _: True
+    ) -> m.ReplicaReported:
+        """Return the replica's next report that matches."""
+        return self.heard_report(matches).message  # type: ignore[no-any-return]
+
+    def heard_report(self, matches: Callable[[m.ReplicaReported], bool]) -> Heard:
+        return self.hand.wait_for(
+            m.ReplicaReported, lambda report: report.process == self.process and matches(report)
+        )
+
+    def reconfigure(self, config_id: int, **config: Any) -> m.ReplicaReported:
+        """Give newer settings; return the report that has them."""
+        values = BackendConfig(**config).model_dump()
+        self.send(m.ReconfigureReplica(replica=self.tag, config=values, config_id=config_id))
+        return self.report(lambda report: report.config_id == config_id)
+
+    def check(self, check_id: int) -> tuple[m.ReplicaReported, float]:
+        """Ask for its health; return the report and how many seconds it took."""
+        begun = time.monotonic()
+        self.send(m.CheckReplica(replica=self.tag, check_id=check_id))
+        heard = self.heard_report(lambda report: report.check_id == check_id)
+        return heard.message, heard.at - begun
+
+    def stop(self, drain_s: float) -> float:
+        """Have it drain; return how many seconds the first report of that took."""
+        begun = time.monotonic()
+        self.send(m.StopReplica(replica=self.tag, drain_s=drain_s))
+        return self.heard_report(lambda report: report.state == "draining").at - begun
+
+    def calls(self, count: int, *args: Any, method: str = "") -> tuple[m.Assignment, ...]:
+        """Make assignments of calls to the user's code, answered to this process."""
+        return tuple(self._assignment(method, args) for _ in range(count))
+
+    def run(
+        self,
+        assignments: Iterable[m.Assignment] = (),
+        *,
+        cancelled: Iterable[int] = (),
+        router: m.Process | None = None,
+        incarnation: str | None = None,
+    ) -> None:
+        """Have the replica run and cancel these, as a router would."""
+        self.send(
+            m.RunQueries(
+                incarnation=self.process.incarnation if incarnation is None else incarnation,
+                proxy=router or self.router,
+                assignments=tuple(assignments),
+                cancelled=tuple(cancelled),
+            )
+        )
+
+    def call(self, *args: Any, method: str = "") -> Any:
+        """Run one call alone; return its answer."""
+        (assignment,) = self.calls(1, *args, method=method)
+        self.run([assignment])
+        answer = self.answer(assignment)
+        self.outcomes([assignment])
+        return answer
+
+    def value(self, *args: Any, method: str = "") -> Any:
+        """Run one call alone; return the value that user code returned."""
+        answer = self.call(*args, method=method)
+        assert isinstance(answer, m.ValueAnswer), answer
+        return pickle.loads(answer.value)
+
+    def answer(self, assignment: m.Assignment) -> m.Answer:
+        """Return the answer to an assignment."""
+        heard = self.hand.wait_for(
+            m.AnswerQueries,
+            lambda message: any(a.query_id == assignment.query.id for a in message.answers),
+        )
+        for answer in heard.message.answers:
+            if answer.query_id == assignment.query.id:
+                found = answer
+            else:
+                self.hand.keep(_only(heard, answer))
+        return found
+
+    def outcomes(
+        self, assignments: Iterable[m.Assignment], timeout_s: float = DEADLINE_S
+    ) -> dict[int, int | str]:
+        """Wait for the outcome of each ticket: its status, or "rejected"."""
+        wanted = {assignment.ticket for assignment in assignments}
+        while wanted - self._outcomes.keys():
+            heard = self.hand.wait_for(
+                m.QueriesFinished,
+                lambda message: message.incarnation == self.process.incarnation,
+                timeout_s,
+            )
+            finished = {outcome.ticket: outcome.status for outcome in heard.message.finished}
+            self._outcomes |= {**finished, **dict.fromkeys(heard.message.rejected, "rejected")}
+        return {ticket: self._outcomes.pop(ticket) for ticket in wanted}
+
+    def _assignment(self, method: str, args: tuple[Any, ...]) -> m.Assignment:
+        ticket = self.hand.next_ticket()
+        call = m.PythonCall(method or "__call__", pack_arguments("by hand", args, {}))
+        query = m.Query(
+            id=ticket,
+            endpoint="by-hand",
+            path="",
+            http_method="",
+            call_method=method,
+            call=pickle.dumps(call),
+            request_id=f"by-hand-{ticket}",
+            timeout_s=None,
+            repeatable=False,
+            shard_key=None,
+        )
+        return m.Assignment(
+            ticket=ticket,
+            query=query,
+            caller=self.hand.address,
+            caller_incarnation=self.hand.process.incarnation,
+            endpoint="by-hand",
+            route="/",
+            timeout_s=None,
+        )
+
+
+def _only(heard: Heard, answer: m.Answer) -> Heard:
+    message = m.AnswerQueries(incarnation=heard.message.incarnation, answers=(answer,))
+    return Heard(message, heard.sender, heard.at)

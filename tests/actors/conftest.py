@@ -1,0 +1,86 @@
+"""Real systems: one that most tests share, and as many of their own as the others need."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.by_hand import Hand
+from tests.support.systems import RunningSystem, running_system
+from understudy import serve
+from understudy.actors.messages import StopReplica
+from understudy.serve import operations
+from understudy.serve.deployments import Application
+from understudy.serve.handle import DeploymentHandle
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    """One system for the whole tier; at its end nothing of it may be left."""
+    with running_system(tmp_path_factory.mktemp("shared")) as system:
+        yield system
+
+
+@pytest.fixture(scope="session")
+def client(running: RunningSystem) -> serve.Client:
+    return serve.Client(running.connection, running.settings)
+
+
+@pytest.fixture(scope="session")
+def hand(running: RunningSystem) -> Iterator[Hand]:
+    hand = Hand(running.settings.admin_port)
+    yield hand
+    hand.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses; "/" + name is a free route."""
+    return f"app{next(_numbers)}"
+
+
+@pytest.fixture
+def own_system(tmp_path: Path) -> Iterator[RunningSystem]:
+    with running_system(tmp_path / "state") as system:
+        yield system
+
+
+def deploy(
+    running: RunningSystem, application: Application, name: str = "default", route: str | None = "/"
+) -> DeploymentHandle:
+    """Do what ``serve.run`` does, on this system."""
+    return operations.deploy(running.connection, application, name, route)
+
+
+@pytest.fixture
+def deployed(
+    running: RunningSystem, name: str
+) -> Iterator[Callable[[Application], DeploymentHandle]]:
+    """Deploy on the shared system under this test's name and route; deleted afterwards."""
+
+    def bring_up(application: Application) -> DeploymentHandle:
+        return deploy(running, application, name, f"/{name}")
+
+    yield bring_up
+    operations.delete(running.connection, name)
+
+
+@pytest.fixture
+def replica_of(hand: Hand) -> Iterator[Callable[..., Any]]:
+    """Have replicas by hand, stopped at the test's end."""
+    replicas = []
+
+    def make(target: Any, *args: Any, **config: Any) -> Any:
+        replica = hand.replica(target, *args, **config)
+        replicas.append(replica)
+        return replica
+
+    yield make
+    for replica in replicas:
+        replica.send(StopReplica(replica=replica.tag, drain_s=0.0))

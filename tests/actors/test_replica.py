@@ -1,0 +1,531 @@
+"""Real replica actors, told by hand what a controller and routers would tell them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.by_hand import Hand, ReplicaByHand
+from tests.support.systems import RunningSystem, wait_until
+from understudy.actors import messages as m
+from understudy.serve.packing import pack_code
+
+MakeReplica = Callable[..., ReplicaByHand]
+
+
+class Gate:
+    """Keeps calls inside until ``open_file`` exists, and counts how many are inside at once."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.most = 0
+
+    def _enter(self, change: int) -> None:
+        with self.lock:
+            self.inside += change
+            self.most = max(self.most, self.inside)
+            self.note(f"inside-{self.inside}")
+
+    def note(self, what: str) -> None:
+        with open(os.path.join(self.folder, what), "a") as file:
+            file.write(f"{threading.current_thread().name}\n")
+
+    def is_open(self) -> bool:
+        return os.path.exists(os.path.join(self.folder, "open"))
+
+    def sync(self) -> int:
+        self._enter(1)
+        try:
+            while not self.is_open():
+                time.sleep(0.005)
+        finally:
+            self._enter(-1)
+        return self.most
+
+    async def coroutine(self) -> int:
+        self._enter(1)
+        try:
+            while not self.is_open():
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.note("cancelled")
+            raise
+        finally:
+            self._enter(-1)
+        return self.most
+
+    def quick(self) -> int:
+        return self.most
+
+    def __del__(self) -> None:
+        self.note("finalized")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a Gate; opened at the test's end, so that no user code stays inside."""
+    yield tmp_path
+    (tmp_path / "open").touch()
+
+
+def inside(gate: Path, count: int) -> Callable[[], bool]:
+    return lambda: (gate / f"inside-{count}").exists()
+
+
+@pytest.mark.parametrize("method", ["sync", "coroutine"])
+def test_max_ongoing_requests_holds_when_a_router_sends_more(
+    replica_of: MakeReplica, gate: Path, method: str
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=3)
+    calls = replica.calls(8, method=method)
+    replica.run(calls)
+    outcomes = replica.outcomes(calls[3:])
+    assert outcomes == {call.ticket: "rejected" for call in calls[3:]}
+    wait_until(inside(gate, 3), 5, "three calls inside")
+    assert replica.check(1)[0].ongoing == 3
+    (gate / "open").touch()
+    assert set(replica.outcomes(calls[:3]).values()) == {200}
+    assert replica.value(method="quick") == 3
+
+
+@pytest.mark.parametrize("method", ["sync", "coroutine"])
+def test_max_ongoing_requests_holds_over_two_routers_that_know_nothing_of_each_other(
+    replica_of: MakeReplica, hand: Hand, gate: Path, method: str
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=4)
+    routers = [hand.router(), hand.router()]
+    calls = [replica.calls(1, method=method) for _ in range(24)]
+    for number, call in enumerate(calls):
+        replica.run(call, router=routers[number % 2])
+    wait_until(inside(gate, 4), 5, "four calls inside")
+    flat = [call for (call,) in calls]
+    rejected = replica.outcomes(flat[4:])
+    assert set(rejected.values()) == {"rejected"}
+    (gate / "open").touch()
+    replica.outcomes(flat[:4])
+    assert replica.value(method="quick") == 4
+
+
+def test_slots_are_given_out_again_and_again_without_ever_exceeding_the_limit(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    (gate / "open").touch()
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=5)
+    left = [*replica.calls(200, method="sync"), *replica.calls(200, method="coroutine")]
+    while left:
+        batch, left = left[:20], left[20:]
+        replica.run(batch)
+        outcomes = replica.outcomes(batch)
+        left += [call for call in batch if outcomes[call.ticket] == "rejected"]
+    assert replica.value(method="quick") <= 5
+    assert replica.check(1)[0].ongoing == 0
+
+
+def test_sync_code_runs_in_several_threads_at_once(replica_of: MakeReplica, gate: Path) -> None:
+    replica = replica_of(Gate, str(gate))
+    calls = replica.calls(10, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 10), 5, "ten calls inside")
+    threads = {line for n in range(1, 11) for line in (gate / f"inside-{n}").read_text().split()}
+    assert len(threads) == 10
+
+
+def test_raising_max_ongoing_requests_of_a_running_replica_counts_for_sync_code(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
+    replica.reconfigure(2, max_ongoing_requests=6)
+    calls = replica.calls(6, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 6), 5, "six calls inside")
+
+
+def test_lowering_max_ongoing_requests_refuses_until_there_is_room_again(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=4)
+    calls = replica.calls(3, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 3), 5, "three calls inside")
+    replica.reconfigure(2, max_ongoing_requests=2)
+    late = replica.calls(1, method="sync")
+    replica.run(late)
+    assert replica.outcomes(late) == {late[0].ticket: "rejected"}
+    (gate / "open").touch()
+    replica.outcomes(calls)
+    replica.run(late)
+    assert replica.outcomes(late) == {late[0].ticket: 200}
+
+
+def test_cancelled_async_code_hears_of_it_and_frees_its_slot(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
+    calls = replica.calls(1, method="coroutine")
+    replica.run(calls)
+    wait_until(inside(gate, 1), 5, "the call inside")
+    replica.run(cancelled=[calls[0].ticket])
+    assert replica.outcomes(calls) == {calls[0].ticket: 499}
+    assert (gate / "cancelled").exists()
+    assert replica.check(1)[0].ongoing == 0
+
+
+def test_cancelled_sync_code_keeps_its_slot_until_it_returns(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
+    calls = replica.calls(1, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 1), 5, "the call inside")
+    replica.run(cancelled=[calls[0].ticket])
+    replica.run(cancelled=[calls[0].ticket])  # a repeat, as after a lost message
+    late = replica.calls(1, method="sync")
+    replica.run(late)
+    assert replica.outcomes(late) == {late[0].ticket: "rejected"}
+    assert replica.check(1)[0].ongoing == 1
+    (gate / "open").touch()
+    assert replica.outcomes(calls) == {calls[0].ticket: 499}
+    assert replica.check(2)[0].ongoing == 0
+
+
+def test_cancelled_sync_code_that_waits_for_a_thread_never_runs(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=100)
+    calls = replica.calls(33, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 32), 5, "32 calls inside, as many as there are threads")
+    replica.run(cancelled=[calls[32].ticket])
+    assert replica.outcomes(calls[32:]) == {calls[32].ticket: 499}
+    assert replica.check(1)[0].ongoing == 32
+    (gate / "open").touch()
+    replica.outcomes(calls[:32])
+    assert not (gate / "inside-33").exists()
+
+
+@pytest.mark.parametrize("method", ["sync", "coroutine"])
+def test_a_query_cancelled_in_the_message_that_brings_it_frees_its_slot(
+    replica_of: MakeReplica, gate: Path, method: str
+) -> None:
+    (gate / "open").touch()
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
+    for _ in range(20):
+        calls = replica.calls(1, method=method)
+        replica.run(calls, cancelled=[calls[0].ticket])
+        assert set(replica.outcomes(calls).values()) <= {499, 200}
+    assert replica.check(1)[0].ongoing == 0
+
+
+def test_a_cancellation_of_something_unknown_is_ignored(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    replica.run(cancelled=[10**9])
+    assert replica.value(method="quick") == 0
+
+
+def test_draining_finishes_what_runs_then_finalizes_and_exits(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    calls = [*replica.calls(2, method="sync"), *replica.calls(2, method="coroutine")]
+    replica.run(calls)
+    wait_until(inside(gate, 4), 5, "four calls inside")
+    replica.stop(drain_s=20)
+    late = replica.calls(1, method="quick")
+    replica.run(late)
+    assert replica.outcomes(late) == {late[0].ticket: "rejected"}
+    assert replica.alive
+    assert not (gate / "finalized").exists()
+    (gate / "open").touch()
+    answers = [replica.answer(call) for call in calls]
+    assert all(isinstance(answer, m.ValueAnswer) for answer in answers), answers
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+    assert (gate / "finalized").read_text().count("\n") == 1
+
+
+def test_what_does_not_finish_in_the_time_to_drain_is_cut_off(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    replica.run(replica.calls(1, method="sync"))
+    wait_until(inside(gate, 1), 5, "the call inside")
+    begun = time.monotonic()
+    replica.stop(drain_s=0.5)
+    wait_until(lambda: not replica.alive, 3, "the replica exits")
+    assert time.monotonic() - begun > 0.4
+
+
+class Finalizes:
+    def __init__(self, path: str, how: str) -> None:
+        self.path, self.how = path, how
+
+    def __call__(self) -> None:
+        pass
+
+    def __del__(self) -> None:
+        with open(self.path, "a") as file:
+            file.write("finalized\n")
+        if self.how == "raises":
+            raise RuntimeError("no")
+        if self.how == "hangs":
+            time.sleep(60)
+        if self.how == "exits":
+            sys.exit(3)
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "exits"])
+def test_a_finalizer_is_called_once_and_may_fail(
+    replica_of: MakeReplica, tmp_path: Path, how: str
+) -> None:
+    replica = replica_of(Finalizes, str(tmp_path / "log"), how)
+    replica.stop(drain_s=20)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+    assert (tmp_path / "log").read_text() == "finalized\n"
+
+
+def test_a_finalizer_that_hangs_does_not_outlast_the_time_to_drain(
+    replica_of: MakeReplica, tmp_path: Path
+) -> None:
+    replica = replica_of(Finalizes, str(tmp_path / "log"), "hangs")
+    replica.stop(drain_s=0.5)
+    wait_until(lambda: not replica.alive, 3, "the replica exits")
+
+
+class Misbehaves:
+    """Code that ends more than its own call."""
+
+    def exits(self) -> None:
+        sys.exit(3)
+
+    async def exits_async(self) -> None:
+        sys.exit(3)
+
+    def interrupts(self) -> None:
+        raise KeyboardInterrupt
+
+    async def cancels_itself(self) -> None:
+        raise asyncio.CancelledError
+
+    def raises_cancelled(self) -> None:
+        raise asyncio.CancelledError
+
+    async def awaits_a_cancelled_task(self) -> None:
+        task = asyncio.create_task(asyncio.sleep(60))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    def generator_exit(self) -> None:
+        raise GeneratorExit
+
+    def stop_iteration(self) -> None:
+        raise StopIteration
+
+    def works(self) -> str:
+        return "works"
+
+    async def works_async(self) -> str:
+        return "works"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [name for name in vars(Misbehaves) if not name.startswith(("_", "works"))],
+)
+def test_whatever_user_code_raises_is_answered_and_the_replica_goes_on(
+    replica_of: MakeReplica, method: str
+) -> None:
+    replica = replica_of(Misbehaves, max_ongoing_requests=1)
+    answer = replica.call(method=method)
+    assert isinstance(answer, m.FailedAnswer), answer
+    assert answer.kind == "UserCodeError"
+    assert replica.value(method="works") == "works"
+    assert replica.value(method="works_async") == "works"
+    assert replica.check(1)[0].ongoing == 0
+
+
+class Configured:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.healthy = True
+
+    def reconfigure(self, config: Any) -> None:
+        if config == "bad":
+            raise ValueError("bad config")
+        self.seen.append(config)
+
+    def check_health(self) -> None:
+        if not self.healthy:
+            raise RuntimeError("I feel unwell")
+
+    def fall_ill(self) -> None:
+        self.healthy = False
+
+    def configs(self) -> list[Any]:
+        return self.seen
+
+
+def test_reconfigure_is_called_at_the_start_and_for_each_change_of_user_config(
+    replica_of: MakeReplica,
+) -> None:
+    replica = replica_of(Configured, user_config={"a": 1})
+    replica.reconfigure(2, user_config={"a": 2})
+    replica.reconfigure(3, user_config={"a": 2}, max_ongoing_requests=7)
+    assert replica.value(method="configs") == [{"a": 1}, {"a": 2}]
+
+
+def test_an_older_config_that_comes_late_is_ignored(replica_of: MakeReplica) -> None:
+    replica = replica_of(Configured, user_config=1)
+    replica.reconfigure(5, user_config=5)
+    late = m.ReconfigureReplica(replica=replica.tag, config={"user_config": 4}, config_id=4)
+    replica.send(late)
+    assert replica.report().config_id == 5
+    assert replica.value(method="configs") == [1, 5]
+
+
+def test_a_reconfigure_that_raises_is_reported_and_the_replica_goes_on(
+    replica_of: MakeReplica,
+) -> None:
+    replica = replica_of(Configured, user_config=1)
+    report = replica.reconfigure(2, user_config="bad")
+    assert "ValueError: bad config" in report.error
+    assert report.state == "running"
+    assert replica.value(method="configs") == [1]
+
+
+def test_check_health_is_asked_and_its_exception_reported(replica_of: MakeReplica) -> None:
+    replica = replica_of(Configured)
+    assert replica.check(1)[0].error == ""
+    replica.value(method="fall_ill")
+    assert "RuntimeError: I feel unwell" in replica.check(2)[0].error
+
+
+class SlowAsyncInit:
+    async def __init__(self, go: str) -> None:  # type: ignore[misc]
+        while not os.path.exists(go):
+            await asyncio.sleep(0.005)
+        self.config: Any = None
+
+    def reconfigure(self, config: Any) -> None:
+        self.config = config
+
+    def __call__(self) -> Any:
+        return self.config
+
+
+def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(
+    hand: Hand, tmp_path: Path
+) -> None:
+    replica = hand.new_replica()
+    go = tmp_path / "go"
+    code = pack_code("by hand", SlowAsyncInit, (str(go),), {}, None).pickled
+    replica.send(replica.order(code, user_config="old"))
+    replica.report(lambda report: report.state == "starting")
+    config = dict(replica.order(code, user_config="new").config)
+    replica.send(m.ReconfigureReplica(replica=replica.tag, config=config, config_id=2))
+    go.touch()
+    replica.report(lambda report: report.state == "running" and report.config_id == 2)
+    wait_until(lambda: replica.value() == "new", 5, "the newer config is applied")
+    replica.stop(drain_s=1)
+
+
+def test_what_user_code_prints_goes_to_the_replicas_own_log(
+    replica_of: MakeReplica, running: RunningSystem
+) -> None:
+    def talk() -> None:
+        print("said on stdout")
+        print("said on stderr", file=sys.stderr)
+        os.write(1, b"said by C code\n")
+        os.system("echo said by a child")  # noqa: S605, S607
+
+    replica = replica_of(talk)
+    replica.value()
+    (log,) = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
+    text = log.read_text()
+    for source in ("on stdout", "on stderr", "by C code", "by a child"):
+        assert f"said {source}\n" in text
+
+
+def test_a_start_order_that_is_repeated_starts_nothing_twice(
+    hand: Hand, gate: Path
+) -> None:
+    replica = hand.new_replica()
+    code = pack_code("by hand", Gate, (str(gate),), {}, None).pickled
+    for _ in range(5):
+        replica.send(replica.order(code))
+    replica.report(lambda report: report.state == "running")
+    calls = replica.calls(1, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 1), 5, "the call inside")
+    replica.start(code)
+    assert replica.check(1)[0].ongoing == 1
+    (gate / "open").touch()
+    replica.outcomes(calls)
+    replica.stop(drain_s=5)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+    assert (gate / "finalized").read_text().count("\n") == 1
+
+
+def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(
+    replica_of: MakeReplica, hand: Hand, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    calls = replica.calls(2, method="sync")
+    replica.run(calls, incarnation="of somebody dead")
+    replica.send(m.StopReplica(replica="somebody else", drain_s=0.0))
+    other = pack_code("by hand", Misbehaves, (), {}, None).pickled
+    order = replica.order(other, max_ongoing_requests=1)
+    replica.send(m.StartReplica(**{**fields(order), "replica": "somebody else", "config_id": 9}))
+    replica.send(m.AnswerQueries(incarnation="of somebody dead", answers=()))
+    report, _ = replica.check(1)
+    assert (report.state, report.ongoing, report.config_id) == ("running", 0, 1)
+    assert not (gate / "inside-1").exists()
+    with pytest.raises(AssertionError, match="no QueriesFinished"):
+        replica.outcomes(calls, timeout_s=0.2)
+
+
+def test_a_replica_without_an_order_answers_and_refuses_queries(hand: Hand) -> None:
+    replica = hand.new_replica()
+    calls = replica.calls(1)
+    replica.run(calls, cancelled=[calls[0].ticket])
+    assert replica.outcomes(calls) == {calls[0].ticket: "rejected"}
+    assert replica.check(1)[0].state == "idle"
+    replica.stop(drain_s=0)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+
+
+@pytest.mark.parametrize("blob", [b"", b"no pickle", b"\x80\x05cno_such_module\nname\n."])
+def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
+    hand: Hand, blob: bytes
+) -> None:
+    replica = hand.new_replica()
+    report = replica.start(blob)
+    assert report.state == "failed"
+    assert "cannot be unpickled on this host" in report.error
+    assert replica.check(1)[0].state == "failed"
+    replica.stop(drain_s=1)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+
+
+@pytest.mark.parametrize("message", ["a plain string", 42, None, {"a": 1}, ValueError("no")])
+def test_a_message_of_an_unknown_kind_is_ignored(
+    replica_of: MakeReplica, message: Any, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    replica.send(message)
+    assert replica.value(method="quick") == 0
+
+
+def fields(message: m.StartReplica) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__dataclass_fields__}

@@ -1,0 +1,114 @@
+"""Control messages are answered within 100 ms, whatever user code does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.actors.by_hand import Hand, ReplicaByHand
+from tests.support.systems import wait_until
+
+LIMIT_S = 0.1
+ROUNDS = 15
+BUSY_S = 5.0
+
+
+class Sleeper:
+    """Its methods keep a replica busy for BUSY_S or until the file ``over`` exists."""
+
+    def __init__(self, over: str) -> None:
+        self.over = over
+
+    def goes_on(self) -> bool:
+        return not os.path.exists(self.over)
+
+    def check_health(self) -> None:
+        """Sync, as most are: it must not wait for the threads or the loop of the queries."""
+
+    def sleeps(self) -> None:
+        end = time.monotonic() + BUSY_S
+        while time.monotonic() < end and self.goes_on():
+            time.sleep(min(BUSY_S, 0.5))
+
+    def computes(self) -> None:
+        end = time.monotonic() + BUSY_S
+        while time.monotonic() < end and self.goes_on():
+            sum(number * number for number in range(20_000))
+
+    async def awaits(self) -> None:
+        end = time.monotonic() + BUSY_S
+        while time.monotonic() < end and self.goes_on():
+            await asyncio.sleep(0.05)
+
+    async def blocks_its_loop(self) -> None:
+        self.sleeps()
+
+    async def computes_on_its_loop(self) -> None:
+        self.computes()
+
+
+@pytest.fixture
+def busy(replica_of: Callable[..., ReplicaByHand], tmp_path: Any) -> Any:
+    """Make a replica and keep it busy; user code is let go at the test's end."""
+    over = tmp_path / "over"
+    started = []
+
+    def make(method: str, calls: int, cls: type = Sleeper) -> ReplicaByHand:
+        replica = replica_of(cls, str(over))
+        assignments = replica.calls(calls, method=method)
+        replica.run(assignments)
+        wait_until(lambda: replica.check(99)[0].ongoing == calls, 5, "the calls run")
+        started.append((replica, assignments))
+        return replica
+
+    yield make
+    over.touch()
+    for replica, assignments in started:
+        if replica.alive:
+            replica.outcomes(assignments)
+
+
+KINDS = [
+    pytest.param("sleeps", 4, id="sleeping threads"),
+    pytest.param("computes", 1, id="a busy loop"),
+    pytest.param("computes", 3, id="three busy loops"),
+    pytest.param("awaits", 8, id="waiting coroutines"),
+    pytest.param("blocks_its_loop", 1, id="a coroutine that blocks its loop"),
+    pytest.param("computes_on_its_loop", 1, id="a coroutine that computes"),
+]
+
+
+@pytest.mark.parametrize(("method", "calls"), KINDS)
+def test_control_messages_are_answered_within_100_ms(
+    busy: Any, hand: Hand, method: str, calls: int, record_property: Callable[[str, Any], None]
+) -> None:
+    replica = busy(method, calls)
+    identified = [hand.identify(replica.address)[1] for _ in range(ROUNDS)]
+    checked = [replica.check(number)[1] for number in range(1, ROUNDS + 1)]
+    reconfigured = []
+    for config_id in range(2, ROUNDS + 2):
+        begun = time.monotonic()
+        replica.reconfigure(config_id)
+        reconfigured.append(time.monotonic() - begun)
+    stopped = replica.stop(drain_s=0.2)
+    times = {
+        "Identify": identified,
+        "CheckReplica": checked,
+        "ReconfigureReplica": reconfigured,
+        "StopReplica": [stopped],
+    }
+    for what, seconds in times.items():
+        shown = f"median {statistics.median(seconds) * 1e3:.1f} max {max(seconds) * 1e3:.1f} ms"
+        record_property(what, shown)
+        print(f"{method} x{calls}: {what} {shown}")
+    # Two of the 46 may have met another process on a busy machine; they were below 40 ms here.
+    slowest = sorted(second for seconds in times.values() for second in seconds)
+    assert slowest[-3] < LIMIT_S, slowest[-5:]
+    assert slowest[-1] < 5 * LIMIT_S, slowest[-5:]
+    wait_until(lambda: not replica.alive, 3, "the replica leaves when its time to drain is over")
