@@ -56,6 +56,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
             except Exception:
                 logger.exception("%s could not begin", type(self).__name__)
                 os._exit(1)  # half an actor is worse than none: who needs it asks for another
+        self.loop.begin_turn()
         try:
             self._dispatch(message, sender)
         except Exception as error:

@@ -235,7 +235,8 @@ class ActorLoop(Loop):
         on_failed: Callback | None = None,
     ) -> None:
         """See :meth:`Loop.send`."""
-        self._manager._send_intent(intent(target, message, on_sent, on_failed))
+        sent, failed = self._delivered(on_sent), self._delivered(on_failed)
+        self._manager._send_intent(intent(target, message, sent, failed))
 
     def woken(self) -> None:
         """Note that Thespian's wake-up came."""

@@ -73,7 +73,8 @@ class ThreadLoop(Loop):
         on_failed: Callback | None = None,
     ) -> None:
         """See :meth:`Loop.send`."""
-        self._transport.scheduleTransmit(None, intent(target, message, on_sent, on_failed))
+        sent, failed = self._delivered(on_sent), self._delivered(on_failed)
+        self._transport.scheduleTransmit(None, intent(target, message, sent, failed))
 
     def stop(self) -> None:
         """End the thread and close the transport; what is under way is dropped."""
