@@ -96,16 +96,23 @@ class Host:
     def start(self) -> None:
         """Take over or start everything; raises StartError with a reason for the user."""
         _become_subreaper()
+        inherited = os.environ.pop("UNDERSTUDY_HOST_SOCKET_FD", "")
+        if inherited:
+            self._hold(socket.socket(fileno=int(inherited)))
         check_store(self.settings)
         self._adopt_or_clear()
         if self._front is None:
-            self._socket = bind_http(self.settings)
-            # Actors must not keep the port open when this process and the front are gone.
-            os.register_at_fork(after_in_child=self._socket.close)
+            self._hold(self._socket or bind_http(self.settings))
             self._start_front()
         if self._admin is None:
             self._start_actor_system()
         self._connect()
+
+    def _hold(self, listener: socket.socket) -> None:
+        """Keep the HTTP port; actors must not, or it stays open when we and the front are gone."""
+        self._socket = listener
+        os.set_inheritable(listener.fileno(), False)
+        os.register_at_fork(after_in_child=listener.close)
 
     def _adopt_or_clear(self) -> None:
         by_role = {role: process for process, role in self.records.alive().items()}
@@ -263,7 +270,6 @@ class Host:
             os.environ["UNDERSTUDY_HOST_SOCKET_FD"] = str(self._socket.fileno())
         if self._admin is not None:
             self.records.remove(self._admin)
-            os.environ["UNDERSTUDY_REMAINS"] = str(self._admin.pid)
         kill_system(self.records, spare=(HOST_ROLE, FRONT_ROLE, "http worker"))
         os.execv(sys.executable, [sys.executable, "-m", "understudy.actors.host"])
 
@@ -296,7 +302,7 @@ class Host:
         if time.monotonic() - self._front_started_at < FRONT_BACKOFF_S:
             time.sleep(FRONT_BACKOFF_S)  # it dies at its start: do not spin
         if self._socket is None:
-            self._socket = self._bind_again()
+            self._hold(self._bind_again())
         self._start_front()
         self.port.loop.post(self._watch_front)
 
@@ -356,9 +362,6 @@ def check_store(settings: HostSettings) -> None:
 
 def bind_http(settings: HostSettings) -> socket.socket:
     """Bind the HTTP front's port; StartError names the process that has it."""
-    inherited = os.environ.pop("UNDERSTUDY_HOST_SOCKET_FD", "")
-    if inherited:
-        return socket.socket(fileno=int(inherited))
     http_options = settings.http
     family = socket.AF_INET6 if ":" in http_options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""What is inside the bodies of DATA and START frames; frames.py describes them."""
+"""Checks on DATA and START frames, and what is inside; frames.py describes them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def begin_assembly(number: int, buffers: int, body: bytes, limit: int) -> Assemb
     if total > limit:
         raise RefusedError(f"a message of {total} bytes, over the limit of {limit}")
     return Assembly(number, sizes)
+
+
+def check_order(number: int, due: int, assembly: Assembly | None) -> None:
+    """Refuse a message that is not the next, or comes inside another."""
+    if number != due or assembly is not None:
+        inside = "" if assembly is None else f" inside message {assembly.number}"
+        raise RefusedError(f"message {number}{inside} where {due} is due")

@@ -12,7 +12,7 @@ of life.
 
 from __future__ import annotations
 
-from understudy.actors.transport.bodies import begin_assembly, split_body
+from understudy.actors.transport.bodies import begin_assembly, check_order, split_body
 from understudy.actors.transport.events import (
     Acknowledged,
     Authenticated,
@@ -256,7 +256,7 @@ class Connection:
             if acknowledged != session.acknowledged:
                 session.acknowledge(acknowledged)
             if kind == DATA:
-                _check_order(number, session, reader)
+                check_order(number, session.received + 1, reader.assembly)
                 message = MessageReceived([body] if buffers == 1 else split_body(buffers, body))
                 session.received = number
                 self._unacknowledged_bytes += len(body)
@@ -264,7 +264,7 @@ class Connection:
             elif kind == CHUNK:
                 self._chunk_arrived(session, reader, events)
             elif kind == START:
-                _check_order(number, session, reader)
+                check_order(number, session.received + 1, reader.assembly)
                 reader.assembly = begin_assembly(number, buffers, body, session.limits.max_message)
             elif kind != ACK or body:
                 raise RefusedError(f"a frame of kind {kind} with {len(body)} bytes, out of place")
@@ -295,10 +295,3 @@ class Connection:
         if lost:
             events.append(Undeliverable(lost))
         events.append(Opened(session, resent))
-
-
-def _check_order(number: int, session: Session, reader: FrameReader) -> None:
-    due = session.received + 1
-    if number != due or reader.assembly is not None:
-        inside = "" if reader.assembly is None else f" inside message {reader.assembly.number}"
-        raise RefusedError(f"message {number}{inside} where {due} is due")

@@ -53,7 +53,7 @@ def settled(running: RunningSystem) -> bool:
         return False
     replicas = [r["pid"] for d in deployments.values() for r in d["replicas"]]
     recorded = [pid for role, pid in running.pids() if role == "replica"]
-    return sorted(replicas) == sorted(recorded)
+    return None not in replicas and sorted(replicas) == sorted(recorded)
 
 
 def kill_under_load(
