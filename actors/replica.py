@@ -225,7 +225,7 @@ class Replica(LoopActor):
         file_name = re.sub(r"[^\w.#:-]", "_", order.replica)
         redirect_output(self.settings, f"replica-{file_name}")
         self.records.add(self.process, "replica", f"replica {order.replica}")
-        self._user_code = UserCode(self._config["max_ongoing_requests"], self.loop.post)
+        self._user_code = UserCode(self.loop.post)
         self._user_code.load(order.code, self._config["user_config"], self._loaded)
 
     def _loaded(self, failure: Failure | None) -> None:

@@ -4,13 +4,13 @@ Theory of operation. The actor's message loop must answer within 100 ms whatever
 user code never runs on it: async code runs as tasks on this module's event loop, sync code on at
 most min(32, max_ongoing_requests) threads, ``check_health`` on a thread of its own. What finishes
 is handed back through ``post``, the loop's thread-safe entry. A running sync call cannot be
-stopped; cancelling it only drops its answer, and it holds its slot until it returns.
+stopped; cancelling it only drops its answer, and it holds its slot until it returns. Whatever user
+code raises, SystemExit and CancelledError too, ends its own call and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import inspect
 import pickle
@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -30,6 +31,7 @@ from understudy.actors.messages import (
     FailedAnswer,
     HttpCall,
     PythonCall,
+    Query,
     ValueAnswer,
 )
 from understudy.core.errors import (
@@ -69,16 +71,23 @@ class Failure(NamedTuple):
         return cls(text, trace, pickled)
 
 
+OnDone = Callable[[Answer | None, float], None]  # the answer, None if cancelled; the seconds
+Start = tuple[Any, Assignment, OnDone]  # a key of the caller's to cancel it by, and what to run
+
+
 class UserCode:
     """Loads and runs user code; ``post(callback)`` runs a callback on the actor's loop."""
 
-    def __init__(self, max_ongoing: int, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
-        self._pool = ThreadPoolExecutor(min(MAX_THREADS, max_ongoing), "user")
+        # It starts threads only when none is idle, so never more than the calls that were let in.
+        self._pool = ThreadPoolExecutor(MAX_THREADS, "user")
         self._health_pool = ThreadPoolExecutor(1, "health")
-        self._tasks: dict[Any, asyncio.Task[None]] = {}
+        self._tasks: dict[Any, asyncio.Task[Answer]] = {}
+        self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
         self._callable: Any = None
         self._loop = asyncio.new_event_loop()
+        self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._thread = threading.Thread(target=self._run_loop, name="user-loop", daemon=True)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # of this thread, the message loop's
@@ -106,33 +115,34 @@ class UserCode:
         """Call the instance's ``__del__``, where it has one."""
         self._spawn(self._close(), on_done)
 
-    def run(
-        self, key: Any, assignment: Assignment, on_done: Callable[[Answer | None, float], None]
-    ) -> None:
-        """Run one query; ``on_done(answer, seconds)``, with None for a cancelled one."""
-
-        def start() -> None:
-            task = self._loop.create_task(self._run(key, assignment, on_done))
-            self._tasks[key] = task
-
-        self._loop.call_soon_threadsafe(start)
-
-    def run_all(self, starts: list[tuple[Any, Assignment, Callable[..., None]]]) -> None:
+    def run_all(self, starts: list[Start]) -> None:
         """Run a batch of queries, with one wake-up of the user loop for all."""
-
-        def start() -> None:
-            for key, assignment, on_done in starts:
-                self._tasks[key] = self._loop.create_task(self._run(key, assignment, on_done))
-
-        self._loop.call_soon_threadsafe(start)
+        self._loop.call_soon_threadsafe(self._start_all, starts)
 
     def cancel(self, key: Any) -> None:
         """Cancel a query: async code gets CancelledError, sync code runs on unheard."""
         self._loop.call_soon_threadsafe(self._cancel, key)
 
+    def _start_all(self, starts: list[Start]) -> None:
+        for key, assignment, on_done in starts:
+            task = self._loop.create_task(self._answer(assignment))
+            self._tasks[key] = task
+            task.add_done_callback(partial(self._ended, key, on_done, time.monotonic()))
+
+    def _ended(
+        self, key: Any, on_done: OnDone, begun_at: float, task: asyncio.Task[Answer]
+    ) -> None:
+        # Not at the end of the task's own code, which never begins if it is cancelled at once.
+        del self._tasks[key]
+        self._cancelled.discard(task)
+        answer = None if task.cancelled() else task.result()
+        seconds = time.monotonic() - begun_at
+        self._post(lambda: on_done(answer, seconds))
+
     def _cancel(self, key: Any) -> None:
         task = self._tasks.get(key)
-        if task is not None:
+        if task is not None and task not in self._cancelled:
+            self._cancelled.add(task)
             task.cancel()
 
     def _run_loop(self) -> None:
@@ -144,13 +154,19 @@ class UserCode:
             failure = None
             try:
                 await coroutine
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
+            except BaseException as error:  # sys.exit() in a constructor must not end the loop
                 failure = Failure.of(error)
             self._post(lambda: on_done(failure))
 
         asyncio.run_coroutine_threadsafe(guarded(), self._loop)
 
     async def _load(self, code: bytes, user_config: Any) -> None:
+        async with self._changing:
+            await self._make(code)
+            if user_config is not None:
+                await self._call_reconfigure(user_config)
+
+    async def _make(self, code: bytes) -> None:
         try:
             target, args, kwargs = cloudpickle.loads(code)
         except Exception as error:
@@ -162,8 +178,6 @@ class UserCode:
             self._callable = await self._construct(target, args, kwargs)
         else:
             self._callable = target
-        if user_config is not None:
-            await self._reconfigure(user_config)
 
     async def _construct(self, cls: Any, args: Any, kwargs: Any) -> Any:
         if not inspect.iscoroutinefunction(cls.__init__):
@@ -173,6 +187,10 @@ class UserCode:
         return instance
 
     async def _reconfigure(self, user_config: Any) -> None:
+        async with self._changing:
+            await self._call_reconfigure(user_config)
+
+    async def _call_reconfigure(self, user_config: Any) -> None:
         method = getattr(self._callable, "reconfigure", None)
         if method is None:
             raise DeployFailedError(
@@ -181,38 +199,29 @@ class UserCode:
         await self._invoke(method, (user_config,), {}, self._pool)
 
     async def _close(self) -> None:
-        finalizer = getattr(type(self._callable), "__del__", None)
-        if finalizer is not None:
-            await self._invoke(finalizer, (self._callable,), {}, self._pool)
+        async with self._changing:
+            finalizer = getattr(type(self._callable), "__del__", None)
+            if finalizer is not None:
+                await self._invoke(finalizer, (self._callable,), {}, self._pool)
 
     async def _invoke(self, function: Any, args: Any, kwargs: Any, pool: Any) -> Any:
         if _is_async(function):
             return await function(*args, **kwargs)
-        future = self._loop.run_in_executor(pool, lambda: function(*args, **kwargs))
+        call = pool.submit(_outcome_of, function, args, kwargs)
+        future = asyncio.wrap_future(call, loop=self._loop)
         try:
-            result = await asyncio.shield(future)
+            result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # its answer is no longer wanted
+            if not call.cancel():  # it runs; its answer is no longer wanted
                 await future
             raise
+        if error is not None:
+            raise error
         return await result if inspect.isawaitable(result) else result
-
-    async def _run(
-        self, key: Any, assignment: Assignment, on_done: Callable[[Answer | None, float], None]
-    ) -> None:
-        begun = time.monotonic()
-        answer: Answer | None = None
-        try:
-            answer = await self._answer(assignment)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            self._tasks.pop(key, None)
-            seconds = time.monotonic() - begun
-            self._post(lambda: on_done(answer, seconds))
 
     async def _answer(self, assignment: Assignment) -> Answer:
         query = assignment.query
+        call: Any = None
         try:
             call = pickle.loads(query.call)
             if isinstance(call, PythonCall):
@@ -221,19 +230,10 @@ class UserCode:
         except UnderstudyError as error:
             trace = traceback.format_exc()
             return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
-        except Exception as error:
-            failure = Failure.of(error)
-            print(f"request {query.request_id}:\n{failure.traceback}", file=sys.stderr)  # noqa: T201
-            kind = "UserCodeError"
-            if isinstance(call, HttpCall):
-                return FailedAnswer(query.id, kind, "the deployment raised an exception")
-            return FailedAnswer(
-                query.id,
-                kind,
-                failure.text,
-                exception=failure.exception,
-                traceback=failure.traceback,
-            )
+        except BaseException as error:
+            if asyncio.current_task() in self._cancelled:
+                raise
+            return _failed(query, error, is_http=isinstance(call, HttpCall))
 
     async def _answer_python(self, query_id: int, call: PythonCall) -> ValueAnswer:
         args, kwargs = pickle.loads(call.arguments)
@@ -271,6 +271,25 @@ class UserCode:
                 f"the deployment has no method {name!r}; it has: {', '.join(public) or 'none'}"
             )
         return method
+
+
+def _outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    """Call, and return the exception: asyncio's futures refuse StopIteration, and hang."""
+    try:
+        return function(*args, **kwargs), None
+    except BaseException as error:
+        return None, error
+
+
+def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswer:
+    failure = Failure.of(error)
+    print(f"request {query.request_id}:\n{failure.traceback}", file=sys.stderr)  # noqa: T201
+    kind = "UserCodeError"
+    if is_http:
+        return FailedAnswer(query.id, kind, "the deployment raised an exception")
+    return FailedAnswer(
+        query.id, kind, failure.text, exception=failure.exception, traceback=failure.traceback
+    )
 
 
 def _is_async(function: Any) -> bool:

@@ -390,7 +390,7 @@ def test_an_older_config_that_comes_late_is_ignored(replica_of: MakeReplica) -> 
     replica.reconfigure(5, user_config=5)
     late = m.ReconfigureReplica(replica=replica.tag, config={"user_config": 4}, config_id=4)
     replica.send(late)
-    assert replica.report().config_id == 5
+    assert replica.check(1)[0].config_id == 5
     assert replica.value(method="configs") == [1, 5]
 
 
