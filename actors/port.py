@@ -96,7 +96,7 @@ class ThreadLoop(Loop):
         self.close()
 
     def _close_transport(self) -> None:
-        """Close it with its idle and half-done connections, which Thespian leaves to the garbage."""
+        """Close it with its idle and half-done connections, which Thespian leaves open."""
         transport = self._transport
         sockets = [transport.socket, *(idle.socket for idle in transport._openSockets.values())]
         sockets += [intent.socket for intent in transport._transmitIntents.values()]

@@ -1,7 +1,7 @@
 """The controller is killed around every checkpoint while clients change things.
 
-After each answer, what was acknowledged must be there; at the end the system must be as if nothing had
-happened, with no process left over.
+After each answer, what was acknowledged must be there; at the end the system must be as if nothing
+had happened, with no process left over.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.systems import RunningSystem, running_system, wait_until
 
+from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
 
 CRASHES = {

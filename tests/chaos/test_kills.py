@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.load import GetLoad, Tally
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
-
 from understudy import serve
 from understudy.actors import system
 from understudy.core.errors import UnderstudyError
@@ -22,10 +22,8 @@ from understudy.core.errors import UnderstudyError
 ROUNDS = 3
 WORKERS = 2
 REPLICAS = 2
-SETTLED_ROLES = sorted(
-    ["host", "http master", *["http worker"] * WORKERS, "thespian admin", "thespian logger"]
-    + ["controller", "proxy", *["replica"] * REPLICAS]
-)
+ONCE = ("host", "http master", "thespian admin", "thespian logger", "controller", "proxy")
+SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +133,7 @@ def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: Runni
     assert {pid for role, pid in running.pids() if role != "host"} == before
 
 
-def test_what_dies_after_a_take_over_is_restarted(
-    running: RunningSystem, tmp_path: Path
-) -> None:
+def test_what_dies_after_a_take_over_is_restarted(running: RunningSystem, tmp_path: Path) -> None:
     """The new host process is not the parent of what it took over."""
     for role in ("http master", "controller", "proxy"):
         kill_under_load(running, f"{role}, after a take-over", lambda r=role: running.pid_of(r), 10)
