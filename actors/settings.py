@@ -12,6 +12,7 @@ from understudy.core.config import HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
 
 DEFAULT_ADMIN_PORT = 1900
+LOOPBACK = ("127.0.0.1", "localhost")
 
 # Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
 # sets the same fields, so each flag has its variable.
@@ -90,7 +91,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
     http = {path[5:]: value for path, value in values.items() if path.startswith("http.")}
     return HostSettings(
         state_dir=Path(values.get("state_dir") or _default_state_dir(environ)).absolute(),
-        admin_port=_number("admin_port", values, DEFAULT_ADMIN_PORT, int),
+        admin_port=_admin_port(values),
         address=values.get("address"),
         http=validated(HTTPOptions, http),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
@@ -104,6 +105,21 @@ def _default_state_dir(environ: Mapping[str, str]) -> Path:
         or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
     )
     return Path(base) / "understudy"
+
+
+def _admin_port(values: Mapping[str, Any]) -> int:
+    """Return the port of ``address`` where one is given, else ``admin_port``."""
+    address = values.get("address")
+    if address is None:
+        return int(_number("admin_port", values, DEFAULT_ADMIN_PORT, int))
+    host, _, port = str(address).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidRequestError(f"address={address!r}: expected HOST:PORT")
+    if host not in LOOPBACK:
+        raise InvalidRequestError(
+            f"address={address!r}: only this host's systems can be reached, as 127.0.0.1:{port}"
+        )
+    return int(port)
 
 
 def _number(name: str, values: Mapping[str, Any], default: Any, kind: type[Any]) -> Any:

@@ -53,8 +53,6 @@ class Client:
     @classmethod
     def connect(cls, address: str | None = None) -> Self:
         """Connect to the system at ``HOST:PORT``, or to this host's; NotRunningError if none."""
-        if address is not None:
-            _check_address(address)
         settings = read_settings(address=address)
         return cls(Connection.open(settings), settings)
 
@@ -189,12 +187,6 @@ class Client:
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)
         return goal
-
-
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidRequestError(f"address={address!r}: expected HOST:PORT")
 
 
 def _check_name(what: str, name: object) -> None:

@@ -100,7 +100,7 @@ def test_a_system_that_does_not_start_is_an_error(system):
 
 
 def test_a_system_at_an_address_is_never_started(system, monkeypatch):
-    monkeypatch.setenv("UNDERSTUDY_ADDRESS", "host:1900")
+    monkeypatch.setenv("UNDERSTUDY_ADDRESS", "127.0.0.1:1911")
     with pytest.raises(NotRunningError):
         serve.run(Adder.bind())
     assert system.calls == []

@@ -173,7 +173,7 @@ def test_run_tells_of_a_failed_start_and_of_a_failed_constructor(invoke, system)
 
 
 def test_run_never_starts_a_system_elsewhere(invoke, system):
-    result = invoke("run", "demo", "--address", "example:1900")
+    result = invoke("run", "demo", "--address", "127.0.0.1:1911")
     assert result.exit_code == 1
     assert "no system answers" in result.stderr
     assert system.calls == []

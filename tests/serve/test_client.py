@@ -31,9 +31,14 @@ def test_a_bad_address_is_refused(running, address):
         serve.Client.connect(address)
 
 
+def test_an_address_of_another_host_is_refused(running):
+    with pytest.raises(ValueError, match=r"10\.0\.0\.7:1900.*only this host's"):
+        serve.Client.connect("10.0.0.7:1900")
+
+
 def test_an_address_is_used(running):
-    with serve.Client.connect("example:1900"):
-        assert running.settings.address == "example:1900"
+    with serve.Client.connect("127.0.0.1:1911"):
+        assert running.settings.address == "127.0.0.1:1911"
 
 
 def test_a_backend_is_created_with_its_config_and_code(client, controller):
@@ -156,7 +161,7 @@ def test_status_and_shutdown(client, running):
 
 
 def test_a_system_elsewhere_is_shut_down_by_its_controller(running):
-    serve.Client.connect("example:1900").shutdown()
+    serve.Client.connect("127.0.0.1:1911").shutdown()
     (request,) = running.controller.of("StopCluster")
     assert request.forget
     assert running.calls == []
