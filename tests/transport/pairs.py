@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from typing import TypeVar
 
 from understudy.actors.transport.events import Event, MessageReceived, Refused
 from understudy.actors.transport.handshake import Role
@@ -14,6 +15,7 @@ from understudy.actors.transport.sessions import Sessions
 
 KEY = bytes(range(32))
 _nonces = count(1)
+AnyEvent = TypeVar("AnyEvent", bound=Event)
 
 
 def nonce() -> bytes:
@@ -39,8 +41,8 @@ class Process:
             if isinstance(event, MessageReceived)
         ]
 
-    def of(self, kind: type) -> list[Event]:
-        return [event for event in self.events if type(event) is kind]
+    def of(self, kind: type[AnyEvent]) -> list[AnyEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     def refusals(self) -> list[str]:
         return [event.reason for event in self.events if isinstance(event, Refused)]
@@ -109,6 +111,13 @@ def joined(*, remote: bool, limits: Limits | None = None) -> tuple[Process, Proc
 
 def session(of: Process, to: Process) -> Session:
     return of.sessions.to(to.name)
+
+
+def only_refusal(events: list[Event]) -> str:
+    """Return the reason of the one Refused that ``events`` is."""
+    (event,) = events
+    assert isinstance(event, Refused), event
+    return event.reason
 
 
 def pieces(stream: bytes, cuts: list[int]) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.transport.pairs import KEY, Link, Process, joined, nonce, pieces, session
+from tests.transport.pairs import KEY, Link, Process, joined, nonce, only_refusal, pieces, session
 from understudy.actors.transport.events import Acknowledged, Closed, MessageReceived, Refused
 from understudy.actors.transport.frames import (
     HEADER,
@@ -45,7 +45,7 @@ def sent_stream(samples: list[list[bytes]], *, remote: bool) -> tuple[Process, L
 
 @both_kinds
 @pytest.mark.parametrize("size", [None, 1000, 65536])
-def test_messages_arrive_in_order_and_whole(remote, size) -> None:
+def test_messages_arrive_in_order_and_whole(remote: bool, size: int | None) -> None:
     left, right, link = joined(remote=remote)
     for sample in SAMPLES:
         session(left, right).send(sample)
@@ -55,7 +55,7 @@ def test_messages_arrive_in_order_and_whole(remote, size) -> None:
 
 
 @both_kinds
-def test_out_of_band_buffers_arrive_writable_and_leave_uncopied(remote) -> None:
+def test_out_of_band_buffers_arrive_writable_and_leave_uncopied(remote: bool) -> None:
     left, right, link = joined(remote=remote)
     large = bytearray(LARGE)
     session(left, right).send([b"pickle", memoryview(large), memoryview(b"small")])
@@ -66,12 +66,13 @@ def test_out_of_band_buffers_arrive_writable_and_leave_uncopied(remote) -> None:
     for buffer in message.buffers[1:]:
         memoryview(buffer)[0] = 1
     session(left, right).send([b"pickle", b"oob"])
-    (message,) = link.ends[1].receive_data(b"".join(link.ends[0].data_to_send()))
-    message.buffers[1][0] = 1
+    (event,) = link.ends[1].receive_data(b"".join(link.ends[0].data_to_send()))
+    assert isinstance(event, MessageReceived)
+    memoryview(event.buffers[1])[0] = 1
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=12), st.booleans())
-def test_any_split_of_the_stream_gives_the_same_events(cuts, remote) -> None:
+def test_any_split_of_the_stream_gives_the_same_events(cuts: list[int], remote: bool) -> None:
     right, link, stream = sent_stream(SAMPLES, remote=remote)
     for piece in pieces(stream, [cut % len(stream) for cut in cuts]):
         right.events += link.ends[1].receive_data(piece)
@@ -80,7 +81,7 @@ def test_any_split_of_the_stream_gives_the_same_events(cuts, remote) -> None:
 
 
 @both_kinds
-def test_single_bytes_give_the_same_events(remote) -> None:
+def test_single_bytes_give_the_same_events(remote: bool) -> None:
     right, link, stream = sent_stream([[b"one"], [b"p", b"two"]], remote=remote)
     for at in range(len(stream)):
         right.events += link.ends[1].receive_data(memoryview(stream)[at : at + 1])
@@ -88,7 +89,7 @@ def test_single_bytes_give_the_same_events(remote) -> None:
 
 
 @both_kinds
-def test_a_reused_receive_buffer_does_no_harm(remote) -> None:
+def test_a_reused_receive_buffer_does_no_harm(remote: bool) -> None:
     right, link, stream = sent_stream(SAMPLES, remote=remote)
     room = bytearray(5000)
     for at in range(0, len(stream), len(room)):
@@ -103,7 +104,9 @@ FEW = [[b"first"], [b"p", b"oob"], [b"x", LARGE[: SMALL_MESSAGE + 1]], [b"last"]
 
 
 @given(st.integers(0, 10**9), st.integers(0, 7), st.booleans())
-def test_any_bit_flip_in_remote_frames_is_refused(position, bit, near_an_end) -> None:
+def test_any_bit_flip_in_remote_frames_is_refused(
+    position: int, bit: int, near_an_end: bool
+) -> None:
     right, link, stream = sent_stream(FEW, remote=True)
     position %= len(stream)
     if near_an_end:  # most of the stream is one large body
@@ -120,7 +123,7 @@ def test_any_bit_flip_in_remote_frames_is_refused(position, bit, near_an_end) ->
 
 
 @given(st.integers(0, 10**9), st.booleans())
-def test_a_truncated_stream_delivers_whole_messages_only(position, remote) -> None:
+def test_a_truncated_stream_delivers_whole_messages_only(position: int, remote: bool) -> None:
     right, link, stream = sent_stream(FEW, remote=remote)
     right.events += link.ends[1].receive_data(stream[: position % len(stream)])
     right.events += link.ends[1].receive_eof()
@@ -140,7 +143,9 @@ def frames_of(stream: bytes, tag_size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("order", [(0, 0), (1,), (0, 2), (1, 0)])
-def test_replayed_reordered_and_missing_frames_are_refused(remote, order) -> None:
+def test_replayed_reordered_and_missing_frames_are_refused(
+    remote: bool, order: tuple[int, ...]
+) -> None:
     _, link, stream = sent_stream([[b"one"], [b"two"], [b"three"]], remote=remote)
     frames = frames_of(stream, 16 if remote else 0)
     events = link.ends[1].receive_data(b"".join(frames[index] for index in order))
@@ -152,12 +157,12 @@ def test_replayed_reordered_and_missing_frames_are_refused(remote, order) -> Non
 def test_frames_of_another_connection_are_refused() -> None:
     _, _, stream = sent_stream([[b"one"]], remote=True)
     _, link, _ = sent_stream([[b"one"]], remote=True)
-    assert "tag is wrong" in link.ends[1].receive_data(stream)[0].reason
+    assert "tag is wrong" in only_refusal(link.ends[1].receive_data(stream))
 
 
 def test_a_frame_reflected_to_its_sender_is_refused() -> None:
     _, link, stream = sent_stream([[b"one"]], remote=True)
-    assert "tag is wrong" in link.ends[0].receive_data(stream)[0].reason
+    assert "tag is wrong" in only_refusal(link.ends[0].receive_data(stream))
 
 
 def frame(kind: int, buffers: int, body: bytes, number: int, ack: int = 0) -> bytes:
@@ -174,7 +179,7 @@ START, CHUNK, DATA, ACK = (
     ("stream", "said"),
     [
         (HEADER.pack(DATA, 1, 2**32 - 1, 1, 0), "a frame of 4294967295 bytes"),
-        (HEADER.pack(CHUNK, 0, 2**32 - 1, 1, 0), "a chunk of 4294967295 bytes"),
+        (HEADER.pack(CHUNK, 0, 2**32 - 1, 1, 0), "bytes, over the limit of 262144"),
         (HEADER.pack(CHUNK, 0, 5, 1, 0), "which has none due"),
         (frame(START, 1, (2**40).to_bytes(8, "big"), 1), "over the limit of"),
         (frame(START, 2, b"\xff" * 16, 1), "over the limit of"),
@@ -204,13 +209,12 @@ START, CHUNK, DATA, ACK = (
         ),
     ],
 )
-def test_a_peer_that_breaks_the_rules_is_refused(stream, said) -> None:
+def test_a_peer_that_breaks_the_rules_is_refused(stream: bytes, said: str) -> None:
     _, link, _ = sent_stream([], remote=False)
-    (event,) = link.ends[1].receive_data(stream)
-    assert said in event.reason
+    assert said in only_refusal(link.ends[1].receive_data(stream))
     _, link, _ = sent_stream([], remote=False)
     events = [event for byte in stream for event in link.ends[1].receive_data(bytes([byte]))]
-    assert events == [event]
+    assert said in only_refusal(events)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +226,7 @@ def test_a_peer_that_breaks_the_rules_is_refused(stream, said) -> None:
         (WELCOME_BODY.pack(1, 5, 2**18, 1), "about life 5 in life 1"),
     ],
 )
-def test_a_malformed_welcome_is_refused(body, said) -> None:
+def test_a_malformed_welcome_is_refused(body: bytes, said: str) -> None:
     left, right = Process("a"), Process("b")
     link = Link(left, right, remote=False)
     link.collect()
@@ -231,8 +235,9 @@ def test_a_malformed_welcome_is_refused(body, said) -> None:
     link.carry(1)
     link.collect()
     link.transit[1].clear()
-    (event,) = link.ends[0].receive_data(frame(int(FrameKind.WELCOME), 0, body, 1))
-    assert said in event.reason
+    assert said in only_refusal(
+        link.ends[0].receive_data(frame(int(FrameKind.WELCOME), 0, body, 1))
+    )
 
 
 def test_data_before_the_welcome_is_refused() -> None:
@@ -242,8 +247,9 @@ def test_data_before_the_welcome_is_refused() -> None:
     link.carry(0)
     link.collect()
     link.carry(1)
-    (event,) = link.ends[0].receive_data(frame(DATA, 1, b"early", 1))
-    assert "before the welcome" in event.reason
+    assert "before the welcome" in only_refusal(
+        link.ends[0].receive_data(frame(DATA, 1, b"early", 1))
+    )
 
 
 def test_a_limit_bounds_what_is_handed_out_at_once() -> None:
@@ -267,7 +273,7 @@ def test_the_smaller_longest_chunk_of_both_sides_is_used() -> None:
 
 
 @both_kinds
-def test_acknowledgements_ride_on_messages_and_go_alone(remote) -> None:
+def test_acknowledgements_ride_on_messages_and_go_alone(remote: bool) -> None:
     left, right, link = joined(remote=remote)
     for number in range(3):
         session(left, right).send([b"x"], tag=number)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +28,9 @@ def text(number: int) -> bytes:
 
 @both_kinds
 @pytest.mark.parametrize("arrive", range(0, 400, 7))
-def test_what_was_not_acknowledged_is_sent_again_and_nothing_else(remote, arrive) -> None:
+def test_what_was_not_acknowledged_is_sent_again_and_nothing_else(
+    remote: bool, arrive: int
+) -> None:
     left, right, link = joined(remote=remote)
     for number in range(8):
         session(left, right).send([text(number)])
@@ -41,7 +45,7 @@ def test_what_was_not_acknowledged_is_sent_again_and_nothing_else(remote, arrive
 
 
 @both_kinds
-def test_a_large_message_that_was_cut_off_is_sent_again_whole(remote) -> None:
+def test_a_large_message_that_was_cut_off_is_sent_again_whole(remote: bool) -> None:
     left, right, link = joined(remote=remote)
     body = bytes(range(256)) * 4000
     session(left, right).send([b"p", body])
@@ -56,7 +60,9 @@ def test_a_large_message_that_was_cut_off_is_sent_again_whole(remote) -> None:
 @both_kinds
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("size", [1, 7, 50, None])
-def test_two_connections_dialled_at_once_end_up_as_one(remote, order, size) -> None:
+def test_two_connections_dialled_at_once_end_up_as_one(
+    remote: bool, order: tuple[int, ...], size: int | None
+) -> None:
     left, right = Process("a"), Process("b")
     links = [Link(left, right, remote=remote), Link(right, left, remote=remote)]
     session(left, right).send([b"to the right"])
@@ -76,7 +82,7 @@ def test_two_connections_dialled_at_once_end_up_as_one(remote, order, size) -> N
 
 
 @both_kinds
-def test_a_new_connection_takes_over_from_one_that_died_unnoticed(remote) -> None:
+def test_a_new_connection_takes_over_from_one_that_died_unnoticed(remote: bool) -> None:
     for dialer_first in (False, True):
         left, right, stale = joined(remote=remote)
         session(left, right).send([b"lost on the stale one"])
@@ -110,7 +116,7 @@ def test_a_welcome_of_an_older_connection_is_refused() -> None:
 
 
 @both_kinds
-def test_a_new_incarnation_never_gets_what_was_for_the_old(remote) -> None:
+def test_a_new_incarnation_never_gets_what_was_for_the_old(remote: bool) -> None:
     left, right, link = joined(remote=remote)
     session(left, right).send([b"handed out"], tag="sent")
     link.collect()
@@ -137,7 +143,9 @@ def test_a_new_incarnation_never_gets_what_was_for_the_old(remote) -> None:
 @both_kinds
 @pytest.mark.parametrize("forgetful", ["a", "b"])
 @pytest.mark.parametrize("redials", ["a", "b"])
-def test_a_session_given_up_on_one_side_starts_again_on_both(remote, forgetful, redials) -> None:
+def test_a_session_given_up_on_one_side_starts_again_on_both(
+    remote: bool, forgetful: str, redials: str
+) -> None:
     left, right, link = joined(remote=remote)
     for number in range(3):
         session(left, right).send([text(number)])
@@ -163,6 +171,17 @@ def test_a_session_given_up_on_one_side_starts_again_on_both(remote, forgetful, 
     assert not gone.refusals() + stays.refusals()
     for event in stays.of(Undeliverable):
         assert all(each.may_have_arrived for each in event.messages)
+
+
+def test_nothing_is_due_after_the_peer_forgot_what_was() -> None:
+    left, right, link = joined(remote=True)  # the left one decides
+    session(right, left).send([b"one"])
+    link.run()
+    link.break_off()
+    right.sessions.forget("a")
+    again = Link(left, right, remote=True)
+    again.run()
+    assert [end.ack_due for end in again.ends] == [0, 0]
 
 
 def test_a_session_ended_while_its_connection_waits_is_refused_not_revived() -> None:
@@ -225,7 +244,7 @@ def test_a_message_over_the_limit_cannot_be_sent() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"max_frame": 1000}, {"window": 0}, {"max_message": 0}])
-def test_limits_that_cannot_work_are_refused_when_made(wrong) -> None:
+def test_limits_that_cannot_work_are_refused_when_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="m"):
         Limits(**wrong)
 
@@ -312,7 +331,7 @@ TestPair.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 
 @given(st.lists(st.integers(0, 2000), max_size=6))
-def test_tags_come_back_once_each_and_in_order(breaks) -> None:
+def test_tags_come_back_once_each_and_in_order(breaks: list[int]) -> None:
     left, right = Process("a"), Process("b")
     for number in range(30):
         session(left, right).send([text(number)], tag=number)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,9 @@ from understudy.actors.transport.states import (
     ("table", "states", "events"),
     [(CONNECTION, ConnectionState, ConnectionEvent), (SESSION, SessionState, SessionEvent)],
 )
-def test_every_pair_is_a_transition_or_raises_naming_both(table, states, events) -> None:
+def test_every_pair_is_a_transition_or_raises_naming_both(
+    table: Any, states: Any, events: Any
+) -> None:
     for state, event in itertools.product(states, events):
         if (state, event) in table:
             assert next_state(table, state, event) in states
@@ -33,8 +36,8 @@ def test_every_pair_is_a_transition_or_raises_naming_both(table, states, events)
 def test_nothing_leaves_the_last_states() -> None:
     for (state, _), after in CONNECTION.items():
         assert state is not ConnectionState.DEAD or after is ConnectionState.DEAD
-    for (state, _), after in SESSION.items():
-        assert state is not SessionState.ENDED or after is SessionState.ENDED
+    for (session_state, _), later in SESSION.items():
+        assert session_state is not SessionState.ENDED or later is SessionState.ENDED
 
 
 def test_no_way_leads_past_the_proof_or_the_welcome() -> None:
