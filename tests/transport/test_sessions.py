@@ -173,11 +173,15 @@ def test_a_session_given_up_on_one_side_starts_again_on_both(
         assert all(each.may_have_arrived for each in event.messages)
 
 
-def test_nothing_is_due_after_the_peer_forgot_what_was() -> None:
+def test_nothing_is_due_after_a_welcome() -> None:
     left, right, link = joined(remote=True)  # the left one decides
     session(right, left).send([b"one"])
     link.run()
     link.break_off()
+    between = Link(left, right, remote=True)
+    between.run()
+    assert [end.ack_due for end in between.ends] == [0, 0]  # the welcomes said it all
+    between.break_off()
     right.sessions.forget("a")
     again = Link(left, right, remote=True)
     again.run()
