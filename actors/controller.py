@@ -331,6 +331,15 @@ class Controller(LoopActor):
 
     def _turn(self) -> None:
         self._turning = False
+        try:
+            self._advance()
+        except Exception:
+            # Half a step was taken in memory, and none on disk: start again from the disk.
+            logger.exception("the controller failed in a turn; it starts again")
+            os._exit(1)
+        self._arm()
+
+    def _advance(self) -> None:
         effects = [] if self._stopping else self._cluster.advance(time.monotonic())
         changes = self._cluster.take_changes()
         if changes:
@@ -345,7 +354,6 @@ class Controller(LoopActor):
         answers, self._answers = self._answers, []
         for sender, reply in answers:
             self.loop.send(sender, reply)
-        self._arm()
 
     def _save(self, changes: Changes) -> None:
         self._crash_for_a_test(self.settings.crash_before_checkpoint)

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,8 +108,16 @@ class UserCode:
         check = getattr(self._callable, "check_health", None)
         if check is None or inspect.isclass(self._callable):
             on_done(None)
-        else:
-            self._spawn(self._invoke(check, (), {}, self._health_pool), on_done)
+        elif _is_async(check):
+            self._spawn(check(), on_done)
+        else:  # not by way of the event loop, which user code may be blocking
+
+            def finished(call: Future[tuple[Any, BaseException | None]]) -> None:
+                error = call.result()[1]
+                failure = None if error is None else Failure.of(error)
+                self._post(lambda: on_done(failure))
+
+            self._health_pool.submit(_outcome_of, check, (), {}).add_done_callback(finished)
 
     def close(self, on_done: Callable[[Failure | None], None]) -> None:
         """Call the instance's ``__del__``, where it has one."""
