@@ -205,6 +205,7 @@ class Host:
         self._events.put(_reap)
 
     def _begin_stop(self) -> None:
+        self.records.unmark_ready()
         self._stopping = True
 
     def _introduce(self) -> None:
@@ -264,6 +265,7 @@ class Host:
         self._start_over()
 
     def _start_over(self) -> None:
+        self.records.unmark_ready()
         os.environ["UNDERSTUDY_READY_FD"] = ""
         if self._socket is not None:
             os.set_inheritable(self._socket.fileno(), True)
@@ -498,6 +500,7 @@ def main() -> int:
         return 1
     signal.signal(signal.SIGCHLD, lambda *_: host.reap())
     host.reap()
+    host.records.mark_ready(host.process)
     _tell("ready")
     host.run()
     return 0

@@ -142,5 +142,24 @@ class RunRecords:
         """Return the recorded live processes of these roles."""
         return [process for process, role in self.alive().items() if role in roles]
 
+    def mark_ready(self, process: Process) -> None:
+        """Tell other starters that the system of this host process answers."""
+        self._ready.write_text(self._path(process).stem, encoding="utf-8")
+
+    def unmark_ready(self) -> None:
+        """Take back :meth:`mark_ready`; harmless when it was not said."""
+        self._ready.unlink(missing_ok=True)
+
+    def is_ready(self, process: Process) -> bool:
+        """Tell whether the system of this host process answers."""
+        try:
+            return self._ready.read_text(encoding="utf-8") == self._path(process).stem
+        except OSError:
+            return False
+
+    @property
+    def _ready(self) -> Path:
+        return self._folder / "host.ready"
+
     def _path(self, process: Process) -> Path:
         return self._folder / f"{process.pid}-{process.start_ticks}.json"

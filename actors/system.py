@@ -47,24 +47,44 @@ def start(
 
     Raises StartError with the reason. The system goes on when the caller ends.
     """
-    if is_running(settings):
-        return False
-    _prepare_folders(settings)
-    on_progress("starting the actor system and the HTTP front")
+    while not _wait_for_another_start(settings):
+        _prepare_folders(settings)
+        on_progress("starting the actor system and the HTTP front")
+        outcome = _start_host(settings)
+        if outcome == "ready":
+            return True
+        if outcome != "running":
+            raise StartError(outcome)
+    return False
+
+
+def _start_host(settings: HostSettings) -> str:
+    """Start a host process; return its one line: "ready", "running", or what went wrong."""
     read_fd, write_fd = os.pipe()
     try:
         _spawn(settings, write_fd)
     finally:
         os.close(write_fd)
     try:
-        outcome = _read_outcome(read_fd)
+        return _read_outcome(read_fd)
     finally:
         os.close(read_fd)
-    if outcome == "running":
-        return False
-    if outcome != "ready":
-        raise StartError(outcome)
-    return True
+
+
+def _wait_for_another_start(settings: HostSettings) -> bool:
+    """Wait while a host process starts or stops; tell whether one runs then, and answers."""
+    records = RunRecords(settings.run_dir)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while hosts := records.with_role(HOST_ROLE):
+        if any(map(records.is_ready, hosts)):
+            return True
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"host process {hosts[0].pid} neither answers nor ends; see logs/host.log in "
+                f"{settings.state_dir}, or end it with `understudy stop`"
+            )
+        time.sleep(0.02)
+    return False
 
 
 def stop(settings: HostSettings, *, forget: bool = False) -> bool:

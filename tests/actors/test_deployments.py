@@ -1,0 +1,351 @@
+"""Deployments on a real system: composition, failures, redeploys, health."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.conftest import deploy
+from tests.support.load import GetLoad
+from tests.support.systems import RunningSystem, alive, wait_until
+from understudy import serve
+from understudy.serve import operations, session
+from understudy.serve.deployments import Application
+from understudy.serve.exceptions import UnderstudyError
+from understudy.serve.handle import DeploymentHandle
+
+Deployed = Callable[[Application], DeploymentHandle]
+DEADLINE_S = 20
+
+
+class LostWeightsError(Exception):
+    def __init__(self, path: str, size: int = 0) -> None:
+        super().__init__(path, size)
+        self.path = path
+        self.size = size
+
+
+@serve.deployment
+class Adder:
+    def __init__(self, increment: int) -> None:
+        self.increment = increment
+
+    def __call__(self, value: int) -> int:
+        return value + self.increment
+
+    async def add_later(self, value: int) -> int:
+        await asyncio.sleep(0)
+        return value + self.increment
+
+    def fail(self, path: str) -> None:
+        raise LostWeightsError(path, 42)
+
+    async def fail_async(self, path: str) -> None:
+        raise LostWeightsError(path, 42)
+
+
+@serve.deployment
+class AsyncCaller:
+    def __init__(self, adder: DeploymentHandle, adders: dict[str, DeploymentHandle]) -> None:
+        self.adder = adder
+        self.adders = adders
+
+    async def __call__(self, value: int) -> int:
+        first = await self.adder.remote(value)
+        return await self.adders["other"].add_later.remote(first)
+
+    async def chain(self, value: int) -> int:
+        return await self.adder.remote(self.adders["other"].remote(value))
+
+    async def catch(self, method: str) -> Any:
+        try:
+            await getattr(self.adder, method).remote("/weights")
+        except LostWeightsError as error:
+            return (error.path, error.size, "".join(error.__notes__))
+
+    async def many(self, count: int) -> int:
+        return sum(await asyncio.gather(*(self.adder.remote(n) for n in range(count))))
+
+
+@serve.deployment
+class SyncCaller:
+    def __init__(self, adder: DeploymentHandle) -> None:
+        self.adder = adder
+
+    def __call__(self, value: int) -> int:
+        return self.adder.remote(value).result(timeout_s=10)
+
+    def catch(self) -> Any:
+        try:
+            self.adder.fail.remote("/weights").result()
+        except LostWeightsError as error:
+            return (error.path, error.size)
+
+
+def test_bound_deployments_arrive_as_handles_wherever_they_are_among_the_arguments(
+    deployed: Deployed,
+) -> None:
+    handle = deployed(AsyncCaller.bind(Adder.bind(10), {"other": Adder.bind(100)}))
+    assert handle.remote(1).result(10) == 111
+    assert handle.chain.remote(1).result(10) == 111
+    assert handle.many.remote(200).result(20) == sum(n + 10 for n in range(200))
+
+
+def test_sync_code_calls_other_deployments(deployed: Deployed) -> None:
+    handle = deployed(SyncCaller.bind(Adder.bind(10)))
+    responses = [handle.remote(n) for n in range(60)]
+    assert [response.result(20) for response in responses] == [n + 10 for n in range(60)]
+
+
+def test_exceptions_travel_between_deployments_with_their_own_type_and_traceback(
+    deployed: Deployed,
+) -> None:
+    handle = deployed(AsyncCaller.bind(Adder.bind(10), {"other": Adder.bind(1)}))
+    for method in ("fail", "fail_async"):
+        path, size, notes = handle.catch.remote(method).result(10)
+        assert (path, size) == ("/weights", 42)
+        assert "raise LostWeightsError(path, 42)" in notes
+
+
+def test_exceptions_travel_to_sync_code_and_to_scripts(deployed: Deployed) -> None:
+    handle = deployed(SyncCaller.bind(Adder.bind(10)))
+    assert handle.catch.remote().result(10) == ("/weights", 42)
+    with pytest.raises(TypeError) as caught:
+        handle.remote("text").result(10)
+    assert "SyncCaller" in "".join(caught.value.__notes__)
+
+
+class UnpicklableError(Exception):
+    def __init__(self) -> None:
+        super().__init__("cannot travel")
+        self.lock = threading.Lock()
+
+
+def test_an_exception_that_cannot_travel_is_told_as_text(deployed: Deployed) -> None:
+    @serve.deployment
+    def raises() -> None:
+        raise UnpicklableError
+
+    with pytest.raises(UnderstudyError, match="cannot travel"):
+        deployed(raises.bind()).remote().result(10)
+
+
+@serve.deployment
+class Raises:
+    def __init__(self, path: str) -> None:
+        raise LostWeightsError(path, 42)
+
+    def __call__(self) -> str:
+        return "never"
+
+
+@pytest.fixture
+def in_session(running: RunningSystem) -> Any:
+    """Make the shared system the one of ``serve.run`` and the like, for a test."""
+    session.use(running.settings)
+    yield
+    session.current().disconnect()
+
+
+def test_serve_run_raises_what_the_constructor_raised_and_status_tells(
+    running: RunningSystem, in_session: Any, name: str
+) -> None:
+    with pytest.raises(LostWeightsError) as caught:
+        serve.run(Raises.bind("/weights"), name=name, route_prefix=f"/{name}")
+    assert (caught.value.path, caught.value.size) == ("/weights", 42)
+    assert "raise LostWeightsError(path, 42)" in "".join(caught.value.__notes__)
+    application = serve.status().applications[name]
+    assert application.status == "DEPLOY_FAILED"
+    assert "LostWeightsError" in application.message
+    assert "/weights" in application.deployments["Raises"].message
+    assert running.get(f"/{name}")[0] == 503
+    serve.delete(name)
+    assert name not in serve.status().applications
+    assert running.get(f"/{name}")[0] == 404
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(3)", "raise KeyboardInterrupt"])
+def test_a_constructor_that_ends_its_process_fails_the_deployment(
+    deployed: Deployed, running: RunningSystem, name: str, how: str
+) -> None:
+    @serve.deployment(max_constructor_retry_count=1)
+    class Ends:
+        def __init__(self) -> None:
+            exec(how, {"sys": sys, "os": os})
+
+    with pytest.raises(BaseException) as caught:
+        deployed(Ends.bind())
+    assert isinstance(caught.value, UnderstudyError | SystemExit | KeyboardInterrupt)
+    application = running.status()["applications"][name]
+    assert application["status"] == "DEPLOY_FAILED"
+
+
+def test_a_deployment_that_failed_can_be_deployed_again(deployed: Deployed) -> None:
+    with pytest.raises(LostWeightsError):
+        deployed(Raises.bind("/weights"))
+    assert deployed(Adder.bind(1)).remote(1).result(10) == 2
+
+
+@serve.deployment(num_replicas=2)
+class Versioned:
+    def __init__(self, version: str) -> None:
+        if version == "bad":
+            raise LostWeightsError("/weights")
+        self.version = version
+
+    async def __call__(self) -> str:
+        await asyncio.sleep(0.002)
+        return self.version
+
+
+def test_redeploys_good_and_bad_under_load_fail_no_request(
+    deployed: Deployed, running: RunningSystem, name: str
+) -> None:
+    deployed(Versioned.bind("one"))
+    with GetLoad(running.settings.http.port, f"/{name}", connections=16) as load:
+        deployed(Versioned.bind("two"))
+        assert running.get(f"/{name}") == (200, b"two")
+        with pytest.raises(LostWeightsError):
+            deployed(Versioned.bind("bad"))
+        for _ in range(20):
+            assert running.get(f"/{name}") == (200, b"two")
+        application = running.status()["applications"][name]
+        assert application["status"] == "DEPLOY_FAILED"
+        assert "LostWeightsError" in application["message"]
+        deployed(Versioned.options(num_replicas=3).bind("two"))
+        deployed(Versioned.options(num_replicas=1).bind("two"))
+        deployed(Versioned.options(num_replicas=1).bind("three"))
+    print(f"redeploys under load: {load.tally.summary()}")
+    assert load.tally.failures == []
+    assert load.tally.ok > 200
+    assert running.status()["applications"][name]["status"] == "RUNNING"
+
+
+@serve.deployment(health_check_period_s=0.1, graceful_shutdown_timeout_s=1)
+class Sickly:
+    def __init__(self) -> None:
+        self.healthy = True
+
+    def __call__(self) -> int:
+        return os.getpid()
+
+    def fall_ill(self) -> None:
+        self.healthy = False
+
+    def check_health(self) -> None:
+        if not self.healthy:
+            raise RuntimeError("I feel unwell")
+
+
+def test_a_replica_that_fails_its_health_checks_is_replaced(deployed: Deployed) -> None:
+    handle = deployed(Sickly.bind())
+    first = handle.remote().result(10)
+    handle.fall_ill.remote().result(10)
+    wait_until(lambda: handle.remote().result(10) != first, 10, "another replica answers")
+    wait_until(lambda: not alive(first), 10, "the ill replica is gone")
+
+
+def test_a_replica_that_does_not_answer_its_health_checks_is_replaced(deployed: Deployed) -> None:
+    handle = deployed(Sickly.options(health_check_timeout_s=0.2).bind())
+    first = handle.remote().result(10)
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: not alive(first), 15, "the stuck replica is killed")
+    assert handle.remote().result(10) != first
+
+
+@serve.deployment
+class Ends:
+    """Ends its process while ``path`` does not exist, and makes it then."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def once(self) -> str:
+        if not os.path.exists(self.path):
+            open(self.path, "w").close()
+            os._exit(3)
+        return "survived"
+
+    def __call__(self) -> None:
+        os._exit(3)
+
+
+def test_a_query_that_ended_its_replica_is_repeated_only_if_it_may_be(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    handle = deployed(Ends.bind(str(tmp_path / "ended")))
+    with pytest.raises(UnderstudyError, match="replica died"):
+        handle.once.remote().result(15)
+    (tmp_path / "ended").unlink()
+    assert handle.options(method_name="once", retryable=True).remote().result(15) == "survived"
+
+
+def test_a_get_that_kills_every_replica_that_runs_it_is_refused_at_last(
+    deployed: Deployed, running: RunningSystem, name: str
+) -> None:
+    deployed(Ends.options(num_replicas=2).bind(""))
+    status, body = running.get(f"/{name}")
+    assert status == 503
+    assert b"died" in body
+    wait_until(
+        lambda: running.status()["applications"][name]["status"] == "RUNNING",
+        DEADLINE_S,
+        "the replicas are back",
+    )
+
+
+def test_a_slot_is_free_for_the_next_query_as_soon_as_the_answer_is_out(
+    deployed: Deployed, running: RunningSystem, name: str
+) -> None:
+    @serve.deployment(max_ongoing_requests=1)
+    async def one_at_a_time() -> str:
+        await asyncio.sleep(0.01)
+        return "done"
+
+    handle = deployed(one_at_a_time.bind())
+    begun = time.monotonic()
+    responses = [handle.remote() for _ in range(20)]
+    assert [response.result(10) for response in responses] == ["done"] * 20
+    took_s = time.monotonic() - begun
+    print(f"20 queries of 10 ms, one at a time: {took_s:.2f} s")
+    assert took_s < 2
+
+
+def test_reconfigure_reaches_running_replicas_without_restarting_them(
+    deployed: Deployed, running: RunningSystem, name: str
+) -> None:
+    @serve.deployment(user_config={"threshold": 1})
+    class Configurable:
+        def reconfigure(self, config: dict[str, int]) -> None:
+            self.threshold = config["threshold"]
+
+        def __call__(self) -> tuple[int, int]:
+            return self.threshold, os.getpid()
+
+    handle = deployed(Configurable.bind())
+    threshold, pid = handle.remote().result(10)
+    assert threshold == 1
+    deployed(Configurable.options(user_config={"threshold": 2}).bind())
+    assert handle.remote().result(10) == (2, pid)
+
+
+def test_a_deleted_application_frees_its_route_and_its_processes(
+    running: RunningSystem, name: str
+) -> None:
+    handle = deploy(running, Sickly.bind(), name, f"/{name}")
+    pid = handle.remote().result(10)
+    operations.delete(running.connection, name)
+    assert running.get(f"/{name}")[0] == 404
+    assert not alive(pid)
+    assert name not in running.status()["applications"]
+    with pytest.raises(UnderstudyError):
+        handle.remote().result(5)

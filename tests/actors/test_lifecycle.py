@@ -1,0 +1,316 @@
+"""Start, stop, start again, shut down: whole systems with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.actors.conftest import deploy
+from tests.support.load import GetLoad
+from tests.support.systems import (
+    RunningSystem,
+    alive,
+    patched_environ,
+    running_system,
+    wait_until,
+)
+from understudy import serve
+from understudy.actors import system
+from understudy.actors.processes import RunRecords
+from understudy.serve.exceptions import NotRunningError
+
+MINE = """
+from understudy import serve
+
+@serve.deployment
+class Mine:
+    def __call__(self, request):
+        return "mine"
+
+app = Mine.bind()
+"""
+
+
+@serve.deployment(num_replicas=2)
+class Counting:
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def __call__(self) -> int:
+        return self.start
+
+
+def test_a_second_start_changes_nothing(own_system: RunningSystem) -> None:
+    deploy(own_system, Counting.bind(7))
+    before = sorted(own_system.pids())
+    with patched_environ(own_system.environ):
+        assert not system.start(own_system.settings)
+    assert own_system.understudy("start").returncode == 0
+    assert sorted(own_system.pids()) == before
+    assert own_system.get() == (200, b"7")
+
+
+def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    started, statuses, errors = [], [], []
+
+    def start() -> None:
+        try:
+            started.append(system.start(running.settings))
+            statuses.append(running.get("/-/healthz")[0])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    try:
+        with patched_environ(running.environ):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        assert not errors
+        assert sorted(started) == [False, False, False, True]
+        assert statuses == [200] * 4
+        assert len([role for role, _ in running.pids() if role == "host"]) == 1
+    finally:
+        running.stop()
+
+
+def test_stop_then_start_brings_back_everything_from_disk(own_system: RunningSystem) -> None:
+    deploy(own_system, Counting.bind(1), "one", "/one")
+    deploy(own_system, Counting.options(num_replicas=1).bind(2), "two", "/two")
+    client = serve.Client(own_system.connection, own_system.settings)
+    client.wait_for_goal(client.create_backend("three", lambda _: "3"))
+    client.create_endpoint("three", backend="three", route="/three", methods=["POST"])
+    before = own_system.status()
+    own_system.stop()
+    own_system.start()
+
+    def answers() -> list[bytes]:
+        paths = [("/one", {}), ("/two", {}), ("/three", {"data": b"", "method": "POST"})]
+        return [own_system.get(path, **request)[1] for path, request in paths]
+
+    assert answers() == [b"1", b"2", b"3"]
+    after = wait_until(
+        lambda: (
+            (status := own_system.status())["applications"]["one"]["status"] == "RUNNING"
+            and status["applications"]["two"]["status"] == "RUNNING"
+            and status
+        ),
+        10,
+        "both applications run again",
+    )
+    assert after["endpoints"] == before["endpoints"]
+    assert after["backends"].keys() == before["backends"].keys()
+    for tag, backend in before["backends"].items():
+        assert after["backends"][tag]["config"] == backend["config"]
+        assert len(after["backends"][tag]["replicas"]) == len(backend["replicas"])
+    pids = [pid for _, pid in own_system.pids()]
+    assert len(pids) == len(set(pids))
+
+
+def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
+    state, temporary = tmp_path / "state", tmp_path / "tmp"
+    temporary.mkdir()
+    with running_system(state, TMPDIR=str(temporary)) as running:
+        deploy(running, Counting.bind(1))
+        assert running.get()[0] == 200
+        marked = processes_with_files_in(state)
+        assert {pid for _, pid in running.pids()} <= marked
+    left = [pid for pid in marked if alive(pid)]
+    assert not left
+    assert list(temporary.iterdir()) == []
+    assert [path.name for path in (state / "run").iterdir()] in ([], ["host.lock"])
+    assert not list(state.rglob("*.tmp"))
+
+
+def processes_with_files_in(folder: Path) -> set[int]:
+    """Return the pids of processes with an open file there; the output of all ours goes there."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if folder in Path(os.readlink(path)).parents:
+                found.add(int(path.parts[2]))
+    return found
+
+
+def test_stop_lets_requests_in_flight_finish(own_system: RunningSystem) -> None:
+    @serve.deployment
+    async def slow() -> str:
+        await asyncio.sleep(1.0)
+        return "done"
+
+    deploy(own_system, slow.bind())
+    answers: list[tuple[int, bytes]] = []
+    thread = threading.Thread(target=lambda: answers.append(own_system.get()))
+    thread.start()
+    backend = next(iter(own_system.status()["backends"]))
+    wait_until(lambda: ongoing(own_system, backend) == 1, 5, "the request runs")
+    own_system.disconnect()
+    system.stop(own_system.settings)
+    thread.join(10)
+    assert answers == [(200, b"done")]
+    own_system.start()
+
+
+def ongoing(running: RunningSystem, backend: str) -> int:
+    text = running.get("/-/metrics")[1].decode()
+    lines = [line for line in text.splitlines() if "ongoing" in line and backend in line]
+    return int(float(lines[0].rpartition(" ")[2])) if lines else 0
+
+
+def test_stopping_what_does_not_run_says_so(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    assert not system.stop(running.settings)
+    with pytest.raises(NotRunningError, match="understudy start"):
+        running.connection  # noqa: B018
+
+
+def test_shutdown_forgets_the_state(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    running.start()
+    try:
+        deploy(running, Counting.bind(1))
+        running.stop(forget=True)
+        assert not running.settings.store_dir.exists()
+        running.start()
+        status = running.status()
+        assert (status["applications"], status["backends"], status["endpoints"]) == ({}, {}, {})
+        assert running.get()[0] == 404
+    finally:
+        running.stop()
+
+
+def test_a_killed_host_process_is_replaced_by_start_which_leaves_the_rest_alone(
+    own_system: RunningSystem,
+) -> None:
+    deploy(own_system, Counting.bind(7))
+    with GetLoad(own_system.settings.http.port, connections=8) as load:
+        before = {pid: role for role, pid in own_system.pids()}
+        host = own_system.pid_of("host")
+        os.kill(host, signal.SIGKILL)
+        wait_until(lambda: not alive(host), 5, "the host process is dead")
+        with patched_environ(own_system.environ):
+            assert system.start(own_system.settings)
+        answered = load.tally.ok
+        wait_until(lambda: load.tally.ok > answered + 50, 10, "requests are answered")
+    assert load.tally.failures == []
+    after = {pid: role for role, pid in own_system.pids()}
+    new = own_system.pid_of("host")
+    assert new != host
+    assert {**after, host: "host"} == {**before, new: "host"}
+    shown = wait_until(
+        lambda: [h for h in own_system.status()["hosts"] if h["host_pid"] == new],
+        5,
+        "the new host process reports itself",
+    )
+    assert shown[0]["front"]["pid"] == own_system.pid_of("http master")
+
+
+def test_start_clears_the_remains_of_a_system_whose_host_and_admin_were_killed(
+    own_system: RunningSystem,
+) -> None:
+    deploy(own_system, Counting.bind(7))
+    before = dict(own_system.pids())
+    pids = [pid for _, pid in own_system.pids()]
+    for role in ("host", "thespian admin"):
+        os.kill(before[role], signal.SIGKILL)
+    wait_until(lambda: not alive(before["thespian admin"]), 5, "the admin is dead")
+    own_system.disconnect()
+    with patched_environ(own_system.environ):
+        assert system.start(own_system.settings)
+    assert own_system.get() == (200, b"7")
+    kept = {before["http master"], *(p for r, p in own_system.pids() if r == "http worker")}
+    assert [pid for pid in pids if alive(pid) and pid not in kept] == []
+
+
+def test_status_shows_host_application_deployment_and_replicas_with_pids(
+    own_system: RunningSystem,
+) -> None:
+    deploy(own_system, Counting.bind(7), "counting", "/counting")
+    wait_until(lambda: own_system.status()["hosts"], 5, "the host reports itself")
+    status = own_system.status_json()
+    (host,) = status["hosts"]
+    name = socket.gethostname()
+    assert host["name"] == status["controller"]["host"] == name
+    assert host["state"] == "RUNNING"
+    assert host["address"] == f"127.0.0.1:{own_system.settings.admin_port}"
+    assert host["front"]["url"] == own_system.url
+    shown = {
+        "thespian admin": host["admin_pid"],
+        "thespian logger": host["logger_pid"],
+        "host": host["host_pid"],
+        "proxy": host["proxy"]["pid"],
+        "http master": host["front"]["pid"],
+        "controller": status["controller"]["pid"],
+    }
+    assert shown == {role: own_system.pid_of(role) for role in shown}
+    assert host["front"]["workers"] == [own_system.pid_of("http worker")]
+    application = status["applications"]["counting"]
+    assert application["status"] == "RUNNING"
+    assert application["route_prefix"] == "/counting"
+    deployment = application["deployments"]["Counting"]
+    assert (deployment["status"], deployment["target_replicas"]) == ("HEALTHY", 2)
+    replicas = deployment["replicas"]
+    recorded = sorted(pid for role, pid in own_system.pids() if role == "replica")
+    assert sorted(replica["pid"] for replica in replicas) == recorded
+    assert {replica["state"] for replica in replicas} == {"RUNNING"}
+    assert {replica["host"] for replica in replicas} == {name}
+
+
+def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "mine.py").write_text(MINE)
+    running = RunningSystem(tmp_path / "state")
+    begun = time.monotonic()
+    with (tmp_path / "output").open("wb") as output:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "understudy.serve.cli", "run", "mine:app"],
+            cwd=folder,
+            env={**os.environ, **running.environ},
+            stdout=output,
+            stderr=output,
+        )
+
+    def answers() -> bool:
+        try:
+            return running.get() == (200, b"mine")
+        except OSError:
+            return False
+
+    try:
+        wait_until(answers, 10, "the first 200")
+        took_s = time.monotonic() - begun
+        print(f"understudy run to the first 200: {took_s:.2f} s")
+        assert took_s < 6  # 1.5 s is asked of an idle machine; tests share theirs
+        recorded = RunRecords(running.settings.run_dir).alive()
+        command.send_signal(signal.SIGINT)
+        assert command.wait(20) in (0, 130, -signal.SIGINT)
+    finally:
+        command.kill()
+        command.wait()
+        system.stop(running.settings)
+    assert not [process for process in recorded if alive(process.pid)]
+    assert sorted(path.name for path in folder.iterdir()) in (
+        ["mine.py"],
+        ["__pycache__", "mine.py"],
+    )
+
+
+def test_the_next_start_may_be_on_other_ports(tmp_path: Path) -> None:
+    with running_system(tmp_path / "state") as first:
+        deploy(first, Counting.bind(7))
+    with running_system(tmp_path / "state") as second:  # on other free ports
+        assert second.url != first.url
+        assert second.get() == (200, b"7")
