@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +57,8 @@ class Loop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._posted: deque[Callback] = deque()
         self._woken = False
+        self._closing = threading.Lock()
+        self._closed = False
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._watched: dict[int, Callback] = {}
@@ -81,11 +84,13 @@ class Loop:
         return self._epoll.fileno()
 
     def post(self, callback: Callback) -> None:
-        """Run ``callback`` on the loop soon; callable from any thread."""
+        """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
         self._posted.append(callback)
         if not self._woken:
-            self._woken = True
-            os.eventfd_write(self._wake_fd, 1)
+            with self._closing:  # the descriptor's number may be another's as soon as it is closed
+                if not self._closed:
+                    self._woken = True
+                    os.eventfd_write(self._wake_fd, 1)
 
     def at_turn_end(self, callback: Callback) -> None:
         """Run ``callback`` when the current message or callback has been dealt with."""
@@ -160,9 +165,11 @@ class Loop:
 
     def close(self) -> None:
         """Close the loop's own descriptors."""
-        for fd in list(self._watched):
-            self.unwatch(fd)
-            os.close(fd)
+        with self._closing:
+            self._closed = True
+            for fd in list(self._watched):
+                self.unwatch(fd)
+                os.close(fd)
         self._epoll.close()
 
     def _run_posted(self) -> None:
