@@ -57,7 +57,7 @@ class Loop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._posted: deque[Callback] = deque()
         self._woken = False
-        self._closing = threading.Lock()
+        self._wake_lock = threading.Lock()
         self._closed = False
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
@@ -87,7 +87,7 @@ class Loop:
         """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
         self._posted.append(callback)
         if not self._woken:
-            with self._closing:  # the descriptor's number may be another's as soon as it is closed
+            with self._wake_lock:  # the descriptor's number may be another's as soon as it is closed
                 if not self._closed:
                     self._woken = True
                     os.eventfd_write(self._wake_fd, 1)
@@ -165,7 +165,7 @@ class Loop:
 
     def close(self) -> None:
         """Close the loop's own descriptors."""
-        with self._closing:
+        with self._wake_lock:
             self._closed = True
             for fd in list(self._watched):
                 self.unwatch(fd)
