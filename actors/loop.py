@@ -87,7 +87,7 @@ class Loop:
         """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
         self._posted.append(callback)
         if not self._woken:
-            with self._wake_lock:  # the descriptor's number may be another's as soon as it is closed
+            with self._wake_lock:  # a closed descriptor's number may be another's at once
                 if not self._closed:
                     self._woken = True
                     os.eventfd_write(self._wake_fd, 1)
