@@ -103,8 +103,13 @@ def configure_logging(settings: HostSettings, role: str) -> None:
     """Send this process's log records to ``logs/<role>.log`` of the state dir, and nowhere else.
 
     Thespian replaces the root logger by one that mails each record to its logger process, at 200 us
-    each; a handler of our own on our loggers avoids that.
+    each, and from whatever thread logs, which its transport does not survive. The one from before
+    is put back as Python makes it, so that user code's records go to stderr, or to the handlers
+    that it adds.
     """
+    logging.root = logging.Logger.root = OUR_LOGGER.manager.root
+    logging.Logger.manager = OUR_LOGGER.manager
+    logging.root.handlers.clear()
     settings.logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     OUR_LOGGER.propagate = False
     OUR_LOGGER.setLevel(logging.INFO)

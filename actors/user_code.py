@@ -11,8 +11,10 @@ code raises, SystemExit and CancelledError too, ends its own call and nothing el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import inspect
+import os
 import pickle
 import sys
 import threading
@@ -155,7 +157,13 @@ class UserCode:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while not self._loop.is_closed():
+            # A task of the user's own may raise SystemExit through it, or stop it.
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                _print(traceback.format_exc())
+        os._exit(1)  # closed by user code: nothing can be answered any more
 
     def _spawn(self, coroutine: Any, on_done: Callable[[Failure | None], None]) -> None:
         async def guarded() -> None:
@@ -291,13 +299,19 @@ def _outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseExcepti
 
 def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswer:
     failure = Failure.of(error)
-    print(f"request {query.request_id}:\n{failure.traceback}", file=sys.stderr)  # noqa: T201
+    _print(f"request {query.request_id}:\n{failure.traceback}")
     kind = "UserCodeError"
     if is_http:
         return FailedAnswer(query.id, kind, "the deployment raised an exception")
     return FailedAnswer(
         query.id, kind, failure.text, exception=failure.exception, traceback=failure.traceback
     )
+
+
+def _print(text: str) -> None:
+    """Write to the replica's log, if it takes it: the disk may be full, user code closes files."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def _is_async(function: Any) -> bool:

@@ -1,0 +1,90 @@
+"""User code that does to its process what no server likes, on real replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.actors.by_hand import ReplicaByHand
+from tests.support.systems import RunningSystem, wait_until
+
+MakeReplica = Callable[..., ReplicaByHand]
+
+
+class Rude:
+    def ping(self) -> str:
+        return "pong"
+
+    async def exit_in_a_task(self) -> None:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        self.task = asyncio.create_task(leave())
+
+    async def stop_the_loop(self) -> None:
+        asyncio.get_running_loop().stop()
+
+    async def close_the_log_and_fail(self) -> None:
+        sys.stderr.close()
+        raise ValueError("nobody reads this")
+
+    def log(self, lines: int) -> None:
+        def write() -> None:
+            for number in range(lines):
+                logging.getLogger("users.own").warning("line %d", number)
+
+        threads = [threading.Thread(target=write) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def add_a_handler(self) -> int:
+        before = len(logging.getLogger().handlers)
+        logging.basicConfig(stream=sys.stderr)
+        return len(logging.getLogger().handlers) - before
+
+
+@pytest.mark.parametrize("method", ["exit_in_a_task", "stop_the_loop"])
+def test_a_loop_that_user_code_ends_goes_on(replica_of: MakeReplica, method: str) -> None:
+    replica = replica_of(Rude)
+    calls = replica.calls(1, method=method)
+    replica.run(calls)
+    assert set(replica.outcomes(calls).values()) == {200}
+    for _ in range(3):
+        assert replica.value(method="ping") == "pong"
+
+
+def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(
+    replica_of: MakeReplica,
+) -> None:
+    replica = replica_of(Rude, max_ongoing_requests=1)
+    for _ in range(3):
+        calls = replica.calls(1, method="close_the_log_and_fail")
+        replica.run(calls)
+        assert set(replica.outcomes(calls).values()) == {500}
+    assert replica.value(method="ping") == "pong"
+
+
+def test_what_threads_of_user_code_log_is_all_in_the_replicas_own_log(
+    replica_of: MakeReplica, running: RunningSystem
+) -> None:
+    replica = replica_of(Rude)
+    calls = replica.calls(1, 250, method="log")
+    replica.run(calls)
+    assert set(replica.outcomes(calls).values()) == {200}
+
+    def logged() -> int:
+        logs = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
+        return sum(log.read_text().count("line ") for log in logs)
+
+    wait_until(lambda: logged() == 8 * 250, 5, "every line in the log")
+
+
+def test_user_code_may_set_up_logging_as_anywhere(replica_of: MakeReplica) -> None:
+    assert replica_of(Rude).value(method="add_a_handler") == 1
