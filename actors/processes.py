@@ -125,7 +125,11 @@ class RunRecords:
     def alive(self) -> dict[Process, str]:
         """Return the recorded processes that live, with their roles; drop the other records."""
         found: dict[Process, str] = {}
-        for path in self._folder.glob("*.json"):
+        try:
+            paths = list(self._folder.glob("*.json"))
+        except PermissionError:
+            return found  # somebody else's: nothing of ours can be there
+        for path in paths:
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 role = record.pop("role")

@@ -173,6 +173,9 @@ def _check(
             f"application {name!r}: deployments {names!r} must be different and contain the "
             f"ingress {ingress!r}"
         )
+    if not all(isinstance(s.code, bytes) and isinstance(s.code_hash, str) for s in specs):
+        # Refused here, because the first deployments of a list must not come up without the last.
+        raise InvalidRequestError(f"application {name!r}: expected code as bytes, and its hash")
     endpoint = endpoint_name(name, ingress)
     others = {e.name: e for e in cluster.endpoints.values() if e.application != name}
     check_free(others, endpoint, check_route(route_prefix))

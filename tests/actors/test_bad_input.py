@@ -1,0 +1,520 @@
+"""What is wrong is told clearly, and the system serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from tests.actors.by_hand import Hand
+from tests.actors.conftest import deploy
+from tests.support.systems import RunningSystem, running_system, wait_until
+from understudy import serve
+from understudy.actors import messages as m
+from understudy.actors import system
+from understudy.actors.port import CONTROLLER, PROXY
+from understudy.actors.processes import RunRecords
+from understudy.persistence.encoding import FORMAT_VERSION
+from understudy.serve import operations
+from understudy.serve.exceptions import StartError
+
+NAME = "victim"
+
+
+@serve.deployment(max_ongoing_requests=2)
+class Victim:
+    """Shows what a request did to it in files of ``folder``."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def note(self, what: str) -> None:
+        with open(os.path.join(self.folder, what), "a") as file:
+            file.write("x")
+
+    async def __call__(self, request: Any) -> Any:
+        if request.query_params.get("nap"):
+            self.note("napping")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.note("cancelled")
+                raise
+        return "serves"
+
+    async def parse(self, request: Any) -> Any:
+        try:
+            return await request.json()
+        except ValueError as error:
+            return JSONResponse({"detail": f"no JSON: {error}"}, 400)
+
+    def abort(self, request: Any) -> Any:
+        raise HTTPException(418, "I am a teapot")
+
+    def explode(self, request: Any) -> Any:
+        raise RuntimeError("a secret in the exception's text")
+
+    def strange(self, request: Any) -> Any:
+        return object()
+
+    async def size(self, request: Any) -> int:
+        return len(await request.body())
+
+    def header(self, request: Any) -> str:
+        return str(len(request.headers.get("x-long", "")))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notes")
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningSystem]:
+    """A system that takes bodies of up to 100,000 bytes, with one deployment."""
+    state = tmp_path_factory.mktemp("victim")
+    with running_system(state, UNDERSTUDY_HTTP_MAX_BODY_BYTES="100000") as running:
+        deploy(running, Victim.bind(str(folder)), NAME)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def serves_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test here, the same processes serve as before."""
+    if "victim" not in request.fixturenames:
+        yield
+        return
+    victim: RunningSystem = request.getfixturevalue("victim")
+    before = sorted(victim.pids())
+    yield
+    assert victim.get() == (200, b"serves")
+    assert victim.status()["applications"][NAME]["status"] == "RUNNING"
+    assert sorted(victim.pids()) == before
+
+
+@pytest.fixture
+def stranger(victim: RunningSystem) -> Iterator[Hand]:
+    hand = Hand(victim.settings.admin_port)
+    yield hand
+    hand.close()
+
+
+@dataclass(frozen=True)
+class UnknownRequest(m.Request):
+    """A request of a newer client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownMessage(m.Message):
+    what: str = "?"
+
+
+NONSENSE = ["a string", 42, None, 1.5, [1], {"a": 1}, ValueError("no"), b"bytes", ("a", 1), object]
+
+
+def actors_of(victim: RunningSystem, hand: Hand) -> dict[str, Any]:
+    tag = next(iter(victim.status()["backends"].values()))["replicas"][0]["tag"]
+    return {
+        "controller": hand.locate(*CONTROLLER),
+        "proxy": hand.locate(*PROXY),
+        "replica": hand.locate("understudy.actors.replica.Replica", f"replica {tag}"),
+    }
+
+
+@pytest.mark.parametrize("role", ["controller", "proxy", "replica"])
+def test_messages_of_no_known_kind_are_ignored(
+    victim: RunningSystem, stranger: Hand, role: str
+) -> None:
+    address = actors_of(victim, stranger)[role]
+    process, _ = stranger.identify(address)
+    for message in NONSENSE:
+        stranger.send(address, message)
+    assert stranger.identify(address)[0] == process
+
+
+def test_an_unknown_admin_request_is_answered_with_an_error_that_names_it(
+    victim: RunningSystem, stranger: Hand
+) -> None:
+    controller = stranger.locate(*CONTROLLER)
+    reply = stranger.request(controller, m.Request(request_id="1"))
+    assert reply.error_kind == "InvalidRequestError"
+    assert "Request" in reply.error
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (m.CreateBackend(request_id="a", tag=5, code=b"", code_hash="", config={}), None),
+        (m.CreateBackend(request_id="b", tag="t", code=None, code_hash="", config={}), None),
+        (m.CreateBackend(request_id="c", tag="t", code=b"", code_hash="", config=None), None),
+        (m.UpdateBackendConfig(request_id="d", tag="t", changes=None), None),
+        (m.DeleteBackend(request_id="e", tag=["x"]), None),
+        (m.CreateEndpoint(request_id="f", name=None, backend=None, route=3, methods=7), None),
+        (m.SetTraffic(request_id="g", endpoint={}, weights=None), None),
+        (m.WaitForGoal(request_id="h", goal_id="no such goal"), "UnknownNameError"),
+        (
+            m.DeployApplication(
+                request_id="i", application="x", ingress="y", route_prefix="/x", deployments=()
+            ),
+            "InvalidRequestError",
+        ),
+        (
+            m.DeployApplication(
+                request_id="j", application="x", ingress="y", route_prefix="/x", deployments=None
+            ),
+            None,
+        ),
+        (
+            m.DeployApplication(
+                request_id="k",
+                application="x",
+                ingress="y",
+                route_prefix="/x",
+                deployments=(
+                    m.DeploymentSpec("y", b"", "hash", None, {}, {}),
+                    m.DeploymentSpec("z", None, None, None, {}, {}),  # type: ignore[arg-type]
+                ),
+            ),
+            None,
+        ),
+    ],
+    ids=lambda value: f"{value} {value.request_id}" if isinstance(value, m.Request) else "",
+)
+def test_requests_with_values_of_wrong_types_are_answered_and_change_nothing(
+    victim: RunningSystem, stranger: Hand, request_: m.Request, kind: str | None
+) -> None:
+    before = {key: victim.status()[key] for key in ("applications", "backends", "endpoints")}
+    reply = stranger.request(stranger.locate(*CONTROLLER), request_)
+    assert reply.error_kind == kind if kind else reply.error_kind
+    assert reply.error
+    status = victim.status()
+    assert {key: status[key] for key in before} == before
+
+
+def test_queries_with_wrong_incarnations_and_of_strangers_are_ignored(
+    victim: RunningSystem, stranger: Hand
+) -> None:
+    actors = actors_of(victim, stranger)
+    (tag,) = (
+        replica["tag"]
+        for backend in victim.status()["backends"].values()
+        for replica in backend["replicas"]
+    )
+    dead = secrets.token_hex(8)
+    query = m.Query(1, None, "/", "GET", "", b"", "id", None, True, None)
+    stranger.send(actors["proxy"], m.SubmitQueries(incarnation=dead, queries=(query,)))
+    outcome = m.Outcome(1, 200, 0.0)
+    stranger.send(
+        actors["proxy"],
+        m.QueriesFinished(replica=tag, incarnation=dead, finished=(outcome,), rejected=(2,)),
+    )
+    stranger.send(actors["proxy"], m.AnswerQueries(incarnation=dead, answers=()))
+    stranger.send(actors["controller"], m.ReplicaLost(replica=tag, incarnation=dead))
+    stranger.send(
+        actors["replica"],
+        m.RunQueries(incarnation=dead, proxy=stranger.process, assignments=(), cancelled=(1, 2)),
+    )
+    for address in actors.values():
+        stranger.identify(address)
+
+
+def test_a_replica_that_nobody_ordered_is_told_to_go(victim: RunningSystem, stranger: Hand) -> None:
+    replica = stranger.new_replica()
+    replica.send(m.StopReplica(replica=replica.tag, drain_s=0.0))
+    wait_until(lambda: not replica.alive, 5, "it leaves")
+
+
+def test_code_that_cannot_be_unpickled_fails_its_deployment_with_the_reason(
+    victim: RunningSystem, stranger: Hand
+) -> None:
+    controller = stranger.locate(*CONTROLLER)
+    blob = b"\x80\x05cno_such_module\nname\n."
+    created = stranger.request(
+        controller,
+        m.CreateBackend(request_id="p", tag="blob", code=blob, code_hash="blob", config={}),
+    )
+    reply = stranger.request(controller, m.WaitForGoal(request_id="q", goal_id=created.value))
+    assert reply.error_kind == "DeployFailedError"
+    assert "cannot be unpickled on this host" in reply.error
+    assert "no_such_module" in reply.error
+    deleted = stranger.request(controller, m.DeleteBackend(request_id="r", tag="blob"))
+    stranger.request(controller, m.WaitForGoal(request_id="s", goal_id=deleted.value))
+
+
+def send(
+    victim: RunningSystem,
+    method: str = "GET",
+    path: str = "/",
+    body: bytes | None = None,
+    **headers: str,
+) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", victim.settings.http.port, timeout=20)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body=body, headers=named)
+        response = connection.getresponse()
+        response.body = response.read()  # type: ignore[attr-defined]
+        return response
+    finally:
+        connection.close()
+
+
+def test_a_body_over_the_limit_is_413_and_one_at_the_limit_is_taken(victim: RunningSystem) -> None:
+    assert send(victim, "POST", body=b"x" * 100_001).status == 413
+    taken = send(victim, "POST", body=b"x" * 100_000, X_Serve_Call_Method="size")
+    assert (taken.status, taken.body) == (200, b"100000")
+
+
+def test_malformed_json_keeps_the_answer_of_the_users_code(victim: RunningSystem) -> None:
+    answer = send(victim, "POST", body=b'{"a": ', X_Serve_Call_Method="parse")
+    assert answer.status == 400
+    assert json.loads(answer.body)["detail"].startswith("no JSON: ")
+    well = send(victim, "POST", body=b'{"a": 1}', X_Serve_Call_Method="parse")
+    assert (well.status, json.loads(well.body)) == (200, {"a": 1})
+
+
+def test_an_http_exception_of_the_users_code_keeps_its_status(victim: RunningSystem) -> None:
+    answer = send(victim, X_Serve_Call_Method="abort")
+    assert (answer.status, answer.body) == (418, b"I am a teapot")
+
+
+@pytest.mark.parametrize("method", ["explode", "strange"])
+def test_an_unhandled_exception_is_500_with_the_request_id_and_no_traceback(
+    victim: RunningSystem, method: str
+) -> None:
+    answer = send(victim, X_Serve_Call_Method=method, X_Request_ID="my-id-1")
+    assert answer.status == 500
+    assert b"my-id-1" in answer.body
+    assert answer.headers["X-Request-ID"] == "my-id-1"
+    assert b"Traceback" not in answer.body
+    assert b"secret" not in answer.body
+    if method == "explode":
+        (log,) = victim.settings.logs_dir.glob("replica-victim*.log")
+        text = log.read_text()
+        assert "my-id-1" in text
+        assert "a secret in the exception's text" in text
+
+
+def test_a_method_that_there_is_not_is_refused_by_name(victim: RunningSystem) -> None:
+    answer = send(victim, X_Serve_Call_Method="nothing")
+    assert answer.status == 400
+    assert b"'nothing'" in answer.body
+    assert send(victim, X_Serve_Call_Method="__init__").status == 400
+
+
+def test_a_header_of_64_kb_is_refused_or_taken_whole(victim: RunningSystem) -> None:
+    answer = send(victim, X_Long="x" * 65536, X_Serve_Call_Method="header")
+    assert answer.status in (400, 431) or answer.body == b"65536"
+
+
+def test_a_client_that_leaves_cancels_its_request_and_frees_the_slot(
+    victim: RunningSystem, folder: Path
+) -> None:
+    for round_ in range(1, 6):  # more often than there are slots
+        with socket.create_connection(("127.0.0.1", victim.settings.http.port)) as client:
+            client.sendall(b"GET /?nap=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: count(folder / "napping") == round_, 5, "the request runs")  # noqa: B023
+        wait_until(lambda: count(folder / "cancelled") == round_, 5, "it was cancelled")  # noqa: B023
+
+
+def count(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_clients_that_leave_at_once_leave_nothing_behind(victim: RunningSystem) -> None:
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", victim.settings.http.port)) as client:
+            client.sendall(b"GET /?nap=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    wait_until(
+        lambda: all(
+            replica["ongoing"] == 0
+            for backend in victim.status()["backends"].values()
+            for replica in backend["replicas"]
+        ),
+        5,
+        "no request is left",
+    )
+
+
+def test_a_half_sent_request_holds_no_slot(victim: RunningSystem) -> None:
+    with socket.create_connection(("127.0.0.1", victim.settings.http.port)) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\nhalf")
+        assert victim.get() == (200, b"serves")
+
+
+# --- Starts that cannot succeed -----------------------------------------------------------------
+
+
+def failed_start(running: RunningSystem) -> str:
+    """Try to start; return the reason, and check that nothing was left running."""
+    with pytest.raises(StartError) as caught:
+        running.start()
+    records = RunRecords(running.settings.run_dir)
+    assert records.alive() == {}
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_an_http_port_in_use_names_the_process_that_has_it(
+    victim: RunningSystem, tmp_path: Path
+) -> None:
+    port = victim.settings.http.port
+    running = RunningSystem(tmp_path / "state", UNDERSTUDY_HTTP_PORT=str(port))
+    text = failed_start(running)
+    assert f"HTTP port {port}" in text
+    assert any(f"in use by pid {pid} (" in text for _, pid in victim.pids())
+    assert "--http-port" in text
+
+
+def test_an_admin_port_in_use_names_the_process_that_has_it(
+    victim: RunningSystem, tmp_path: Path
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        running = RunningSystem(tmp_path / "state", UNDERSTUDY_ADMIN_PORT=str(port))
+        text = failed_start(running)
+    assert f"admin port {port} is in use by pid {os.getpid()} " in text
+    assert "--admin-port" in text
+
+
+def test_the_command_line_shows_one_line_for_a_port_in_use(
+    victim: RunningSystem, tmp_path: Path
+) -> None:
+    port = victim.settings.http.port
+    running = RunningSystem(tmp_path / "state", UNDERSTUDY_HTTP_PORT=str(port))
+    done = running.understudy("start")
+    assert done.returncode == 1
+    assert f"HTTP port {port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_state_dir_below_a_regular_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    text = failed_start(RunningSystem(tmp_path / "file" / "state"))
+    assert str(tmp_path / "file" / "state") in text
+    assert "--state-dir" in text
+
+
+def test_a_state_dir_that_cannot_be_made_is_refused() -> None:
+    text = failed_start(RunningSystem(Path("/proc/understudy")))  # not even root may
+    assert "/proc/understudy" in text
+    assert "--state-dir" in text
+
+
+def test_a_state_dir_without_permission_to_write_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    running = RunningSystem(state)
+    try:
+        text = as_nobody(lambda: system.start(running.settings))
+    finally:
+        state.chmod(stat.S_IRWXU)
+    assert text.startswith("StartError: ")
+    assert str(state) in text
+    assert "--state-dir" in text
+
+
+def as_nobody(action: Callable[[], Any]) -> str:
+    """Run in a child without root's rights; return its exception."""
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresuid(65534, 65534, 65534)
+            action()
+            text = "no exception"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write_fd, text.encode())
+        os._exit(0)
+    os.close(write_fd)
+    with os.fdopen(read_fd) as reader:
+        text = reader.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_a_state_dir_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    running.start()
+    running.stop()
+    (path,) = running.settings.store_dir.rglob("format")
+    text = path.read_text()
+    newer = text.replace(str(FORMAT_VERSION), str(FORMAT_VERSION + 1))
+    path.write_text(newer)
+    kept = {p: p.read_bytes() for p in running.settings.store_dir.rglob("*") if p.is_file()}
+    reason = failed_start(running)
+    assert str(FORMAT_VERSION + 1) in reason
+    assert str(path) in reason
+    now = {p: p.read_bytes() for p in running.settings.store_dir.rglob("*") if p.is_file()}
+    assert now == kept
+    path.write_text(text)
+    running.start()
+    running.stop()
+
+
+def test_a_store_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    running.start()
+    running.stop()
+    (path,) = running.settings.store_dir.rglob("format")
+    path.write_text("something else\n")
+    assert "something else" in failed_start(running)
+
+
+def test_a_damaged_record_is_set_aside_and_the_rest_comes_back(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    running.start()
+    try:
+        deploy(running, Victim.bind(str(tmp_path)), "kept", "/kept")
+        deploy(running, Victim.bind(str(tmp_path)), "lost", "/lost")
+        running.stop()
+        records = list(running.settings.store_dir.rglob("values/*application*lost*"))
+        assert len(records) == 1, list(running.settings.store_dir.rglob("values/*"))
+        records[0].write_bytes(b"torn")
+        running.start()
+        assert running.get("/kept") == (200, b"serves")
+        assert list(running.settings.store_dir.rglob("corrupt/*"))
+    finally:
+        running.stop()
+
+
+def test_bad_values_of_the_environment_are_named_all_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        RunningSystem(tmp_path, UNDERSTUDY_HTTP_PORT="99999", UNDERSTUDY_HTTP_WORKERS="many")
+    assert "99999" in str(caught.value)
+    assert "many" in str(caught.value)
+
+
+def test_bad_options_of_a_deployment_are_named_all_at_once() -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        serve.deployment(
+            num_replicas=0, max_ongoing_requests=-1, max_queued_requests="x", replicas=3
+        )(Victim.func_or_class)
+    for name in ("num_replicas", "max_ongoing_requests", "max_queued_requests", "replicas"):
+        assert name in str(caught.value)
+
+
+def test_what_is_no_application_is_refused(victim: RunningSystem) -> None:
+    with pytest.raises(ValueError, match="bind"):
+        operations.deploy(victim.connection, Victim, "x", "/x")
+    with pytest.raises(ValueError, match="taken by"):
+        deploy(victim, Victim.bind(""), "second", "/")

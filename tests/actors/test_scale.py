@@ -1,0 +1,95 @@
+"""Many deployments on one host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from tests.support.systems import alive, running_system
+from understudy import serve
+from understudy.actors.messages import DeployApplication
+from understudy.serve import operations
+from understudy.serve.build import build
+
+DEPLOYMENTS = 50
+STATUS_LIMIT_S = 0.2  # what is asked, of a machine that does nothing else
+TOLERANCE = 3
+
+
+@serve.deployment
+class One:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self) -> str:
+        return str(self.number)
+
+
+def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_path: Path) -> None:
+    with running_system(tmp_path / "state") as running:
+        begun = time.monotonic()
+        goals = []
+        for number in range(DEPLOYMENTS):
+            built = build(One.bind(number), f"app{number}")
+            goals.append(
+                running.connection.request(
+                    operations.new(
+                        DeployApplication,
+                        application=f"app{number}",
+                        ingress=built.ingress,
+                        route_prefix=f"/{number}",
+                        deployments=built.deployments,
+                    )
+                )
+            )
+        asked_s = time.monotonic() - begun
+        for goal in goals:
+            operations.wait_for_goal(running.connection, goal, 60)
+        deployed_s = time.monotonic() - begun
+        answers = [running.get(f"/{number}") for number in range(DEPLOYMENTS)]
+        assert answers == [(200, str(number).encode()) for number in range(DEPLOYMENTS)]
+        times = []
+        for _ in range(20):
+            begun = time.monotonic()
+            status = running.status()
+            times.append(time.monotonic() - begun)
+        states = {each["status"] for each in status["applications"].values()}
+        assert (len(status["applications"]), states) == (DEPLOYMENTS, {"RUNNING"})
+        replicas = [pid for role, pid in running.pids() if role == "replica"]
+        assert len(replicas) == DEPLOYMENTS
+        begun = time.monotonic()
+        shown = running.status_json()
+        command_s = time.monotonic() - begun
+        assert len(shown["applications"]) == DEPLOYMENTS
+        print(
+            f"{DEPLOYMENTS} deployments: asked for in {asked_s:.2f} s, up in {deployed_s:.2f} s; "
+            f"status median {statistics.median(times) * 1e3:.1f} max {max(times) * 1e3:.1f} ms, "
+            f"as a command {command_s:.2f} s"
+        )
+        assert statistics.median(times) < STATUS_LIMIT_S
+        assert max(times) < STATUS_LIMIT_S * TOLERANCE
+        begun = time.monotonic()
+        running.stop()
+        print(f"stopped in {time.monotonic() - begun:.2f} s")
+        assert not any(map(alive, replicas))
+        running.start()
+        assert running.get("/49") == (200, b"49")
+
+
+def test_an_application_of_fifty_deployments_comes_up_whole(tmp_path: Path) -> None:
+    @serve.deployment
+    class Front:
+        def __init__(self, *others: object) -> None:
+            self.others = others
+
+        async def __call__(self) -> int:
+            return sum([int(await other.remote()) for other in self.others])
+
+    with running_system(tmp_path / "state") as running:
+        others = [One.options(name=f"One{n}").bind(n) for n in range(DEPLOYMENTS - 1)]
+        begun = time.monotonic()
+        operations.deploy(running.connection, Front.bind(*others), "all", "/")
+        print(f"one application of {DEPLOYMENTS} deployments: {time.monotonic() - begun:.2f} s")
+        total = sum(range(DEPLOYMENTS - 1))
+        assert running.get() == (200, str(total).encode())
