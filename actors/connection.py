@@ -21,6 +21,7 @@ from understudy.actors.settings import HostSettings
 from understudy.core.errors import NotRunningError, error_from
 
 GONE_S = 15.0  # longer than any restart of the actor system takes
+LEAVE_TIMEOUT_S = 1.0
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 
@@ -79,7 +80,11 @@ class Connection:
         return reply.value
 
     def close(self) -> None:
-        """Disconnect; requests under way are abandoned, not undone."""
+        """Disconnect; requests under way are abandoned, not undone, and calls of handles fail."""
+        if not self._caller.left:
+            left = threading.Event()
+            self._port.loop.post(lambda: self._caller.leave(left.set))
+            left.wait(LEAVE_TIMEOUT_S)  # else the proxy would keep us until this process ends
         self._controller.stop()
         self._proxy.stop()
         self._port.close()

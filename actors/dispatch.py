@@ -11,27 +11,31 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from understudy.actors.loop import Loop, Outbox, Timer
+from understudy.actors.loop import Callback, Loop, Outbox, Timer
 from understudy.actors.messages import (
     Address,
     Answer,
     AnswerQueries,
     AttachCaller,
     AttachCallerReply,
+    DetachCaller,
     FailedAnswer,
     Process,
     Query,
     SubmitQueries,
 )
+from understudy.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
+CLOSED = "the connection to the system was closed"
 
 
 class _Cancel(NamedTuple):
@@ -57,11 +61,13 @@ class Caller:
         self.loop = loop
         self.process = process
         self.ready = False
+        self.left = False  # for good; may be read from any thread
         self.on_ready: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
         self._entries: dict[int, _Entry] = {}
         self._outbox: Outbox | None = None
         self._proxy: Process | None = None
+        self._proxy_address: Address | None = None
 
     def next_id(self) -> int:
         """Return an id for a query; callable from any thread."""
@@ -70,6 +76,9 @@ class Caller:
     def submit(self, query: Query, on_answer: Callable[[Answer], None]) -> None:
         """Send the query; ``on_answer`` gets exactly one answer unless it is cancelled."""
         entry = self._entries[query.id] = _Entry(query, on_answer)
+        if self.left:
+            self._fail(entry, CLOSED)
+            return
         if query.timeout_s is not None:
             entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
         self._put(entry)
@@ -81,14 +90,25 @@ class Caller:
 
     def met_proxy(self, address: Address, process: Process) -> None:
         """Use this proxy from now on, and send it everything that waits."""
-        if process == self._proxy:
+        if process == self._proxy or self.left:
             return
         self.lost_proxy()
-        self._proxy = process
+        self._proxy, self._proxy_address = process, address
         self._outbox = Outbox(self.loop, address, self._pack, on_failed=self._undelivered)
         self.loop.send(address, AttachCaller(process=self.process))
         for entry in list(self._entries.values()):
             self._put(entry)
+
+    def leave(self, on_left: Callback) -> None:
+        """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
+        self.left = True
+        for entry in list(self._entries.values()):
+            self._fail(entry, CLOSED)
+        if self._proxy is None:
+            on_left()
+        else:
+            detach = DetachCaller(incarnation=self.process.incarnation)
+            self.loop.send(self._proxy_address, detach, on_left, on_left)
 
     def lost_proxy(self) -> None:
         """Fail what was with the proxy and may not be repeated; keep the rest for the next one."""
@@ -200,7 +220,13 @@ class QueryClient:
         repeatable: bool = False,
         shard_key: str | None = None,
     ) -> PendingQuery:
-        """Send a query to an endpoint by name; its future gets the answer, whatever it is."""
+        """Send a query to an endpoint by name; its future gets the answer, whatever it is.
+
+        NotRunningError once the connection is closed, and in a process forked from the one that
+        opened it: nobody would ever answer there.
+        """
+        if self._caller.process.pid != os.getpid():
+            raise NotRunningError("this handle was made before a fork; get another one after it")
         request_id = request_id or secrets.token_hex(16)
         pending = PendingQuery(self._caller.next_id(), request_id)
         query = Query(
@@ -216,6 +242,8 @@ class QueryClient:
             shard_key=shard_key,
         )
         self._caller.loop.post(lambda: self._caller.submit(query, pending.answered))
+        if self._caller.left:  # not before: what is posted to a loop that has ended is dropped
+            raise NotRunningError(f"{CLOSED}; get another handle from one that is open")
         return pending
 
     def cancel(self, pending: PendingQuery) -> None:

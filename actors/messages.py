@@ -149,6 +149,13 @@ class AttachCallerReply(Message):
 
 
 @message
+class DetachCaller(Message):
+    """A caller takes its leave of the proxy, which drops its queries; its process may live on."""
+
+    incarnation: str
+
+
+@message
 class SubmitQueries(Message):
     """Caller to proxy: new queries and ids to cancel. Answers come singly, in AnswerQueries.
 

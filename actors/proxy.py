@@ -19,6 +19,7 @@ from understudy.actors.messages import (
     AttachCaller,
     AttachCallerReply,
     Changed,
+    DetachCaller,
     FailedAnswer,
     Listen,
     MeetController,
@@ -175,6 +176,10 @@ class Proxy(LoopActor):
             self._callers[incarnation] = _Caller(sender, message.process, outbox, unwatch)
         if self._ready:
             self._welcome(sender)
+
+    def receiveMsg_DetachCaller(self, message: DetachCaller, _sender: Address) -> None:
+        """Forget a caller, as if its process had ended."""
+        self._caller_lost(message.incarnation)
 
     def _welcome(self, caller: Address) -> None:
         self.loop.send(caller, AttachCallerReply(proxy=self.process, ready=True))
