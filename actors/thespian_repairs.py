@@ -14,7 +14,7 @@ from typing import Any
 os.environ.setdefault("THESPIAN_BASE_IPADDR", "127.0.0.1")  # else it asks the default route
 os.environ.setdefault("THESPLOG_FILE_MAXSIZE", "0")  # else each process writes a log in /tmp
 
-from thespian.system import multiprocCommon, ratelimit
+from thespian.system import multiprocCommon, ratelimit, transport
 from thespian.system.transport import IPBase, asyncTransportBase
 
 # Thespian allows 20 unacknowledged messages per process; beyond it *all* its sends stall, so 20
@@ -26,6 +26,8 @@ MAX_PENDING_TRANSMITS = 1000
 def apply() -> None:
     """Repair the loaded Thespian modules in this process."""
     asyncTransportBase.MAX_PENDING_TRANSMITS = MAX_PENDING_TRANSMITS
+    # Each message was formatted several times over for a log that is off.
+    transport.TransmitIntent.identify = transport.ReceiveEnvelope.identify = _type_name
     # Above 4,480 messages/s each send slept 100 ms, to protect a link that is not there.
     ratelimit.RateThrottle.eventRatePause = _no_pause
     # Every socket was bound to 0.0.0.0 whatever address it advertises, and unpickles what comes.
@@ -45,6 +47,10 @@ def _forget_child(parent: Any, address: Any) -> None:
         if getattr(child, "childRealAddr", child.childAddr) != address
         or parent._checkChildLiveness(child)
     ]
+
+
+def _type_name(parcel: Any) -> str:
+    return type(parcel.message).__name__
 
 
 def _no_pause(_throttle: Any, _now: Any) -> None:
