@@ -16,6 +16,7 @@ from understudy.core.config import ActorOptions, BackendConfig, validated
 from understudy.core.endpoints import check_free, check_route
 from understudy.core.errors import InvalidRequestError
 from understudy.core.goals import Progress
+from understudy.core.names import wrong_with
 from understudy.core.records import (
     ApplicationRecord,
     BackendRecord,
@@ -165,9 +166,9 @@ def _check(
     specs: tuple[SpecLike, ...],
 ) -> dict[str, tuple[BackendConfig, ActorOptions]]:
     names = [spec.name for spec in specs]
-    bad = [each for each in [name, *names] if not each or "#" in each]
-    if bad:
-        raise InvalidRequestError(f"names {bad!r}: expected names without '#'")
+    if bad := [each for each in [name, *names] if wrong_with(each)]:
+        wrong = wrong_with(bad[0])
+        raise InvalidRequestError(f"names {bad!r}: {wrong}")
     if ingress not in names or len(set(names)) != len(names):
         raise InvalidRequestError(
             f"application {name!r}: deployments {names!r} must be different and contain the "

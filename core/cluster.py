@@ -31,6 +31,7 @@ from understudy.core.endpoints import (
 from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from understudy.core.goals import Goals, Progress, Subject
 from understudy.core.long_poll import LongPoll
+from understudy.core.names import MAX_TAG_BYTES, wrong_with
 from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
 from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 
@@ -75,8 +76,8 @@ class Cluster:
         wall_now: float,
     ) -> str | None:
         """Run code under a tag; the same call again is a no-op, another one a ConflictError."""
-        if not tag or "#" in tag:
-            raise InvalidRequestError(f"backend tag {tag!r}: expected a name without '#'")
+        if wrong := wrong_with(tag, MAX_TAG_BYTES):
+            raise InvalidRequestError(f"backend tag {tag!r}: {wrong}")
         settings = validated(BackendConfig, config)
         options = validated(ActorOptions, actor_options)
         present = self.backends.get(tag)
@@ -148,8 +149,8 @@ class Cluster:
         self, name: str, *, backend: str, route: str | None, methods: tuple[str, ...]
     ) -> None:
         """Name a backend; the same call again is a no-op, another one a ConflictError."""
-        if not name or "#" in name:
-            raise InvalidRequestError(f"endpoint name {name!r}: expected a name without '#'")
+        if wrong := wrong_with(name, MAX_TAG_BYTES):
+            raise InvalidRequestError(f"endpoint name {name!r}: {wrong}")
         record = EndpointRecord(
             name=name,
             route=check_route(route),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from understudy.core.config import ActorOptions, BackendConfig
 from understudy.core.errors import InvalidRequestError
+from understudy.core.names import wrong_with
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -53,7 +54,8 @@ def name_problem(what: str, name: object) -> str | None:
         return f"{what}={name!r}: must be a non-empty string"
     if "#" in name:
         return f"{what}={name!r}: must not contain '#', which separates application and deployment"
-    return None
+    wrong = wrong_with(name)
+    return f"{what}={name!r}: {wrong}" if wrong else None
 
 
 def _unknown(given: Mapping[str, Any]) -> list[str]:

@@ -45,6 +45,24 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "backend tag 'a#b': expected a name without '#'",
     ),
     (
+        "a backend whose name no store could keep",
+        ask.create("b" * 151),
+        InvalidRequestError,
+        f"backend tag '{'b' * 151}': expected at most 150 bytes in UTF-8; it has 151",
+    ),
+    (
+        "a backend whose name no terminal could show",
+        ask.create("b\udc80"),
+        InvalidRequestError,
+        "backend tag 'b\\udc80': expected printable characters",
+    ),
+    (
+        "an endpoint whose name no store could keep",
+        ask.endpoint("e\0", "b"),
+        InvalidRequestError,
+        "endpoint name 'e\\x00': expected printable characters",
+    ),
+    (
         "bad settings, all named at once",
         ask.create("new", num_replicas=0, max_ongoing_requests="many", colour=1),
         InvalidRequestError,
@@ -242,7 +260,7 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "names with a number sign",
         ask.deploy("n#w", Spec("", b"x", {})),
         InvalidRequestError,
-        "names ['n#w', '']: expected names without '#'",
+        "names ['n#w', '']: expected a name without '#'",
     ),
     (
         "an ingress that is not deployed",

@@ -65,6 +65,8 @@ def test_num_replicas_none_means_one():
         ({"autoscaling_config": {"max_replicas": 3}}, "not supported yet"),
         ({"name": "a#b"}, "name='a#b': must not contain '#'"),
         ({"name": ""}, "must be a non-empty string"),
+        ({"name": "a\n"}, "expected printable characters"),
+        ({"name": "a" * 76}, "expected at most 75 bytes in UTF-8; it has 76"),
         ({"version": 3}, "version=3: must be a string"),
         ({"num_replica": 2}, "num_replica: no such option; did you mean num_replicas?"),
         ({"route_prefix": "/a"}, r"route_prefix: no such option; give it to serve.run"),
