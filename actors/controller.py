@@ -20,6 +20,7 @@ from understudy.actors.loop import Timer
 from understudy.actors.messages import Address
 from understudy.actors.processes import is_alive, send_signal
 from understudy.actors.replica import Replica
+from understudy.actors.user_code import lost_code
 from understudy.core import effects as fx
 from understudy.core import status
 from understudy.core.changes import Changes
@@ -409,7 +410,7 @@ class Controller(LoopActor):
                 deployment=record.deployment or record.tag,
                 application=record.application,
                 version=record.version,
-                code=self._load_code(record.code_digest),
+                code=self._code_or_reason(record.code_digest),
                 code_hash=record.code_hash,
                 config=dict(record.config),
                 config_id=record.config_id,
@@ -425,6 +426,18 @@ class Controller(LoopActor):
         if tag not in self._replicas:
             self._replicas[tag] = self.createActor(Replica, globalName=f"replica {tag}")
         return self._replicas[tag]
+
+    def _code_or_reason(self, digest: str) -> bytes:
+        """Return the code, or where it is lost what makes a replica fail with that as the reason.
+
+        One that runs already has no need of it.
+        """
+        try:
+            return self._load_code(digest)
+        except StoreError as error:
+            logger.exception("code is lost")
+            self._cluster.lost_code.add(digest)
+            return lost_code(str(error))
 
     def _load_code(self, digest: str) -> bytes:
         if self._code[0] != digest:

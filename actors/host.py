@@ -57,6 +57,7 @@ from understudy.actors.processes import (
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.actors.system import HOST_ROLE, kill_system
 from understudy.core.errors import StartError, UnderstudyError
+from understudy.persistence.checkpoints import Checkpoints
 from understudy.persistence.errors import StoreError, StoreMissingError
 from understudy.persistence.filesystem import FileStore
 
@@ -347,7 +348,7 @@ class Host:
         self._controller.stop()
         self._proxy.stop()
         self.port.close()
-        kill_system(self.records, spare=(HOST_ROLE,))
+        kill_system(self.records, spare=(HOST_ROLE,), under=self.process.pid)
         self.records.remove(self.process)
 
 
@@ -355,7 +356,10 @@ def check_store(settings: HostSettings) -> None:
     """Raise StartError if the state on disk cannot be used by this version."""
     try:
         if settings.store_dir.exists():
-            FileStore.open(settings.store_dir, namespace="controller", read_only=True).close()
+            store = FileStore.open(settings.store_dir, namespace="controller", read_only=True)
+            with contextlib.closing(store):
+                for kind in controller.KINDS:  # as the controller will, which nobody sees failing
+                    Checkpoints(store).load(kind)
     except StoreMissingError:
         return  # the folder is there, and nothing was saved yet
     except StoreError as error:

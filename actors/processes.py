@@ -102,6 +102,18 @@ def child_pids(pid: int) -> list[int]:
     return pids
 
 
+def descendants(pids: Iterable[int]) -> list[Process]:
+    """Return the processes that live under these, at any depth."""
+    found: dict[int, Process] = {}
+    frontier = list(pids)
+    while frontier:
+        new = {pid for parent in frontier for pid in child_pids(parent)} - set(found)
+        children = {pid: process for pid in new if (process := identify(pid)) is not None}
+        found.update(children)
+        frontier = list(children)
+    return list(found.values())
+
+
 class RunRecords:
     """The records of a state dir's running processes, one small file each."""
 

@@ -30,6 +30,7 @@ from understudy.actors.messages import (
     StartReplica,
     StopReplica,
 )
+from understudy.actors.processes import descendants, kill_all
 from understudy.actors.user_code import Failure, UserCode
 from understudy.core.errors import error_status
 
@@ -134,6 +135,7 @@ class Replica(LoopActor):
     def exiting(self) -> None:
         """Thespian asks the process to end: the system shuts down."""
         super().exiting()
+        kill_all(descendants([self.process.pid]))  # what user code has started
         os._exit(0)  # user threads may never end, and Thespian would wait for them
 
     # --- Queries ------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from understudy.actors.messages import Process
 from understudy.actors.processes import (
     RunRecords,
-    child_pids,
-    identify,
+    descendants,
     kill_all,
     send_signal,
     wait_gone,
@@ -109,20 +108,19 @@ def is_running(settings: HostSettings) -> bool:
     return bool(RunRecords(settings.run_dir).with_role(HOST_ROLE))
 
 
-def kill_system(records: RunRecords, *, spare: tuple[str, ...] = ()) -> list[Process]:
-    """SIGKILL all recorded processes and the actors under them; return what was alive.
+def kill_system(
+    records: RunRecords, *, spare: tuple[str, ...] = (), under: int | None = None
+) -> list[Process]:
+    """SIGKILL all recorded processes and those under them; return what was alive.
 
     Killing is the normal way to end an actor that has nothing left to finish: all that must outlive
-    it is on disk. Roles in ``spare`` are left alone.
+    it is on disk. Roles in ``spare`` are left alone. ``under`` is the pid of a process, itself left
+    alone, that has inherited what dead processes had started.
     """
     victims = [process for process, role in records.alive().items() if role not in spare]
-    found = {process.pid: process for process in victims}
-    frontier = list(found)
-    while frontier:
-        pids = [pid for parent in frontier for pid in child_pids(parent) if pid not in found]
-        children = {pid: process for pid in pids if (process := identify(pid)) is not None}
-        found.update(children)
-        frontier = list(children)
+    pids = [process.pid for process in victims]
+    children = descendants(pids if under is None else [*pids, under])
+    found = {process.pid: process for process in [*children, *victims]}
     kill_all(found.values())
     for process in victims:
         records.remove(process)

@@ -185,6 +185,8 @@ class UserCode:
     async def _make(self, code: bytes) -> None:
         try:
             target, args, kwargs = cloudpickle.loads(code)
+        except DeployFailedError:
+            raise  # see lost_code
         except Exception as error:
             raise DeployFailedError(
                 f"the deployment's code cannot be unpickled on this host: "
@@ -287,6 +289,23 @@ class UserCode:
                 f"the deployment has no method {name!r}; it has: {', '.join(public) or 'none'}"
             )
         return method
+
+
+class _Lost:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __reduce__(self) -> Any:
+        return _raise_lost, (self._text,)
+
+
+def _raise_lost(text: str) -> None:
+    raise DeployFailedError(text)
+
+
+def lost_code(text: str) -> bytes:
+    """Return what stands for code that is lost: to load it raises DeployFailedError(``text``)."""
+    return pickle.dumps(_Lost(text))
 
 
 def _outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:

@@ -216,6 +216,7 @@ def _bring_up(
         )
         cluster.add_backend(record, spec.code)
         return True
+    cluster.keep_code(backend.record, spec.code)
     changed = backend.set_config(config)
     if backend.record.deleting or backend.record.failure:
         backend.try_again()

@@ -59,6 +59,7 @@ class Cluster:
         self._due: list[tuple[float, str]] = []
         self._due_at: dict[str, float] = {}
         self._changes = Changes()
+        self.lost_code: set[str] = set()  # digests that the store was asked for in vain
         for name, endpoint in self.endpoints.items():
             self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(endpoint))
 
@@ -89,6 +90,7 @@ class Cluster:
                     f"backend {tag!r} exists with other code or settings; use "
                     "update_backend_config, or delete it first"
                 )
+            self.keep_code(record, code)
             if not record.failure:
                 return self.goals.pending_for(("backend", tag))
             present.try_again()
@@ -367,6 +369,13 @@ class Cluster:
         self._changes.put("backend", record.tag, record)
         self._changes.put_code(record.code_digest, code)
         self.touch(record.tag)
+
+    def keep_code(self, record: BackendRecord, code: bytes) -> None:
+        """Have a backend's code saved again, if the store has lost it and this is it."""
+        digest = record.code_digest
+        if digest in self.lost_code and hashlib.sha256(code).hexdigest() == digest:
+            self._changes.put_code(digest, code)
+            self.lost_code.discard(digest)
 
     def put_endpoint(self, record: EndpointRecord) -> None:
         """Add or replace an endpoint."""
