@@ -18,10 +18,13 @@ from understudy.actors.messages import AnswerQueries, AttachCallerReply, Request
 from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
 from understudy.actors.processes import this_process
 from understudy.actors.settings import HostSettings
+from understudy.actors.system import is_running
 from understudy.core.errors import NotRunningError, error_from
 
+GONE_POLL_S = 0.05
 GONE_S = 15.0  # longer than any restart of the actor system takes
 LEAVE_TIMEOUT_S = 1.0
+UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 
@@ -44,6 +47,8 @@ class Connection:
     @classmethod
     def open(cls, settings: HostSettings, *, timeout_s: float = 5.0) -> Connection:
         """Connect to this host's system; NotRunningError when none answers in time."""
+        if settings.address is None and not is_running(settings):
+            timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
         port = Port(settings.admin_port, this_process())
         connection = cls(port)
         port.open(timeout_s)
@@ -89,6 +94,15 @@ class Connection:
         self._proxy.stop()
         self._port.close()
 
+    def wait_gone(self, timeout_s: float) -> bool:
+        """Wait until the system has ended; False when it has not within ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while self._is_answered():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(GONE_POLL_S)
+        return True
+
     def _wait(
         self, future: Future[RequestReply], request: Request, timeout_s: float | None
     ) -> RequestReply:
@@ -112,13 +126,18 @@ class Connection:
 
     def _gone_for(self) -> float:
         """Return for how many seconds the admin's port has refused connections."""
+        if self._is_answered():
+            self._gone_since = None
+            return 0.0
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since
+
+    def _is_answered(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self._port.admin_port), timeout=1).close()
         except OSError:
-            self._gone_since = self._gone_since or time.monotonic()
-            return time.monotonic() - self._gone_since
-        self._gone_since = None
-        return 0.0
+            return False
+        return True
 
     def _send(self, request_id: str) -> None:
         entry = self._pending.get(request_id)

@@ -65,6 +65,7 @@ class Controller(LoopActor):
         self._parked: list[_Parked] = []
         self._answers: list[tuple[Address, m.RequestReply]] = []
         self._hosts: dict[str, dict[str, Any]] = {}
+        self._host_addresses: dict[str, Address] = {}
         self._wake: Timer | None = None
         self._turning = False
         self._stopping: m.StopCluster | None = None
@@ -230,14 +231,20 @@ class Controller(LoopActor):
             "goals": status.goals(self._cluster),
         }
 
-    def receiveMsg_HostReported(self, message: m.HostReported, _sender: Address) -> None:
+    def receiveMsg_HostReported(self, message: m.HostReported, sender: Address) -> None:
         """Keep what a host tells of itself, for status."""
         self._hosts[message.host] = message.report
+        self._host_addresses[message.host] = sender
 
     # --- Stopping -------------------------------------------------------------------------------
 
     def _stop_cluster(self, message: m.StopCluster, sender: Address) -> None:
         """Stop all replicas without a change of the hard state, which a next start brings back."""
+        if message.forget:
+            for address in self._host_addresses.values():
+                self.loop.send(address, m.StopHost(forget=True))
+            self._reply(message, sender, value=True)
+            return
         self._stopping = message
         for tag, address in self._replicas.items():
             backend = self._cluster.backend_of(tag)

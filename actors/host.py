@@ -43,6 +43,7 @@ from understudy.actors.messages import (
     Process,
     RequestReply,
     StopCluster,
+    StopHost,
 )
 from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
 from understudy.actors.processes import (
@@ -55,7 +56,7 @@ from understudy.actors.processes import (
     wait_gone,
 )
 from understudy.actors.settings import HostSettings, read_settings
-from understudy.actors.system import HOST_ROLE, kill_system
+from understudy.actors.system import HOST_ROLE, forget_state, kill_system
 from understudy.core.errors import StartError, UnderstudyError
 from understudy.persistence.checkpoints import Checkpoints
 from understudy.persistence.errors import StoreError, StoreMissingError
@@ -89,6 +90,7 @@ class Host:
         self._front: Process | None = None
         self._front_started_at = 0.0
         self._stopping = False
+        self._forgetting = False
         self._admin: Process | None = None
         self._logger: Process | None = None
 
@@ -162,6 +164,7 @@ class Host:
     def _connect(self) -> None:
         self.port = port = Port(self.settings.admin_port, self.process)
         port.on(RequestReply, lambda message, _: self._replied.set())
+        port.on(StopHost, lambda message, _: self.request_stop(forget=message.forget))
         self._replied = threading.Event()
         port.open()
         self._controller = Finder(port, CONTROLLER, lambda *_: self._introduce())
@@ -197,17 +200,21 @@ class Host:
             self._events.get()()
         self._stop()
 
-    def request_stop(self) -> None:
-        """Have :meth:`run` drain, stop everything and return; callable from a signal handler."""
-        self._events.put(self._begin_stop)
+    def request_stop(self, *, forget: bool = False) -> None:
+        """Have :meth:`run` drain, stop everything and return; callable from a signal handler.
+
+        With ``forget`` the state on disk goes too.
+        """
+        self._events.put(lambda: self._begin_stop(forget=forget))
 
     def reap(self) -> None:
         """Collect ended children, also the orphans that came to us; from a signal handler."""
         self._events.put(_reap)
 
-    def _begin_stop(self) -> None:
+    def _begin_stop(self, *, forget: bool) -> None:
         self.records.unmark_ready()
         self._stopping = True
+        self._forgetting = forget
 
     def _introduce(self) -> None:
         if self._controller.found is not None and self._proxy.found is not None:
@@ -350,6 +357,8 @@ class Host:
         self.port.close()
         kill_system(self.records, spare=(HOST_ROLE,), under=self.process.pid)
         self.records.remove(self.process)
+        if self._forgetting:
+            forget_state(self.settings)
 
 
 def check_store(settings: HostSettings) -> None:
@@ -464,7 +473,8 @@ def _tell(text: str) -> None:
     """Tell who started us how it went: one line, once."""
     fd = os.environ.pop("UNDERSTUDY_READY_FD", "")
     if fd:
-        os.write(int(fd), (text.replace("\n", " ") + "\n").encode())
+        with contextlib.suppress(BrokenPipeError):  # killed or interrupted; the system is up
+            os.write(int(fd), (text.replace("\n", " ") + "\n").encode())
         os.close(int(fd))
 
 

@@ -352,6 +352,13 @@ class IdentifyReply(Message):
 
 
 @message
+class StopHost(Message):
+    """Controller to host process: stop this host's system; ``forget`` deletes its state too."""
+
+    forget: bool
+
+
+@message
 class HostReported(Message):
     """Host process to controller: what runs on this host, for status. Repeats are safe."""
 
@@ -499,6 +506,9 @@ class GetStatus(Request):
 
 @message
 class StopCluster(Request):
-    """Stop all replicas (they drain) and, with ``forget``, delete all state; answers True."""
+    """Stop all replicas; answers True when they have drained.
+
+    With ``forget`` instead have every host stop and delete its state; answers True at once.
+    """
 
     forget: bool = False

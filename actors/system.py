@@ -98,9 +98,14 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     wait_gone(hosts, STOP_TIMEOUT_S)
     left = kill_system(records)
     if forget:
-        for folder in (settings.store_dir, settings.run_dir, settings.logs_dir):
-            shutil.rmtree(folder, ignore_errors=True)
+        forget_state(settings)
     return bool(hosts or left)
+
+
+def forget_state(settings: HostSettings) -> None:
+    """Delete the state on disk of a system that has ended."""
+    for folder in (settings.store_dir, settings.run_dir, settings.logs_dir):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_running(settings: HostSettings) -> bool:

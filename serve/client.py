@@ -25,7 +25,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.config import ActorOptions, BackendConfig, Settings, validated
-from understudy.core.errors import InvalidRequestError, UnknownNameError
+from understudy.core.errors import InvalidRequestError, UnderstudyError, UnknownNameError
 from understudy.serve import operations
 from understudy.serve.deployments import Deployment
 from understudy.serve.handle import DeploymentHandle
@@ -178,11 +178,18 @@ class Client:
 
     def shutdown(self) -> None:
         """Stop the system, with everything on it, and delete its state."""
-        if self._settings.address is not None:
-            self._connection.request(new(StopCluster, forget=True))
-        self.close()
         if self._settings.address is None:
+            self.close()
             system.stop(self._settings, forget=True)
+            return
+        self._connection.request(new(StopCluster, forget=True))
+        gone = self._connection.wait_gone(system.STOP_TIMEOUT_S)
+        self.close()
+        if not gone:
+            raise UnderstudyError(
+                f"the system at {self._settings.address} did not end within "
+                f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
+            )
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)

@@ -26,6 +26,7 @@ from tests.support.systems import (
 )
 from understudy import serve
 from understudy.actors import system
+from understudy.actors.connection import Connection
 from understudy.actors.processes import RunRecords
 from understudy.serve.exceptions import NotRunningError
 
@@ -314,3 +315,21 @@ def test_the_next_start_may_be_on_other_ports(tmp_path: Path) -> None:
     with running_system(tmp_path / "state") as second:  # on other free ports
         assert second.url != first.url
         assert second.get() == (200, b"7")
+
+
+def test_a_client_shuts_down_the_system_at_an_address_with_its_state(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    running.start()
+    pids = running.pids()
+    with serve.Client.connect(f"127.0.0.1:{running.settings.admin_port}") as client:
+        client.create_backend("b", lambda _request: "b")
+        client.shutdown()
+    wait_until(lambda: not [pid for _, pid in pids if alive(pid)], 20, "the end of all processes")
+    wait_until(lambda: not running.settings.store_dir.exists(), 5, "the state is deleted")
+
+
+def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(NotRunningError, match="understudy start"):
+        Connection.open(RunningSystem(tmp_path / "state").settings)
+    assert time.monotonic() - begun < 3

@@ -187,6 +187,9 @@ class FakeConnection:
             raise errors.NotRunningError("no system answers")
         return self.system.controller.answer(request)
 
+    def wait_gone(self, timeout_s):
+        return True
+
     def close(self):
         self.closed = True
 
