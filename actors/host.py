@@ -14,19 +14,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import http.client
 import logging
 import os
 import queue
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from understudy.actors import thespian_repairs
@@ -37,6 +34,7 @@ from thespian.actors import ActorSystem, ActorSystemException
 
 from understudy.actors import controller, proxy  # noqa: F401  # loaded once, before the fork
 from understudy.actors.base import configure_logging
+from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
 from understudy.actors.messages import (
     HostReported,
     MeetController,
@@ -49,6 +47,7 @@ from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
 from understudy.actors.processes import (
     RunRecords,
     child_pids,
+    command_line,
     identify,
     is_alive,
     send_signal,
@@ -151,9 +150,9 @@ class Host:
         """Record the admin, which has become our child, and the logger, which is the admin's."""
         for pid in child_pids(self.process.pid):
             children = child_pids(pid)
-            if "MultiProcAdmin" in _command_line(pid):
+            if "MultiProcAdmin" in command_line(pid):
                 self._admin = identify(pid)
-                loggers = [each for each in children if "logger" in _command_line(each).lower()]
+                loggers = [each for each in children if "logger" in command_line(each).lower()]
                 self._logger = identify(loggers[0]) if loggers else None
         if self._admin is None:
             raise StartError("the actor system's admin died at its start; see logs/host.log")
@@ -261,7 +260,7 @@ class Host:
         """Learn the pid of the logger that the admin starts instead."""
         deadline = time.monotonic() + 2.0
         while self._admin is not None and is_alive(self._admin) and time.monotonic() < deadline:
-            loggers = [p for p in child_pids(self._admin.pid) if "ogger" in _command_line(p)]
+            loggers = [p for p in child_pids(self._admin.pid) if "ogger" in command_line(p)]
             found = identify(loggers[0]) if loggers else None
             if found is not None:
                 logger.warning("the actor system's logger died; its new pid is %d", found.pid)
@@ -375,67 +374,6 @@ def check_store(settings: HostSettings) -> None:
         raise StartError(str(error)) from error
 
 
-def bind_http(settings: HostSettings) -> socket.socket:
-    """Bind the HTTP front's port; StartError names the process that has it."""
-    http_options = settings.http
-    family = socket.AF_INET6 if ":" in http_options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((http_options.host, http_options.port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        holder = describe_holder(http_options.port)
-        reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"
-        raise StartError(
-            f"HTTP port {http_options.port} on {http_options.host} {reason}; choose another with "
-            "--http-port or UNDERSTUDY_HTTP_PORT"
-        ) from None
-    return listener
-
-
-def describe_holder(port: int) -> str | None:
-    """Return "pid N (command)" of the process that listens on the port, None when it is free."""
-    import psutil  # noqa: PLC0415  # only for this
-
-    for connection in psutil.net_connections("inet"):
-        listens = connection.status == psutil.CONN_LISTEN
-        if listens and connection.laddr and connection.laddr.port == port:
-            if connection.pid is None:
-                return "a process of another user"
-            return f"pid {connection.pid} ({_command_line(connection.pid)[:80]})"
-    return None
-
-
-def url_of(settings: HostSettings) -> str:
-    """Return the front's URL as a client on this host reaches it."""
-    http_options = settings.http
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http_options.host, http_options.host)
-    scheme = "https" if http_options.ssl_certfile else "http"
-    return f"{scheme}://{host}:{http_options.port}"
-
-
-def answers_http(settings: HostSettings) -> bool:
-    """Tell whether the front answers its health page with 200."""
-    host, _, port = url_of(settings).partition("://")[2].rpartition(":")
-    connection: http.client.HTTPConnection
-    if settings.http.ssl_certfile:
-        context = ssl._create_unverified_context()  # our own front, asked only for its health
-        connection = http.client.HTTPSConnection(
-            host.strip("[]"), int(port), timeout=2, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
-    try:
-        connection.request("GET", f"{settings.http.root_path}/-/healthz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def _thespian_logging() -> dict[str, Any]:
     """Thespian's logger process writes warnings to the host process's log."""
     return {
@@ -455,13 +393,6 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        return ""
 
 
 def _last_line(settings: HostSettings, log: str) -> str:

@@ -93,6 +93,14 @@ def kill_all(processes: Iterable[Process], timeout_s: float = 5.0) -> list[Proce
     return wait_gone(processes, timeout_s)
 
 
+def command_line(pid: int) -> str:
+    """Return a process's command line in one string, "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
 def child_pids(pid: int) -> list[int]:
     """Return the pids of the direct children, of all the process's threads."""
     pids: list[int] = []
