@@ -1,4 +1,4 @@
-"""The HTTP front's port as the host process sees it: bound, asked for its health, named in errors."""
+"""The HTTP front's port, as the host process sees it: bound, asked for its health, named."""
 
 from __future__ import annotations
 
