@@ -260,7 +260,9 @@ class Host:
         """Learn the pid of the logger that the admin starts instead."""
         deadline = time.monotonic() + 2.0
         while self._admin is not None and is_alive(self._admin) and time.monotonic() < deadline:
-            loggers = [p for p in child_pids(self._admin.pid) if "ogger" in command_line(p)]
+            ours = {process.pid for process in self.records.alive()}  # a replica may be called so
+            children = set(child_pids(self._admin.pid)) - ours
+            loggers = [pid for pid in children if "ogger" in command_line(pid)]
             found = identify(loggers[0]) if loggers else None
             if found is not None:
                 logger.warning("the actor system's logger died; its new pid is %d", found.pid)
