@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.systems import RunningSystem, wait_until
 from understudy import serve
-from understudy.core.errors import StartError
 
 
 def application(text: str) -> serve.Application:
@@ -54,10 +53,3 @@ def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(da
         running.deploy(application(name), name=name, route_prefix=f"/{name}")
     wait_until(lambda: running.get("/one") == (200, b"one"), 10, "one")
     wait_until(lambda: running.get("/two") == (200, b"two"), 10, "two")
-
-
-def test_a_damaged_record_is_named_when_the_system_is_started(damaged) -> None:
-    running, damage = damaged
-    damage("backend")
-    with pytest.raises(StartError, match="backend"):
-        running.start()
