@@ -172,7 +172,13 @@ class Controller(LoopActor):
         self._parked.append(_Parked(message.request_id, sender, answer, give_up_at))
 
     def _goal_reply(self, message: m.WaitForGoal) -> m.RequestReply | None:
-        goal = self._cluster.goal(message.goal_id)
+        goal = self._cluster.goals.get(message.goal_id)
+        if goal is None:
+            return m.RequestReply(
+                request_id=message.request_id,
+                error_kind="UnknownNameError",
+                error=f"goal {message.goal_id!r} has ended, too many others ago to tell how",
+            )
         if goal.state == "pending":
             return None
         if goal.state == "succeeded":

@@ -42,6 +42,10 @@ class _Cancel(NamedTuple):
     query_id: int
 
 
+def _weigh(item: _Entry | _Cancel) -> int:
+    return 0 if isinstance(item, _Cancel) else len(item.query.call)
+
+
 class _Entry:
     """A query that is not answered yet."""
 
@@ -94,7 +98,9 @@ class Caller:
             return
         self.lost_proxy()
         self._proxy, self._proxy_address = process, address
-        self._outbox = Outbox(self.loop, address, self._pack, on_failed=self._undelivered)
+        self._outbox = Outbox(
+            self.loop, address, self._pack, on_failed=self._undelivered, weigh=_weigh
+        )
         self.loop.send(address, AttachCaller(process=self.process))
         for entry in list(self._entries.values()):
             self._put(entry)

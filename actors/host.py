@@ -56,7 +56,7 @@ from understudy.actors.processes import (
 )
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.actors.system import HOST_ROLE, forget_state, kill_system
-from understudy.core.errors import StartError, UnderstudyError
+from understudy.core.errors import StartError
 from understudy.persistence.errors import StoreError, StoreMissingError
 from understudy.persistence.filesystem import FileStore
 
@@ -435,11 +435,11 @@ def main() -> int:
     try:
         host.start()
         host.wait_ready()
-    except (UnderstudyError, OSError) as error:
+    except Exception as error:  # whatever it was, leave nothing that nobody looks after
         logger.exception("the host could not start")
-        kill_system(host.records, spare=(HOST_ROLE,))
+        kill_system(host.records, spare=(HOST_ROLE,), under=host.process.pid)
         host.records.remove(host.process)
-        _tell(str(error))
+        _tell(str(error) or type(error).__name__)
         return 1
     signal.signal(signal.SIGCHLD, lambda *_: host.reap())
     host.reap()

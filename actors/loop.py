@@ -34,6 +34,7 @@ Callback = Callable[[], None]
 
 DELIVERY_TIMEOUT_S = 30.0
 MAX_BATCH = 256
+MAX_BATCH_BYTES = 1_000_000  # the stock transport's cost per message is quadratic beyond
 
 
 class Timer:
@@ -267,7 +268,8 @@ class Outbox:
     """What is to go to one target; one delivery at a time, and what gathers meanwhile goes next.
 
     ``pack`` makes a message of a list of items. ``on_sent`` and ``on_failed`` get the items of each
-    delivery. Items put in the same turn travel together.
+    delivery. Items put in the same turn travel together, as far as their bytes, told by ``weigh``,
+    keep the message at a size that the transport is good at.
     """
 
     def __init__(
@@ -277,10 +279,12 @@ class Outbox:
         pack: Callable[[list[Any]], Any],
         on_sent: Callable[[list[Any]], None] | None = None,
         on_failed: Callable[[list[Any]], None] | None = None,
+        weigh: Callable[[Any], int] = lambda _item: 0,
     ) -> None:
         self._loop = loop
         self._target = target
         self._pack = pack
+        self._weigh = weigh
         self._on_sent = on_sent
         self._on_failed = on_failed
         self._items: list[Any] = []
@@ -303,7 +307,8 @@ class Outbox:
         self._flush_due = False
         if self._under_way or not self._items:
             return
-        items, self._items = self._items[:MAX_BATCH], self._items[MAX_BATCH:]
+        count = self._batch_length()
+        items, self._items = self._items[:count], self._items[count:]
         self._under_way = True
         self._loop.send(
             self._target,
@@ -311,6 +316,14 @@ class Outbox:
             lambda: self._done(items, self._on_sent),
             lambda: self._done(items, self._on_failed),
         )
+
+    def _batch_length(self) -> int:
+        size = 0
+        for count, item in enumerate(self._items[:MAX_BATCH]):
+            size += self._weigh(item)
+            if count and size > MAX_BATCH_BYTES:
+                return count
+        return min(len(self._items), MAX_BATCH)
 
     def _done(self, items: list[Any], callback: Callable[[list[Any]], None] | None) -> None:
         self._under_way = False

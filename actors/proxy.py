@@ -140,6 +140,7 @@ class Proxy(LoopActor):
             replica.address,
             lambda items: self._pack_run(process.incarnation, items),
             on_failed=lambda _items: self._replica_lost(replica.tag),
+            weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
         unwatch = self.loop.watch_process(process, lambda: self._replica_lost(replica.tag))
         meet = MeetProxy(proxy=self.myAddress, process=self.process)

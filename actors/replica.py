@@ -29,6 +29,7 @@ from understudy.actors.messages import (
     RunQueries,
     StartReplica,
     StopReplica,
+    ValueAnswer,
 )
 from understudy.actors.processes import descendants, kill_all
 from understudy.actors.user_code import Failure, UserCode
@@ -189,6 +190,7 @@ class Replica(LoopActor):
                 ),
                 on_sent=self._answered,
                 on_failed=lambda items: self._unanswerable(caller, items),
+                weigh=lambda item: _weigh(item[0]),
             )
         self._undelivered += 1
         self._answers[caller].put((answer, proxy, outcome))
@@ -298,3 +300,9 @@ def _status(answer: Answer | None) -> int:
     if isinstance(answer, HttpAnswer):
         return answer.status
     return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
+
+
+def _weigh(answer: Answer) -> int:
+    if isinstance(answer, HttpAnswer):
+        return len(answer.body)
+    return len(answer.value) if isinstance(answer, ValueAnswer) else 0

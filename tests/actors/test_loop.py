@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -170,3 +171,29 @@ def test_an_outbox_goes_on_after_a_failed_delivery(outbox_and_loop):
     outbox.put(2)
     loop.sent[0][2]()
     assert [message for message, *_ in loop.sent] == [[1], [2]]
+
+
+def test_an_outbox_keeps_large_items_apart_and_small_ones_together() -> None:
+    sent: list[list[bytes]] = []
+    loop = Recorder(sent)
+    outbox = Outbox(loop, "there", list, weigh=len)
+    items = [b"a" * 600_000, b"b" * 600_000, b"c", b"d", b"e" * 3_000_000, b"f"]
+    for item in items:
+        outbox.put(item)
+    loop.finish_turn()
+    loop.close()
+    assert [len(batch) for batch in sent] == [1, 3, 1, 1]
+    assert [item for batch in sent for item in batch] == items
+
+
+class Recorder(Loop):
+    """A loop whose deliveries succeed at once."""
+
+    def __init__(self, sent: list[list[bytes]]) -> None:
+        super().__init__()
+        self.sent = sent
+
+    def send(self, _target: Any, message: Any, on_sent: Any = None, on_failed: Any = None) -> None:
+        del on_failed
+        self.sent.append(message)
+        on_sent()
