@@ -1,0 +1,39 @@
+"""The system base: ``ActorSystem(ActorSystemBase, ...)`` through :func:`install`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from thespian.system import multiprocCommon
+from thespian.system.multiprocCommon import multiprocessCommon
+
+from understudy.actors.transport.roles import Admin
+from understudy.actors.transport.thespian_transport import Transport
+
+NAME = "understudyBase"
+
+
+class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian ships no types
+    """Thespian's multi-process base over our transport."""
+
+    transportType = Transport
+
+    def __init__(self, system: Any, logDefs: Any = None) -> None:
+        system.capabilities["Thespian ActorSystem Name"] = NAME
+        system.capabilities["Thespian ActorSystem Version"] = 1
+        system.capabilities["Thespian Watch Supported"] = True
+        super().__init__(system, logDefs)
+
+    def _startAdmin(self, *args: Any) -> None:
+        before, multiprocCommon.MultiProcAdmin = multiprocCommon.MultiProcAdmin, Admin
+        try:
+            super()._startAdmin(*args)
+        finally:
+            multiprocCommon.MultiProcAdmin = before
+
+
+def install() -> str:
+    """Make the base known to Thespian, which finds bases by name; return that name."""
+    sys.modules.setdefault(f"thespian.system.{NAME}", sys.modules[__name__])
+    return NAME

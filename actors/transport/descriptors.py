@@ -1,0 +1,77 @@
+"""What a forked child does with the descriptors of its parent.
+
+Theory of operation. After a fork both processes hold every descriptor. As long as the child keeps a
+listening socket, its parent's death goes unnoticed and its name stays taken; as long as it keeps a
+pipe, nobody sees it end. Closing them in the child is not enough: the child also has the parent's
+Python objects, and one that is collected later would close a *new* descriptor of the same number.
+So each is replaced by /dev/null: what was open is let go, and the number stays taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
+
+_imported_in = os.getpid()
+
+
+class HoldsDescriptors(Protocol):
+    """Something that only the process that made it may use."""
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all descriptors that it holds."""
+
+
+_holders: weakref.WeakSet[HoldsDescriptors] = weakref.WeakSet()
+
+
+def is_forked() -> bool:
+    """Return whether this process has its modules from another one."""
+    return os.getpid() != _imported_in
+
+
+def inheritable() -> list[int]:
+    """Return the numbers of the open descriptors that a child, if forked now, should let go."""
+    kept = {0, 1, 2} | _standard_streams()
+    return [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd not in kept]
+
+
+def let_go(numbers: Iterable[int]) -> None:
+    """Replace the descriptors of these numbers by /dev/null, where they are open."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in numbers:
+        if fd != null and _is_open(fd):
+            os.dup2(null, fd, inheritable=False)
+    os.close(null)
+
+
+def release_in_children(holder: HoldsDescriptors) -> None:
+    """Have every forked child let go of what ``holder`` holds; until it is collected."""
+    _holders.add(holder)
+
+
+def _standard_streams() -> set[int]:
+    numbers = set()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            numbers.add(stream.fileno())
+    return numbers
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _forked() -> None:
+    let_go([fd for holder in list(_holders) for fd in holder.descriptors()])
+
+
+os.register_at_fork(after_in_child=_forked)
