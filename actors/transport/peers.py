@@ -201,6 +201,11 @@ class Peers:
         if self._dirty:
             self._need_turn()
 
+    def finish_turn(self) -> None:
+        """Write what would be written in the next pass of the loop, which is about to pause."""
+        if self._turn_due:
+            self.end_turn()
+
     def close(self) -> None:
         """Close everything without a word."""
         if self._listener.fileno() >= 0:
@@ -330,7 +335,7 @@ class Peers:
     def _died(self, peer: Peer) -> None:
         self._peers.pop(peer.address.text, None)
         unsent = self._sessions.forget(peer.address.text)
-        unsent += [Unsent(buffers, tag, False) for buffers, tag in peer.overflow]  # noqa: FBT003
+        unsent += [Unsent(buffers, tag, False) for buffers, tag in peer.overflow]
         for channel in list(peer.channels):
             self._channels.pop(channel.connection, None)
             channel.close()

@@ -34,7 +34,7 @@ class _Repaired:
         del curtime
         try:
             self.transport.scheduleTransmit(self._addrManager, intent)
-        except Exception:  # noqa: BLE001  # it is tried again where Thespian deals with it
+        except Exception:  # it is tried again where Thespian deals with it
             self._send_intent_to_transport(intent)
         else:
             self._sCBStats.inc("Actor.Message Send.Transmit Started")

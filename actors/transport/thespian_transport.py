@@ -106,6 +106,8 @@ class Transport:
                 self.loop.close()
             raise
         descriptors.release_in_children(self)
+        if isinstance(init, Attach):
+            self._handler, self._is_running = init.on_envelope, True
 
     def _take_place(self, init: TransportInit__Base, args: tuple[Any, ...]) -> ProcessAddress:
         self._parent: Any = None
@@ -153,7 +155,7 @@ class Transport:
         return ActorAddress(ProcessAddress(addresses.own_host(), port))
 
     @staticmethod
-    def getAddressFromString(address: Any, adminRouting: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def getAddressFromString(address: Any, adminRouting: bool = False) -> Any:
         """Return the address of the admin at ``host:port``."""
         return ActorAddress(addresses.admin_address(address))
 
@@ -222,12 +224,10 @@ class Transport:
 
     # --- Sending ------------------------------------------------------------------------------
 
-    def enableRXPauseFlowControl(self, enable: bool = True) -> None:  # noqa: FBT001, FBT002
+    def enableRXPauseFlowControl(self, enable: bool = True) -> None:
         """Do nothing: receiving is never paused for the sake of sending."""
 
-    def scheduleTransmit(
-        self, manager: Any, intent: Any, has_exclusive_flag: bool = False  # noqa: FBT001, FBT002
-    ) -> None:
+    def scheduleTransmit(self, manager: Any, intent: Any, has_exclusive_flag: bool = False) -> None:
         """Send; from any thread. CannotPickleAddress when an address is not known yet."""
         if manager is not None:
             target, message = manager.prepMessageSend(intent.targetAddr, intent.message)
@@ -270,7 +270,9 @@ class Transport:
             return
         del self._unfinished[intent]
         intent.tx_done(status)
-        if self._is_sending_only or (self._draining and not self._unfinished):
+        if self._is_sending_only:
+            self._stop(None)
+        elif self._draining and not self._unfinished:
             self._stop(Thespian__Run_Terminated())
 
     def _expire(self) -> None:
@@ -373,9 +375,7 @@ class Transport:
         ready, self._ready_watches = self._ready_watches, []
         self._arrive(WatchMessage(ready))
 
-    def interrupt_wait(
-        self, signal_shutdown: bool = False, check_children: bool = False  # noqa: FBT001, FBT002
-    ) -> None:
+    def interrupt_wait(self, signal_shutdown: bool = False, check_children: bool = False) -> None:
         """Have the loop look for exit requests and dead children; from signal handlers too."""
         self._must_exit |= signal_shutdown
         self._must_check_children |= check_children
@@ -412,15 +412,15 @@ class Transport:
             self.loop.call_soon(self.deliver)
         return self._run_loop(maximumDuration)
 
-    def _run_sending(self, maximum: timedelta | float | None) -> int:
+    def _run_sending(self, maximum: timedelta | float | None) -> Any:
         if not self._unfinished:
             return 0
         self._is_sending_only = True
         try:
-            self._run_loop(maximum)
+            aborted = self._run_loop(maximum)
         finally:
             self._is_sending_only = False
-        return len(self._unfinished)
+        return len(self._unfinished) if aborted is None else aborted
 
     def _run_loop(self, maximum: timedelta | float | None) -> Any:
         if self._is_running or not self._is_own_loop:
@@ -440,12 +440,13 @@ class Transport:
             asyncio._set_running_loop(outer)
             if timer is not None:
                 timer.cancel()
+        self.peers.finish_turn()
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
         return self._result
 
-    def abort_run(self, drain: bool = False) -> None:  # noqa: FBT001, FBT002
+    def abort_run(self, drain: bool = False) -> None:
         """End the present run; with ``drain`` once all transmits are finished."""
         if drain and self._unfinished:
             self._draining = True
@@ -473,15 +474,17 @@ class Transport:
             return
         try:
             result = self._handler(envelope)
-        except BaseException as error:  # noqa: BLE001  # SystemExit too: run() raises it
-            self._raised = error
+        except BaseException as error:
+            if not self._is_own_loop:
+                raise  # the loop's owner hears of it
+            self._raised = error  # run() raises it, SystemExit too
             self._stop(None)
             return
-        if not result:
+        if not result and self._is_own_loop:
             self._stop(Thespian__Run_HandlerResult(result))
 
     def _stop(self, result: Any) -> None:
-        if self._is_running:
+        if self._is_running and self._is_own_loop:
             self._is_running = False
             self._result = result
             self.loop.stop()

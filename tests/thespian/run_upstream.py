@@ -47,7 +47,12 @@ def main() -> int:
         "THESPIAN_BASE_IPADDR": "127.0.0.1",
     }
     result = subprocess.run(
-        command, cwd=tests.parent.parent, env=environ, check=False, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=tests.parent.parent,
+        env=environ,
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     print(result.stdout)
     last = result.stdout.rstrip().rpartition("\n")[2]
