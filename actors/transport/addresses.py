@@ -36,7 +36,7 @@ class ProcessAddress:
         return ProcessAddress, (self.host, self.number)
 
     def __str__(self) -> str:
-        return self.text
+        return f"(U|{self.text})"  # the form of Thespian's own, (T|host:port)
 
     def __repr__(self) -> str:
         return f"ProcessAddress({self.text})"
@@ -63,7 +63,7 @@ def drawn_address(host: str) -> ProcessAddress:
 
 
 def parse_address(text: str) -> ProcessAddress:
-    """Read ``host:number``, the form of ``str``; ValueError when it is anything else."""
+    """Read ``host:number``, as in ``text``; ValueError when it is anything else."""
     host, _, number = text.rpartition(":")
     if not host or not number.isascii() or not number.isdecimal():
         raise ValueError(f"{text!r} is no address; host:number is")
