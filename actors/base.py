@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 from thespian.actors import Actor, ActorExitRequest, ThespianWatch, WakeupMessage, WatchMessage
 
 from understudy.actors import thespian_repairs
-from understudy.actors.loop import ActorLoop
+from understudy.actors.async_loop import AsyncLoop
+from understudy.actors.loop import ActorLoop, Loop
 from understudy.actors.messages import Address, Identify, IdentifyReply, Process
 from understudy.actors.processes import RunRecords, this_process
 from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.transport.thespian_transport import Transport
 
 logger = logging.getLogger(__name__)
 # Taken at import: inside an actor Thespian has replaced the logging module's manager, and asking it
@@ -34,10 +36,10 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
 
     def __init__(self) -> None:
         super().__init__()
-        self._loop: ActorLoop | None = None
+        self._loop: Loop | None = None
 
     @property
-    def loop(self) -> ActorLoop:
+    def loop(self) -> Loop:
         """The loop of this process."""
         assert self._loop is not None, "set with the first message"
         return self._loop
@@ -48,7 +50,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     def handler_failed(self, message: Any, sender: Address, error: Exception) -> None:
         """React to an exception of a handler, for example by telling the sender."""
 
-    def receiveMessage(self, message: Any, sender: Address) -> ThespianWatch:
+    def receiveMessage(self, message: Any, sender: Address) -> ThespianWatch | None:
         """Thespian's entry: handle one message, then finish the turn."""
         if self._loop is None:
             try:
@@ -63,7 +65,9 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
             logger.exception("%s failed on %s", type(self).__name__, message)
             self.handler_failed(message, sender, error)
         self.loop.finish_turn()
-        return ThespianWatch([self.loop.fileno()])
+        if isinstance(self.loop, ActorLoop):
+            return ThespianWatch([self.loop.fileno()])
+        return None
 
     def receiveMsg_Identify(self, message: Identify, sender: Address) -> None:
         """Tell who this is."""
@@ -71,7 +75,11 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self.loop.send(sender, reply)
 
     def _begin(self) -> None:
-        self._loop = ActorLoop(self._myRef)
+        manager = self._myRef
+        if isinstance(manager.transport, Transport):
+            self._loop = AsyncLoop(manager.transport, manager._send_intent)
+        else:
+            self._loop = ActorLoop(manager)
         self.process: Process = this_process()
         self.settings: HostSettings = read_settings()
         configure_logging(self.settings, self.role)
@@ -82,7 +90,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     def _dispatch(self, message: Any, sender: Address) -> None:
         if isinstance(message, WatchMessage):
             self.loop.run_ready()
-        elif isinstance(message, WakeupMessage):
+        elif isinstance(message, WakeupMessage) and isinstance(self.loop, ActorLoop):
             self.loop.woken()
         elif isinstance(message, ActorExitRequest):
             self.exiting()

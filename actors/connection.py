@@ -49,7 +49,7 @@ class Connection:
         """Connect to this host's system; NotRunningError when none answers in time."""
         if settings.address is None and not is_running(settings):
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
-        port = Port(settings.admin_port, this_process())
+        port = Port(settings.admin_port, this_process(), settings.transport)
         connection = cls(port)
         port.open(timeout_s)
         port.loop.post(connection._controller.start)

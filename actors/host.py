@@ -54,8 +54,9 @@ from understudy.actors.processes import (
     this_process,
     wait_gone,
 )
-from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.settings import STOCK, HostSettings, read_settings
 from understudy.actors.system import HOST_ROLE, forget_state, kill_system
+from understudy.actors.transport import base as own_base
 from understudy.core.errors import StartError
 from understudy.persistence.errors import StoreError, StoreMissingError
 from understudy.persistence.filesystem import FileStore
@@ -71,6 +72,7 @@ FRONT_BACKOFF_S = 0.2
 BIND_TIMEOUT_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 FRONT_ROLE = "http master"
+STOCK_BASE = "multiprocTCPBase"
 ADMIN_ROLE = "thespian admin"
 LOGGER_ROLE = "thespian logger"
 ACTOR_ROLES = (ADMIN_ROLE, LOGGER_ROLE, "controller", "proxy", "replica", "actor")
@@ -140,7 +142,8 @@ class Host:
                 "--admin-port or UNDERSTUDY_ADMIN_PORT"
             )
         try:
-            ActorSystem("multiprocTCPBase", {"Admin Port": port}, logDefs=_thespian_logging())
+            base = STOCK_BASE if self.settings.transport == STOCK else own_base.install()
+            ActorSystem(base, {"Admin Port": port}, logDefs=_thespian_logging())
         except ActorSystemException as error:
             raise StartError(f"the actor system does not start on port {port}: {error}") from error
         self._find_admin()
@@ -160,7 +163,7 @@ class Host:
             self.records.add(self._logger, LOGGER_ROLE)
 
     def _connect(self) -> None:
-        self.port = port = Port(self.settings.admin_port, self.process)
+        self.port = port = Port(self.settings.admin_port, self.process, self.settings.transport)
         port.on(RequestReply, lambda message, _: self._replied.set())
         port.on(StopHost, lambda message, _: self.request_stop(forget=message.forget))
         self._replied = threading.Event()

@@ -7,6 +7,7 @@ thread as the way in and out.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -32,8 +33,10 @@ from thespian.system.messages.admin import (
 from thespian.system.transport import ExternalInterfaceTransportInit, ReceiveEnvelope
 from thespian.system.transport.TCPTransport import TCPTransport
 
+from understudy.actors.async_loop import PortLoop, ThreadPortLoop
 from understudy.actors.loop import Callback, Loop, intent
 from understudy.actors.messages import Address, Identify, IdentifyReply, Process
+from understudy.actors.settings import STOCK, default_transport
 from understudy.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
@@ -112,12 +115,21 @@ class ThreadLoop(Loop):
 
 
 class Port:
-    """This process's place in the actor system: messages by class, and actors by global name."""
+    """This process's place in the actor system: messages by class, and actors by global name.
 
-    def __init__(self, admin_port: int, process: Process) -> None:
+    With our own transport and a ``loop`` that runs, it is on that loop, without a thread.
+    """
+
+    def __init__(
+        self,
+        admin_port: int,
+        process: Process,
+        transport: str | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.process = process
         self.admin_port = admin_port
-        self.loop = ThreadLoop(admin_port, self._received)
+        self.loop = _loop_for(transport or default_transport(), admin_port, self._received, loop)
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
             PendingActorResponse: self._located,
@@ -193,6 +205,19 @@ class Port:
     def _acknowledged(self, message: Any, _sender: Address) -> None:
         if not message.inShutdown:
             self._probe.set()
+
+
+def _loop_for(
+    transport: str,
+    admin_port: int,
+    on_message: Callable[[Any, Address], None],
+    running: asyncio.AbstractEventLoop | None,
+) -> ThreadLoop | PortLoop:
+    if transport == STOCK:
+        return ThreadLoop(admin_port, on_message)
+    if running is None:
+        return ThreadPortLoop(admin_port, on_message)
+    return PortLoop(admin_port, on_message, running)
 
 
 class Finder:

@@ -12,6 +12,8 @@ from understudy.core.config import HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
 
 DEFAULT_ADMIN_PORT = 1900
+STOCK, OWN = TRANSPORTS = ("stock", "own")  # Thespian's multiprocTCPBase, or actors/transport/
+DEFAULT_TRANSPORT = STOCK
 LOOPBACK = ("127.0.0.1", "localhost")
 
 # Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
@@ -20,6 +22,7 @@ VARIABLES = {
     "UNDERSTUDY_STATE_DIR": "state_dir",
     "UNDERSTUDY_ADMIN_PORT": "admin_port",
     "UNDERSTUDY_ADDRESS": "address",
+    "UNDERSTUDY_TRANSPORT": "transport",
     "UNDERSTUDY_HTTP_HOST": "http.host",
     "UNDERSTUDY_HTTP_PORT": "http.port",
     "UNDERSTUDY_HTTP_WORKERS": "http.workers",
@@ -43,6 +46,7 @@ class HostSettings:
     admin_port: int = DEFAULT_ADMIN_PORT
     address: str | None = None  # HOST:PORT of the system to talk to; None is this host's
     http: HTTPOptions = field(default_factory=HTTPOptions)
+    transport: str = DEFAULT_TRANSPORT
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
 
@@ -94,9 +98,22 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         admin_port=_admin_port(values),
         address=values.get("address"),
         http=validated(HTTPOptions, http),
+        transport=_transport(values),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
     )
+
+
+def default_transport() -> str:
+    """Return which transport this process's environment asks for."""
+    return _transport({"transport": os.environ.get("UNDERSTUDY_TRANSPORT") or DEFAULT_TRANSPORT})
+
+
+def _transport(values: Mapping[str, Any]) -> str:
+    value = str(values.get("transport", DEFAULT_TRANSPORT))
+    if value not in TRANSPORTS:
+        raise InvalidRequestError(f"transport={value!r}: expected one of {', '.join(TRANSPORTS)}")
+    return value
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> Path:

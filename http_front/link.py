@@ -27,7 +27,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.port import PROXY, Finder, Port
 from understudy.actors.processes import RunRecords, this_process
-from understudy.actors.settings import HostSettings
+from understudy.actors.settings import OWN, HostSettings
 from understudy.core.errors import DeploymentUnavailableError, NotRunningError
 
 CONNECT_RETRY_S = 0.1
@@ -41,6 +41,7 @@ class Link:
     def __init__(self, settings: HostSettings) -> None:
         self.ready = False
         self._settings = settings
+        self._on_one_loop = settings.transport == OWN  # then nothing has to cross
         self._process: Process = this_process()
         self._records = RunRecords(settings.run_dir)
         self._port: Port | None = None
@@ -121,7 +122,8 @@ class Link:
 
     async def _connect(self) -> None:
         while self._port is None:
-            port = Port(self._settings.admin_port, self._process)
+            settings = self._settings
+            port = Port(settings.admin_port, self._process, settings.transport, self._loop)
             try:
                 await asyncio.to_thread(port.open)
             except NotRunningError:
@@ -174,6 +176,10 @@ class Link:
     # --- The two crossings --------------------------------------------------------------------
 
     def _out(self, action: Callable[[Caller], None]) -> None:
+        if self._on_one_loop:
+            if self._caller is not None:
+                action(self._caller)
+            return
         if not self._outgoing:
             self._loop.call_soon(self._flush_out)
         self._outgoing.append(action)
@@ -191,6 +197,10 @@ class Link:
         port.loop.post(run)
 
     def _in(self, future: asyncio.Future[Any], value: Answer | Any) -> None:
+        if self._on_one_loop:
+            if not future.done():
+                future.set_result(value)
+            return
         with self._lock:
             first = not self._incoming
             self._incoming.append((future, value))

@@ -8,7 +8,7 @@ from typing import Any
 from thespian.system import multiprocCommon
 from thespian.system.multiprocCommon import multiprocessCommon
 
-from understudy.actors.transport.roles import Admin
+from understudy.actors.transport.roles import RepairedMultiProcAdmin
 from understudy.actors.transport.thespian_transport import Transport
 
 NAME = "understudyBase"
@@ -26,7 +26,10 @@ class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian shi
         super().__init__(system, logDefs)
 
     def _startAdmin(self, *args: Any) -> None:
-        before, multiprocCommon.MultiProcAdmin = multiprocCommon.MultiProcAdmin, Admin
+        before, multiprocCommon.MultiProcAdmin = (
+            multiprocCommon.MultiProcAdmin,
+            RepairedMultiProcAdmin,
+        )
         try:
             super()._startAdmin(*args)
         finally:

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from understudy.actors.transport.addresses import ProcessAddress, parse_address
@@ -126,6 +126,7 @@ class Peers:
         self._channels: dict[Connection, Channel] = {}
         self._dirty: dict[Peer, None] = {}
         self._heard: dict[Channel, None] = {}
+        self._at_end: list[Callable[[], None]] = []
         self._in_turn = False
         self._turn_due = False
         self._listener = _local_socket()
@@ -185,10 +186,20 @@ class Peers:
             self._shell.deliver()
         self.end_turn()
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call back, once, before what this turn sends is written."""
+        self._at_end.append(callback)
+        if not self._in_turn:
+            self._need_turn()
+
     def end_turn(self) -> None:
         """Write what was sent, then acknowledge what no message acknowledged."""
         self._in_turn = True
         self._turn_due = False
+        while self._at_end:
+            callbacks, self._at_end = self._at_end, []
+            for callback in callbacks:
+                callback()
         dirty, self._dirty = self._dirty, {}
         for peer in dirty:
             peer.unflushed = 0
@@ -198,7 +209,7 @@ class Peers:
                 self._dial(peer)
         self._acknowledge()
         self._in_turn = False
-        if self._dirty:
+        if self._dirty or self._at_end:
             self._need_turn()
 
     def finish_turn(self) -> None:

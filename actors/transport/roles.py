@@ -72,7 +72,7 @@ class _Repaired:
         """Do nothing: only the admin has a logger."""
 
 
-class Admin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  # Thespian ships no types
+class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  # Thespian ships no types
     """The admin of one host."""
 
     def _replace_logger(self) -> None:
@@ -98,7 +98,7 @@ class Admin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  # Thespian ships 
         return result
 
 
-class Manager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian ships no types
+class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian ships no types
     """What runs one actor."""
 
     def _createInstance(self) -> None:
@@ -123,5 +123,5 @@ class Manager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian sh
 
 def take_over() -> None:
     """Have this process, which runs on our transport, use these classes."""
-    multiprocCommon.MultiProcAdmin = Admin
-    multiprocCommon.MultiProcManager = Manager
+    multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
+    multiprocCommon.MultiProcManager = RepairedMultiProcManager

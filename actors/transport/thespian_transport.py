@@ -96,7 +96,7 @@ class Transport:
         self.myAddress = ActorAddress(own)
         self._own = own
         self.loop, self._is_own_loop = _loop_for(init)
-        self._thread = None if self._is_own_loop else threading.get_ident()
+        self._thread: int | None = None  # the one that runs the loop
         host_name = socket.gethostname().encode("ascii", "replace").decode() or "unknown"
         identity = Identity(own.text, secrets.token_hex(8), os.getpid(), host_name[:200])
         try:
@@ -108,6 +108,11 @@ class Transport:
         descriptors.release_in_children(self)
         if isinstance(init, Attach):
             self._handler, self._is_running = init.on_envelope, True
+            self._thread = threading.get_ident() if self.loop.is_running() else None
+            self.loop.call_soon_threadsafe(self._attached)
+
+    def _attached(self) -> None:
+        self._thread = threading.get_ident()
 
     def _take_place(self, init: TransportInit__Base, args: tuple[Any, ...]) -> ProcessAddress:
         self._parent: Any = None

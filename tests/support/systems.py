@@ -20,7 +20,7 @@ from understudy.actors import system
 from understudy.actors.connection import Connection
 from understudy.actors.messages import GetStatus
 from understudy.actors.processes import RunRecords, identify
-from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.settings import HostSettings, default_transport, read_settings
 from understudy.serve import session
 
 
@@ -57,6 +57,7 @@ class RunningSystem:
             "UNDERSTUDY_STATE_DIR": str(state_dir),
             "UNDERSTUDY_HTTP_PORT": str(free_port()),
             "UNDERSTUDY_ADMIN_PORT": str(free_port()),
+            "UNDERSTUDY_TRANSPORT": default_transport(),
             **environ,
         }
         self.settings: HostSettings = read_settings(self.environ)
