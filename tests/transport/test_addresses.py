@@ -1,0 +1,62 @@
+"""Addresses as values."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from understudy.actors.transport.addresses import (
+    LAST_PORT,
+    ProcessAddress,
+    admin_address,
+    drawn_address,
+    parse_address,
+)
+
+
+def test_equal_by_value_and_hashed_so():
+    address, same = ProcessAddress("127.0.0.1", 1900), ProcessAddress("127.0.0.1", 1900)
+    assert address == same
+    assert len({address, same}) == 1
+    assert address != ProcessAddress("127.0.0.1", 1901)
+    assert address != "127.0.0.1:1900"
+
+
+def test_a_pickled_address_is_the_same_address():
+    address = drawn_address("127.0.0.1")
+    assert pickle.loads(pickle.dumps(address, 5)) == address
+
+
+def test_drawn_numbers_are_no_ports_and_do_not_repeat():
+    numbers = {drawn_address("127.0.0.1").number for _ in range(1000)}
+    assert len(numbers) == 1000
+    assert min(numbers) > LAST_PORT
+
+
+def test_the_text_is_read_back():
+    address = drawn_address("127.0.0.1")
+    assert parse_address(address.text) == address
+
+
+@pytest.mark.parametrize("text", ["", "1900", ":1900", "host:", "host:x", "host:-1", "host:٣"])  # noqa: RUF001
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ValueError, match="no address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("where", ["", "localhost:1900", "127.0.0.1", "127.0.1.1:1900", ("", 1900)])
+def test_every_name_of_this_host_is_one_address(where, monkeypatch):
+    monkeypatch.delenv("THESPIAN_BASE_IPADDR", raising=False)
+    assert admin_address(where) == ProcessAddress("127.0.0.1", 1900)
+
+
+def test_this_host_is_known_by_the_address_that_the_environment_names(monkeypatch):
+    monkeypatch.setenv("THESPIAN_BASE_IPADDR", "10.1.2.3")
+    assert admin_address("localhost:7") == ProcessAddress("10.1.2.3", 7)
+
+
+def test_the_socket_name_fits_and_leaves_nothing_on_disk():
+    name = ProcessAddress("255.255.255.255", 2**49).socket_name
+    assert name.startswith(b"\0understudy-")
+    assert len(name) <= 108

@@ -1,0 +1,315 @@
+"""Processes over real sockets, several of them on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import socket
+import time
+from contextlib import closing
+
+import pytest
+
+from understudy.actors.transport import peers as peers_module
+from understudy.actors.transport.addresses import ProcessAddress, drawn_address
+from understudy.actors.transport.identity import Identity
+from understudy.actors.transport.peers import Peers
+from understudy.actors.transport.session import Limits
+
+DEADLINE_S = 10.0
+HOST = "127.0.0.1"
+
+
+class Process:
+    """One process's peers, and all that they told."""
+
+    def __init__(self, loop, address=None, limits=None):
+        self.address = address or drawn_address(HOST)
+        identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
+        self.inbox = []
+        self.done, self.dead, self.failed, self.gone = [], [], [], []
+        self.on_deliver = lambda: None
+        self.peers = Peers(loop, identity, self.address, self, limits)
+        self._tags = itertools.count(1)
+
+    def send(self, other, body=b"hello", tag=None):
+        tag = tag or next(self._tags)
+        self.peers.send(getattr(other, "address", other), [body], tag)
+        return tag
+
+    @property
+    def bodies(self):
+        return [bytes(buffers[0]) for _, buffers in self.inbox]
+
+    def channel_to(self, other):
+        return self.peers._peers[other.address.text].channel
+
+    def received(self, sender, buffers):
+        self.inbox.append((sender.address, buffers))
+
+    def deliver(self):
+        self.on_deliver()
+
+    def sent(self, tags):
+        self.done.extend(tags)
+
+    def undeliverable(self, messages):
+        self.dead.extend(message.tag for message in messages)
+
+    def refused(self, tag, reason):
+        self.failed.append((tag, reason))
+
+    def lost(self, address):
+        self.gone.append(address)
+
+
+class World:
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.processes = []
+
+    def process(self, **options):
+        process = Process(self.loop, **options)
+        self.processes.append(process)
+        return process
+
+    def until(self, condition, what="it happened"):
+        async def wait():
+            deadline = time.monotonic() + DEADLINE_S
+            while not condition():
+                assert time.monotonic() < deadline, f"not in time: {what}"
+                await asyncio.sleep(0.001)
+
+        self.loop.run_until_complete(wait())
+
+    def passes(self, number=20):
+        async def run():
+            for _ in range(number):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(run())
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    for process in world.processes:
+        process.peers.close()
+    world.loop.close()
+
+
+def test_messages_arrive_in_order_once_and_are_acknowledged(world):
+    one, other = world.process(), world.process()
+    tags = [one.send(other, str(number).encode()) for number in range(1000)]
+    world.until(lambda: len(one.done) == 1000)
+    assert other.bodies == [str(number).encode() for number in range(1000)]
+    assert one.done == tags
+    assert {address for address, _ in other.inbox} == {one.address}
+
+
+def test_answers_use_the_connection_that_the_question_came_over(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: other.inbox)
+    other.send(one, b"answer")
+    world.until(lambda: one.inbox)
+    assert len(one.peers._channels) == len(other.peers._channels) == 1
+
+
+def test_both_dialing_at_once_lose_and_repeat_nothing(world):
+    for _ in range(50):
+        one, other = world.process(), world.process()
+        for number in range(10):
+            one.send(other, b"%d" % number)
+            other.send(one, b"%d" % number)
+        world.until(lambda a=one, b=other: len(a.done) == len(b.done) == 10)
+        assert one.bodies == other.bodies == [b"%d" % number for number in range(10)]
+
+
+def test_what_a_handler_sends_leaves_with_the_acknowledgement(world):
+    one, other = world.process(), world.process()
+    other.peers.acknowledges_first = False
+    other.on_deliver = lambda: other.send(one, b"answer")
+    one.send(other)
+    world.until(lambda: one.inbox and one.done)
+    written = []
+    channel = other.channel_to(one)
+    write_some = channel._write_some
+    channel._write_some = lambda: written.append(write_some()) or written[-1]
+    one.send(other)
+    world.until(lambda: len(one.inbox) == 2 and len(one.done) == 2)
+    assert len(written) == 1
+
+
+def test_a_dead_target_is_reported_within_100_ms(world):
+    one = world.process()
+    nobody = drawn_address(HOST)
+    begun = time.monotonic()
+    tag = one.send(nobody)
+    world.until(lambda: one.dead)
+    assert time.monotonic() - begun < 0.1
+    assert one.dead == [tag]
+    assert one.gone == [nobody]
+
+
+def test_a_target_that_dies_behind_an_open_connection_is_dead(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    other.peers.close()
+    tag = one.send(other)
+    world.until(lambda: one.dead)
+    assert one.dead == [tag]
+    assert not one.peers._peers
+
+
+def test_the_death_of_an_idle_peer_is_noticed_and_nothing_is_kept(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    other.peers.close()
+    world.until(lambda: one.gone)
+    assert not one.peers._peers
+    assert len(one.peers._sessions) == 0
+
+
+def test_messages_pass_to_a_new_process_at_the_same_address(world):
+    address = ProcessAddress(HOST, 23)
+    one, other = world.process(), world.process(address=address)
+    one.send(other)
+    world.until(lambda: one.done)
+    other.peers.close()
+    later = world.process(address=address)
+    lost = one.send(later, b"handed to the dead")
+    world.until(lambda: one.dead)
+    assert one.dead == [lost]
+    one.send(later, b"again")
+    world.until(lambda: later.inbox)
+    assert later.bodies == [b"again"]
+
+
+def test_an_address_in_use_cannot_be_had(world):
+    process = world.process()
+    with pytest.raises(OSError, match="in use"):
+        world.process(address=process.address)
+
+
+def test_a_cut_connection_loses_and_repeats_nothing(world):
+    one, other = world.process(), world.process()
+    total = 3000
+    for number in range(total):
+        one.send(other, b"%d" % number)
+        if number % 300 == 0:
+            world.passes(3)
+            channel = (one if number % 600 else other).peers._channels
+            for each in list(channel.values()):
+                each._socket.shutdown(socket.SHUT_RDWR)
+    world.until(lambda: len(one.done) == total)
+    assert other.bodies == [b"%d" % number for number in range(total)]
+    assert not one.dead
+
+
+def test_a_peer_that_does_not_read_delays_no_other(world):
+    sender, stuck, prompt = world.process(), world.process(), world.process()
+    sender.send(stuck)
+    sender.send(prompt)
+    world.until(lambda: len(sender.done) == 2)
+    world.loop.remove_reader(stuck.channel_to(sender).fileno())
+    for _ in range(100):
+        sender.send(stuck, bytes(100_000))
+    begun = time.monotonic()
+    sender.send(prompt, b"quick")
+    world.until(lambda: len(prompt.inbox) == 2)
+    assert time.monotonic() - begun < 0.5
+    assert len(stuck.inbox) == 1
+
+
+def test_what_does_not_fit_the_window_waits_and_arrives(world):
+    limits = Limits(window=100_000)
+    one, other = world.process(limits=limits), world.process()
+    for number in range(100):
+        one.send(other, b"%05d" % number * 1000)
+    world.until(lambda: len(one.done) == 100)
+    assert [body[:5] for body in other.bodies] == [b"%05d" % number for number in range(100)]
+
+
+def test_what_waits_behind_the_window_has_a_limit(world, monkeypatch):
+    monkeypatch.setattr(peers_module, "MAX_OVERFLOW", 50_000)
+    one, other = world.process(limits=Limits(window=10_000)), world.process()
+    for _ in range(100):
+        one.send(other, bytes(5000))
+    assert len(one.failed) > 50
+    world.until(lambda: len(one.done) + len(one.failed) == 100)
+
+
+def test_a_large_message_arrives_whole_and_small_ones_pass_it_by(world):
+    one, other, third = world.process(), world.process(), world.process()
+    body = secrets.token_bytes(1024) * 20 * 1024
+    one.send(other, body)
+    one.send(third, b"small")
+    world.until(lambda: third.inbox)
+    assert not other.inbox
+    world.until(lambda: one.done and other.inbox)
+    assert other.bodies == [body]
+
+
+def turned_away(stranger):
+    stranger.setblocking(False)
+    try:
+        return stranger.recv(100) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(5000), b"\x89USTDY\r\n"]
+)
+def test_a_stranger_is_turned_away_and_others_go_on(world, greeting):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    with closing(socket.socket(socket.AF_UNIX)) as stranger:
+        stranger.connect(other.address.socket_name)
+        stranger.sendall(greeting)
+        stranger.shutdown(socket.SHUT_WR)
+        world.until(lambda: turned_away(stranger))
+    assert len(other.peers._channels) == 1
+    one.send(other)
+    world.until(lambda: len(one.done) == 2)
+
+
+def test_a_peer_of_another_user_is_not_heard(world, monkeypatch, caplog):
+    one, other = world.process(), world.process()
+    name = other.address.socket_name
+    monkeypatch.setattr(ProcessAddress, "socket_name", name)
+    monkeypatch.setattr(peers_module.os, "geteuid", lambda: 4242)
+    with closing(socket.socket(socket.AF_UNIX)) as stranger:
+        stranger.connect(name)
+        world.passes()
+        stranger.settimeout(DEADLINE_S)
+        assert stranger.recv(100) == b""
+    assert not other.peers._channels
+    one.send(other)
+    world.until(lambda: one.dead)
+    assert "not this user" in caplog.text
+
+
+def test_a_callback_at_the_turns_end_still_sends_within_it(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    other.on_deliver = lambda: other.peers.at_turn_end(lambda: other.send(one, b"late"))
+    one.send(other)
+    world.until(lambda: one.inbox)
+    assert one.bodies == [b"late"]
+
+
+def test_a_callback_at_the_turns_end_runs_without_a_turn_too(world):
+    ran = []
+    world.process().peers.at_turn_end(lambda: ran.append(True))
+    world.until(lambda: ran)
