@@ -23,7 +23,19 @@ class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian shi
         system.capabilities["Thespian ActorSystem Name"] = NAME
         system.capabilities["Thespian ActorSystem Version"] = 1
         system.capabilities["Thespian Watch Supported"] = True
-        super().__init__(system, logDefs)
+        try:
+            super().__init__(system, logDefs)
+        except BaseException:
+            if hasattr(self, "transport"):
+                self.transport.close()
+            raise
+
+    def shutdown(self) -> None:
+        """Stop the system; close the transport even when nothing answers any more."""
+        try:
+            super().shutdown()
+        finally:
+            self.transport.close()
 
     def _startAdmin(self, *args: Any) -> None:
         before, multiprocCommon.MultiProcAdmin = (

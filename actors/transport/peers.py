@@ -1,11 +1,11 @@
 """The other processes: reached, accepted, lost and reached again.
 
 Theory of operation. Every process listens under its address and dials a peer when it first has
-something for it. Messages then flow both ways over the same connection, and the session (session.py)
-carries what is not acknowledged over to the next one. When a connection ends, the peer is dialed
-again at once: the kernel refuses a local address that nobody listens at, and only then is the peer
-*dead*, and what was not acknowledged is handed back. A peer that accepts but does not get further
-is dialed again later and later.
+something for it. Messages then flow both ways over the same connection, and the session
+(session.py) carries what is not acknowledged over to the next one. When a connection ends, the peer
+is dialed again at once: the kernel refuses a local address that nobody listens at, and only then is
+the peer *dead*, and what was not acknowledged is handed back. A peer that accepts but does not get
+further is dialed again later and later.
 
 A *turn* is what the process does for one arrival: messages are handed to the shell, handlers run,
 and only then everything that was sent meanwhile is written, with acknowledgements on board.

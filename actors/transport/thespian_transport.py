@@ -1,8 +1,8 @@
 """The transport API that Thespian calls, on one asyncio loop.
 
 Theory of operation. Thespian runs a process by calling :meth:`Transport.run` with a handler; the
-loop runs as long, and the handler is called inside it for each envelope, so an actor may start tasks
-on that loop. Envelopes that arrive while nobody runs wait. A process with a loop of its own
+loop runs as long, and the handler is called inside it for each envelope, so an actor may start
+tasks on that loop. Envelopes that arrive while nobody runs wait. A process with a loop of its own
 *attaches*: it gives the loop and a callback, and never calls ``run``.
 
 The loop belongs to the thread that runs it. Another thread may schedule a transmit at any time: it

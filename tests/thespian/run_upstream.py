@@ -2,8 +2,8 @@
 
     python tests/thespian/run_upstream.py --base ours [--part 1/4] [pytest arguments]
 
-The tests come with the source archive of the installed version on PyPI, which is fetched once into a
-cache folder; nothing of it is copied into this repository.
+The tests come with the source archive of the installed version on PyPI, which is fetched once into
+a cache folder; nothing of it is copied into this repository.
 """
 
 import argparse

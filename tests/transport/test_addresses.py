@@ -39,7 +39,7 @@ def test_the_text_is_read_back():
     assert parse_address(address.text) == address
 
 
-@pytest.mark.parametrize("text", ["", "1900", ":1900", "host:", "host:x", "host:-1", "host:٣"])  # noqa: RUF001
+@pytest.mark.parametrize("text", ["", "1900", ":1900", "host:", "host:x", "host:-1", "host:٣"])
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ValueError, match="no address"):
         parse_address(text)

@@ -159,7 +159,7 @@ def test_aborting_ends_the_run_as_terminated(transport):
 
 def test_aborting_when_drained_waits_for_the_transmits(transport, echo):
     sent = Sent(transport, echo)
-    transport.loop.call_soon(transport.abort_run, True)  # noqa: FBT003
+    transport.loop.call_soon(transport.abort_run, True)
     assert isinstance(transport.run(lambda _: True, DEADLINE), Thespian__Run_Terminated)
     assert sent.results == [SendStatus.Sent]
 
@@ -291,9 +291,7 @@ def test_a_closed_descriptor_is_not_watched_and_no_trouble(transport):
 
 
 def test_signals_interrupt_a_waiting_loop(transport):
-    before = signal.signal(
-        signal.SIGUSR1, lambda *_: transport.interrupt_wait(check_children=True)
-    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: transport.interrupt_wait(check_children=True))
     threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     try:
         assert isinstance(transport.run(None, DEADLINE).message, ChildMayHaveDied)

@@ -1,0 +1,275 @@
+"""Whole actor systems on our base: what Thespian promises, and the repairs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+
+import pytest
+from thespian.actors import (
+    Actor,
+    ActorExitRequest,
+    ActorSystem,
+    ActorSystemMessage,
+    ChildActorExited,
+    DeadEnvelope,
+    PoisonMessage,
+    WakeupMessage,
+)
+
+from tests.support.systems import alive, free_port, wait_until
+from understudy.actors.processes import child_pids
+from understudy.actors.transport.base import install
+
+ASK_S = 10
+MEGABYTE = 1024 * 1024
+
+
+class Worker(Actor):
+    """Does as the first word of a message says."""
+
+    runs_handlers_once = True
+
+    def __init__(self):
+        self.children, self.exits, self.dead, self.calls = [], [], [], 0
+
+    def receiveMessage(self, message, sender):
+        if isinstance(message, ChildActorExited):
+            self.exits.append(message.childAddress)
+        elif isinstance(message, DeadEnvelope):
+            self.dead.append(message.deadMessage)
+        elif isinstance(message, WakeupMessage):
+            self.send(message.payload, "woken")
+        elif not isinstance(message, ActorSystemMessage | PoisonMessage):
+            word, *arguments = message
+            answer = getattr(self, f"do_{word}")(*arguments, sender=sender)
+            if answer is not None:
+                self.send(sender, answer)
+
+    def do_pid(self, sender):
+        return os.getpid()
+
+    def do_echo(self, value, sender):
+        return (value,)
+
+    def do_create(self, sender):
+        self.children.append(self.createActor(Worker))
+        self.send(self.children[-1], ("report_to", sender))
+
+    def do_report_to(self, asker, sender):
+        self.send(asker, (self.myAddress, os.getpid()))
+
+    def do_exits(self, sender):
+        return len(self.exits), all(each in self.children for each in self.exits)
+
+    def do_wake(self, seconds, sender):
+        self.wakeupAfter(timedelta(seconds=seconds), sender)
+
+    def do_collect_dead(self, sender):
+        self.handleDeadLetters(True)
+        return True
+
+    def do_dead(self, sender):
+        return (self.dead,)
+
+    def do_tell(self, target, message, sender):
+        self.send(target, message)
+
+    def do_fail(self, sender):
+        self.calls += 1
+        raise ValueError("as told")
+
+    def do_calls(self, sender):
+        return (self.calls,)
+
+    def do_sleep(self, seconds, sender):
+        time.sleep(seconds)
+
+    def do_task(self, sender):
+        self.task = asyncio.get_running_loop().create_task(self._answer_later(sender))
+
+    async def _answer_later(self, asker):
+        await asyncio.sleep(0.01)
+        self.send(asker, "from a task")
+
+
+@pytest.fixture
+def start():
+    systems = []
+
+    def start(port=None):
+        port = port or free_port()
+        systems.append(
+            ActorSystem(install(), {"Admin Port": port}, {"version": 1}, transientUnique=True)
+        )
+        systems[-1].port = port
+        return systems[-1]
+
+    yield start
+    for each in systems:
+        each.shutdown()
+
+
+@pytest.fixture
+def system(start):
+    return start()
+
+
+@pytest.fixture
+def worker(system):
+    return system.createActor(Worker)
+
+
+def new_child(system, worker):
+    return system.ask(worker, ("create",), ASK_S)
+
+
+def admin_of(system, worker) -> int:
+    """Return the admin's pid: the parent of an actor that was made from outside."""
+    pid = system.ask(worker, ("pid",), ASK_S)
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+
+def test_actors_answer_create_and_wake(system, worker):
+    assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
+    child, pid = new_child(system, worker)
+    assert system.ask(child, ("pid",), ASK_S) == pid
+    assert system.ask(worker, ("wake", 0.01), ASK_S) == "woken"
+
+
+def test_an_actor_runs_tasks_on_its_messages_loop(system, worker):
+    assert system.ask(worker, ("task",), ASK_S) == "from a task"
+
+
+def test_a_global_name_is_one_actor(system):
+    one, same = (system.createActor(Worker, globalName="one") for _ in range(2))
+    assert system.ask(one, ("pid",), ASK_S) == system.ask(same, ("pid",), ASK_S)
+
+
+def test_a_global_name_is_given_anew_after_kill(system):
+    one = system.createActor(Worker, globalName="one")
+    pid = system.ask(one, ("pid",), ASK_S)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid), 5, "the actor is dead")
+    other = wait_until(
+        lambda: system.ask(system.createActor(Worker, globalName="one"), ("pid",), 1), 5, "another"
+    )
+    assert other != pid
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_each_child_that_is_killed_is_told_once(system, worker, number):
+    children = [new_child(system, worker) for _ in range(number)]
+    for _, pid in children:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: system.ask(worker, ("exits",), ASK_S)[0] >= number, 5, "all are told")
+    assert system.ask(worker, ("exits",), ASK_S) == (number, True)
+
+
+def test_a_child_that_exits_is_told_once(system, worker):
+    child, pid = new_child(system, worker)
+    system.tell(child, ActorExitRequest())
+    wait_until(lambda: not alive(pid), 5, "the child is gone")
+    wait_until(lambda: system.ask(worker, ("exits",), ASK_S)[0], 5, "its exit is told")
+    assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
+    assert system.ask(worker, ("exits",), ASK_S) == (1, True)
+
+
+def test_a_message_for_the_dead_becomes_a_dead_letter_at_once(system, worker):
+    assert system.ask(worker, ("collect_dead",), ASK_S)
+    child, pid = new_child(system, worker)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid), 5, "the child is dead")
+    begun = time.monotonic()
+    system.tell(worker, ("tell", child, ("echo", "lost")))
+    wait_until(lambda: system.ask(worker, ("dead",), ASK_S) == ([("echo", "lost")],), 5, "told")
+    assert time.monotonic() - begun < 1
+
+
+def test_telling_waits_for_the_arrival_and_not_for_the_handler(system, worker):
+    begun = time.monotonic()
+    child, pid = new_child(system, worker)
+    system.tell(child, ("sleep", 30))
+    assert time.monotonic() - begun < 5
+    os.kill(pid, signal.SIGKILL)
+    assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
+
+
+def test_a_handler_that_must_run_once_does(system, worker):
+    answer = system.ask(worker, ("fail",), ASK_S)
+    assert isinstance(answer, PoisonMessage)
+    assert "as told" in answer.details
+    assert system.ask(worker, ("calls",), ASK_S) == (1,)
+
+
+def test_a_busy_actor_delays_nobody_else(system, worker):
+    busy = [new_child(system, worker)[0] for _ in range(3)]
+    for child in busy:
+        system.tell(worker, ("tell", child, ("sleep", 2)))
+        for _ in range(50):
+            system.tell(worker, ("tell", child, ("echo", 1)))
+    begun = time.monotonic()
+    assert system.ask(worker, ("echo", 2), ASK_S) == (2,)
+    assert time.monotonic() - begun < 1
+
+
+def test_a_message_of_50_megabytes_comes_back(system, worker):
+    body = os.urandom(MEGABYTE) * 50
+    assert system.ask(worker, ("echo", body), 30) == (body,)
+
+
+def test_the_loggers_death_is_survived_and_it_is_replaced(system, worker):
+    admin = admin_of(system, worker)
+    pid = system.ask(worker, ("pid",), ASK_S)
+    loggers = [each for each in child_pids(admin) if each != pid]
+    assert len(loggers) == 1
+    os.kill(loggers[0], signal.SIGKILL)
+    wait_until(lambda: set(child_pids(admin)) - {pid, *loggers}, 5, "the admin has another logger")
+    assert alive(admin)
+    assert system.ask(system.createActor(Worker), ("echo", 1), ASK_S) == (1,)
+
+
+def test_after_the_admins_death_its_address_is_free_at_once(system, worker, start):
+    admin = admin_of(system, worker)
+    actor = system.ask(worker, ("pid",), ASK_S)
+    loggers = [each for each in child_pids(admin) if each != actor]
+    os.kill(admin, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, loggers)), 5, "the logger ends with its admin")
+    begun = time.monotonic()
+    another = start(system.port)
+    assert time.monotonic() - begun < 2
+    assert another.ask(another.createActor(Worker), ("echo", 1), ASK_S) == (1,)
+    assert system.ask(worker, ("echo", 1), ASK_S) == (1,), "actors live on"
+    os.kill(actor, signal.SIGKILL)
+
+
+def test_actors_do_not_keep_what_their_starter_had_open(start):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        read_fd, write_fd = os.pipe()
+        system = start()
+        worker = system.createActor(Worker)
+        assert system.ask(worker, ("echo", 1), ASK_S)
+        place = listener.getsockname()
+    with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+        client.connect(place)
+    os.close(write_fd)
+    os.set_blocking(read_fd, False)
+    assert os.read(read_fd, 1) == b""
+    os.close(read_fd)
+
+
+def test_shutdown_ends_every_process(start):
+    system = start()
+    worker = system.createActor(Worker)
+    pids = [system.ask(worker, ("pid",), ASK_S), new_child(system, worker)[1]]
+    pids.append(admin_of(system, worker))
+    pids += list(child_pids(pids[-1]))
+    system.shutdown()
+    wait_until(lambda: not any(map(alive, pids)), 5, "all processes have ended")
