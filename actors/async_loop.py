@@ -18,8 +18,9 @@ from typing import Any
 
 from understudy.actors.loop import Callback, Loop, Timer, intent
 from understudy.actors.messages import Address
+from understudy.actors.transport.endpoints import Attach
 from understudy.actors.transport.envelopes import Envelope
-from understudy.actors.transport.thespian_transport import Attach, Transport
+from understudy.actors.transport.thespian_transport import Transport
 
 STOP_TIMEOUT_S = 5.0
 

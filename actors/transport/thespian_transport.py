@@ -23,19 +23,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from thespian.actors import (
-    ActorAddress,
-    ActorExitRequest,
-    ActorSystemStartupFailure,
-    WakeupMessage,
-    WatchMessage,
-)
+from thespian.actors import ActorAddress
 from thespian.system.addressManager import ActorLocalAddress, CannotPickleAddress
 from thespian.system.logdirector import LoggerExitRequest
-from thespian.system.messages.multiproc import ChildMayHaveDied
 from thespian.system.timing import ExpirationTimer, currentTime
 from thespian.system.transport import (
-    ExternalInterfaceTransportInit,
     SendStatus,
     Thespian__Run_HandlerResult,
     Thespian__Run_Terminated,
@@ -44,58 +36,44 @@ from thespian.system.transport import (
     TransportInit__Base,
 )
 
-from understudy.actors.transport import addresses, descriptors, roles
-from understudy.actors.transport.addresses import ProcessAddress, drawn_address
+from understudy.actors.transport import descriptors
+from understudy.actors.transport.addresses import ProcessAddress
+from understudy.actors.transport.endpoints import (
+    Attach,
+    Endpoint,
+    ExternalCopy,
+    Naming,
+    place_of,
+)
 from understudy.actors.transport.envelopes import Envelope, decode, encode
 from understudy.actors.transport.events import Unsent
 from understudy.actors.transport.frames import Buffer
 from understudy.actors.transport.identity import Identity
+from understudy.actors.transport.interrupts import Interrupts
+from understudy.actors.transport.loops import descriptors_of, loop_for
 from understudy.actors.transport.peers import Peer, Peers
 
 logger = logging.getLogger(__name__)
 
 EXPIRY_CHECK_S = 1.0
-LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 Handler = Callable[[Any], Any]
 
 
-class Endpoint(TransportInit__Base):  # type: ignore[misc]
-    """What a parent gives to a child process to make its transport from."""
-
-    def __init__(
-        self, instance: int | None, assigned: Any, parent: Any, admin: Any, inherited: list[int]
-    ) -> None:
-        self.addrInst = instance  # Thespian's name for it
-        self.assigned = assigned
-        self.parent = parent
-        self.admin = admin
-        self.inherited = inherited
-
-
-class ExternalCopy(TransportInit__Base):  # type: ignore[misc]
-    """Asks for one more transport of a process outside the system."""
-
-
-class Attach(TransportInit__Base):  # type: ignore[misc]
-    """Asks for a transport on a loop that runs already; ``on_envelope`` gets what arrives."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Envelope], None]
-    ) -> None:
-        self.loop = loop
-        self.on_envelope = on_envelope
-
-
-class Transport:
+class Transport(Naming):
     """One process's place in the actor system; names in camelCase are Thespian's."""
 
+    _handler: Handler | None = None
+
     def __init__(self, init: TransportInit__Base, *args: Any) -> None:
-        own = self._take_place(init, args)
+        place = place_of(init, args)
+        own, self._admin = place.own, place.admin
+        self._ends_with = place.parent.addressDetails if place.is_logger else None
         self._prepare()
         self._pid = os.getpid()
         self.myAddress = ActorAddress(own)
         self._own = own
-        self.loop, self._is_own_loop = _loop_for(init)
+        self.loop, self._is_own_loop = loop_for(init)
+        self._interrupts = Interrupts(self.loop, self._arrive)
         self._thread: int | None = None  # the one that runs the loop
         host_name = socket.gethostname().encode("ascii", "replace").decode() or "unknown"
         identity = Identity(own.text, secrets.token_hex(8), os.getpid(), host_name[:200])
@@ -107,81 +85,28 @@ class Transport:
             raise
         descriptors.release_in_children(self)
         if isinstance(init, Attach):
-            self._handler, self._is_running = init.on_envelope, True
+            self._handler = init.on_envelope
+            self._is_running = True
             self._thread = threading.get_ident() if self.loop.is_running() else None
             self.loop.call_soon_threadsafe(self._attached)
 
     def _attached(self) -> None:
         self._thread = threading.get_ident()
 
-    def _take_place(self, init: TransportInit__Base, args: tuple[Any, ...]) -> ProcessAddress:
-        self._parent: Any = None
-        self._is_logger = False
-        if isinstance(init, Endpoint):
-            roles.take_over()
-            if descriptors.is_forked():
-                descriptors.let_go(init.inherited)
-                asyncio._set_running_loop(None)  # the parent's, which forked inside it
-            self._admin, self._parent = init.admin, init.parent
-            self._is_logger = init.addrInst == LOGGER_INSTANCE
-            host = self._admin.addressDetails.host
-            return init.assigned.addressDetails if init.assigned else drawn_address(host)
-        if isinstance(init, ExternalInterfaceTransportInit | Attach):
-            self._admin = self.getAdminAddr(args[0])
-        elif isinstance(init, ExternalCopy):
-            self._admin = args[0]
-        else:
-            raise ActorSystemStartupFailure(f"no transport can be made from a {type(init)}")
-        return drawn_address(self._admin.addressDetails.host)
-
     def _prepare(self) -> None:
         self._arrived: deque[Envelope] = deque()
         self._unfinished: dict[Any, None] = {}  # intents, oldest first
-        self._wakeups: dict[int, Any] = {}
-        self._watches: list[int] = []
-        self._ready_watches: list[int] = []
-        self._handler: Handler | None = None
+        self._is_watching = False
         self._is_running = False
         self._is_sending_only = False
         self._is_delivering = False
         self._is_closed = False
         self._result: Any = None
         self._raised: BaseException | None = None
-        self._draining = False
+        self._draining = self._was_aborted = False
         self._expiry_due = False
-        self._must_exit = self._must_check_children = False
 
     # --- Addresses ----------------------------------------------------------------------------
-
-    @staticmethod
-    def getAdminAddr(capabilities: dict[str, Any]) -> Any:
-        """Return the address of this host's admin."""
-        port = int(capabilities.get("Admin Port", addresses.ADMIN_PORT))
-        return ActorAddress(ProcessAddress(addresses.own_host(), port))
-
-    @staticmethod
-    def getAddressFromString(address: Any, adminRouting: bool = False) -> Any:
-        """Return the address of the admin at ``host:port``."""
-        return ActorAddress(addresses.admin_address(address))
-
-    @staticmethod
-    def getConventionAddress(capabilities: dict[str, Any]) -> Any:
-        """Return the addresses of the convention's leaders; None without a convention."""
-        named = capabilities.get("Convention Address.IPv4")
-        if not named:
-            return None
-        each = named if isinstance(named, list) else [named]
-        return [Transport.getAddressFromString(address) for address in each]
-
-    @staticmethod
-    def probeAdmin(address: Any) -> bool:
-        """Return whether something listens where the admin should."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            try:
-                sock.connect(address.addressDetails.socket_name)
-            except OSError:
-                return False
-        return True
 
     def setAddressManager(self, manager: Any) -> None:
         """Do nothing: scheduleTransmit is given it each time."""
@@ -225,7 +150,7 @@ class Transport:
         if self._is_closed:
             return []
         numbers = self.peers.descriptors() if hasattr(self, "peers") else []
-        return numbers + (_descriptors_of(self.loop) if self._is_own_loop else [])
+        return numbers + (descriptors_of(self.loop) if self._is_own_loop else [])
 
     # --- Sending ------------------------------------------------------------------------------
 
@@ -331,7 +256,7 @@ class Transport:
 
     def lost(self, address: ProcessAddress) -> None:
         """See Shell; the logger ends with its admin, for nobody else would end it."""
-        if self._is_logger and address == self._parent.addressDetails:
+        if address == self._ends_with:
             self._arrive(LoggerExitRequest())
 
     # --- Wake-ups, watches, signals -----------------------------------------------------------
@@ -339,61 +264,22 @@ class Transport:
     def addWakeup(self, period: Any, payload: Any) -> None:
         """Have a WakeupMessage arrive after ``period``; from any thread."""
         timer = ExpirationTimer(period)
-        self._wakeups[id(timer)] = timer
         if threading.get_ident() == self._thread:
-            self._set_alarm(timer, payload)
+            self._interrupts.wake_after(timer, payload)
         else:
-            self._post(self._set_alarm, timer, payload)
-
-    def _set_alarm(self, timer: Any, payload: Any) -> None:
-        self.loop.call_later(timer.view().remainingSeconds(), self._wake, timer, payload)
-
-    def _wake(self, timer: Any, payload: Any) -> None:
-        del self._wakeups[id(timer)]
-        self._arrive(WakeupMessage(timer.duration, payload))
+            self._post(self._interrupts.wake_after, timer, payload)
 
     def set_watch(self, numbers: list[int]) -> None:
         """Have a WatchMessage arrive when one of these descriptors is readable."""
-        if not numbers and not self._watches:
-            return
-        # Anew each time: a number that was closed and opened again is another file.
-        for fd in self._watches:
-            self.loop.remove_reader(fd)
-        self._watches = []
-        for fd in numbers:
-            try:
-                self.loop.add_reader(fd, self._watched_ready, fd)
-            except (OSError, ValueError) as error:
-                logger.warning("cannot watch descriptor %s: %s", fd, error)
-            else:
-                self._watches.append(fd)
-
-    def _watched_ready(self, fd: int) -> None:
-        self.loop.remove_reader(fd)  # once: the handler says what to watch from then on
-        if fd in self._watches:
-            self._watches.remove(fd)
-        if not self._ready_watches:
-            self.loop.call_soon(self._tell_watches)
-        self._ready_watches.append(fd)
-
-    def _tell_watches(self) -> None:
-        ready, self._ready_watches = self._ready_watches, []
-        self._arrive(WatchMessage(ready))
+        if numbers or self._is_watching:
+            self._is_watching = bool(numbers)
+            self._interrupts.watch(numbers)
 
     def interrupt_wait(self, signal_shutdown: bool = False, check_children: bool = False) -> None:
         """Have the loop look for exit requests and dead children; from signal handlers too."""
-        self._must_exit |= signal_shutdown
-        self._must_check_children |= check_children
+        self._interrupts.note_signal(exits=signal_shutdown, checks_children=check_children)
         with contextlib.suppress(RuntimeError):  # closed, or inherited from the parent
-            self._post(self._check_signals)
-
-    def _check_signals(self) -> None:
-        if self._must_check_children:
-            self._must_check_children = False
-            self._arrive(ChildMayHaveDied())
-        if self._must_exit:
-            self._must_exit = False
-            self._arrive(ActorExitRequest())
+            self._post(self._interrupts.check_signals)
 
     def _arrive(self, message: Any) -> None:
         self._arrived.append(Envelope(self.myAddress, message))
@@ -422,15 +308,15 @@ class Transport:
             return 0
         self._is_sending_only = True
         try:
-            aborted = self._run_loop(maximum)
+            self._run_loop(maximum)
         finally:
             self._is_sending_only = False
-        return len(self._unfinished) if aborted is None else aborted
+        return Thespian__Run_Terminated() if self._was_aborted else len(self._unfinished)
 
     def _run_loop(self, maximum: timedelta | float | None) -> Any:
         if self._is_running or not self._is_own_loop:
             raise RuntimeError("this transport's loop is running already")
-        self._result, self._draining = None, False
+        self._result, self._draining, self._was_aborted = None, False, False
         timer = None
         if maximum is not None:
             seconds = ExpirationTimer(maximum).view().remainingSeconds()
@@ -453,6 +339,7 @@ class Transport:
 
     def abort_run(self, drain: bool = False) -> None:
         """End the present run; with ``drain`` once all transmits are finished."""
+        self._was_aborted = True
         if drain and self._unfinished:
             self._draining = True
         else:
@@ -514,16 +401,4 @@ class Transport:
             response.addPendingMessage(self.myAddress, intent.targetAddr, str(intent.message))
         for envelope in self._arrived:
             response.addReceivedMessage(envelope.sender, self.myAddress, str(envelope.message))
-        response.addWakeups([(self.myAddress, timer) for timer in self._wakeups.values()])
-
-
-def _loop_for(init: TransportInit__Base) -> tuple[asyncio.AbstractEventLoop, bool]:
-    if isinstance(init, Attach):
-        return init.loop, False
-    return asyncio.new_event_loop(), True
-
-
-def _descriptors_of(loop: asyncio.AbstractEventLoop) -> list[int]:
-    """Return the numbers of the loop's own descriptors: its selector and its way to wake."""
-    holders = (getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock"))
-    return [holder.fileno() for holder in holders if holder is not None]
+        response.addWakeups([(self.myAddress, timer) for timer in self._interrupts.wakeups])

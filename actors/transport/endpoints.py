@@ -1,0 +1,113 @@
+"""What a transport can be made from, and the names that Thespian asks of it before there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from thespian.actors import ActorAddress, ActorSystemStartupFailure
+from thespian.system.transport import ExternalInterfaceTransportInit, TransportInit__Base
+
+from understudy.actors.transport import addresses, descriptors, roles
+from understudy.actors.transport.addresses import ProcessAddress, drawn_address
+from understudy.actors.transport.envelopes import Envelope
+
+LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
+
+
+class Endpoint(TransportInit__Base):  # type: ignore[misc]  # Thespian ships no types
+    """What a parent gives to a child process to make its transport from."""
+
+    def __init__(
+        self, instance: int | None, assigned: Any, parent: Any, admin: Any, inherited: list[int]
+    ) -> None:
+        self.addrInst = instance  # Thespian's name for it
+        self.assigned = assigned
+        self.parent = parent
+        self.admin = admin
+        self.inherited = inherited
+
+
+class ExternalCopy(TransportInit__Base):  # type: ignore[misc]
+    """Asks for one more transport of a process outside the system."""
+
+
+class Attach(TransportInit__Base):  # type: ignore[misc]
+    """Asks for a transport on a loop that others run; ``on_envelope`` gets what arrives."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Envelope], None]
+    ) -> None:
+        self.loop = loop
+        self.on_envelope = on_envelope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a transport belongs; ``parent`` is None outside the system."""
+
+    own: ProcessAddress
+    admin: Any
+    parent: Any = None
+    is_logger: bool = False
+
+
+def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
+    """Find the place of a transport; a forked child lets go of what it has of its parent."""
+    if isinstance(init, Endpoint):
+        roles.take_over()
+        if descriptors.is_forked():
+            descriptors.let_go(init.inherited)
+            asyncio._set_running_loop(None)  # the parent's, which forked inside it
+        assigned = init.assigned.addressDetails if init.assigned else None
+        return Place(
+            own=assigned or drawn_address(init.admin.addressDetails.host),
+            admin=init.admin,
+            parent=init.parent,
+            is_logger=init.addrInst == LOGGER_INSTANCE,
+        )
+    if isinstance(init, ExternalInterfaceTransportInit | Attach):
+        admin = Naming.getAdminAddr(args[0])
+    elif isinstance(init, ExternalCopy):
+        admin = args[0]
+    else:
+        raise ActorSystemStartupFailure(f"no transport can be made from a {type(init)}")
+    return Place(own=drawn_address(admin.addressDetails.host), admin=admin)
+
+
+class Naming:
+    """The addresses of admins; names in camelCase are Thespian's."""
+
+    @staticmethod
+    def getAdminAddr(capabilities: dict[str, Any]) -> Any:
+        """Return the address of this host's admin."""
+        port = int(capabilities.get("Admin Port", addresses.ADMIN_PORT))
+        return ActorAddress(ProcessAddress(addresses.own_host(), port))
+
+    @staticmethod
+    def getAddressFromString(address: Any, adminRouting: bool = False) -> Any:
+        """Return the address of the admin at ``host:port``."""
+        del adminRouting
+        return ActorAddress(addresses.admin_address(address))
+
+    @staticmethod
+    def getConventionAddress(capabilities: dict[str, Any]) -> Any:
+        """Return the addresses of the convention's leaders; None without a convention."""
+        named = capabilities.get("Convention Address.IPv4")
+        if not named:
+            return None
+        each = named if isinstance(named, list) else [named]
+        return [Naming.getAddressFromString(address) for address in each]
+
+    @staticmethod
+    def probeAdmin(address: Any) -> bool:
+        """Return whether something listens where the admin should."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(address.addressDetails.socket_name)
+            except OSError:
+                return False
+        return True
