@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
         if descriptors.is_forked():
             descriptors.let_go(init.inherited)
             asyncio._set_running_loop(None)  # the parent's, which forked inside it
+            signal.set_wakeup_fd(-1)  # the parent's too
         assigned = init.assigned.addressDetails if init.assigned else None
         return Place(
             own=assigned or drawn_address(init.admin.addressDetails.host),

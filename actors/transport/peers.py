@@ -7,8 +7,8 @@ is dialed again at once: the kernel refuses a local address that nobody listens 
 the peer *dead*, and what was not acknowledged is handed back. A peer that accepts but does not get
 further is dialed again later and later.
 
-A *turn* is what the process does for one arrival: messages are handed to the shell, handlers run,
-and only then everything that was sent meanwhile is written, with acknowledgements on board.
+A *turn* is what the process does for one arrival: messages are acknowledged and handed to the
+shell, handlers run, and only then everything that was sent meanwhile is written.
 """
 
 from __future__ import annotations
@@ -119,7 +119,6 @@ class Peers:
     ) -> None:
         self.loop = loop
         self.address = address
-        self.acknowledges_first = True  # before handlers run, or with what they send
         self._shell = shell
         self._sessions = Sessions(own, limits)
         self._peers: dict[str, Peer] = {}
@@ -181,8 +180,8 @@ class Peers:
         elif not channel.is_closed:
             self._heard[channel] = None
         if arrived:
-            if self.acknowledges_first:
-                self._acknowledge()
+            # Before handlers, which may take long; with what they send it was no faster: measured.
+            self._acknowledge()
             self._shell.deliver()
         self.end_turn()
 

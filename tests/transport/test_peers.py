@@ -129,19 +129,20 @@ def test_both_dialing_at_once_lose_and_repeat_nothing(world):
         assert one.bodies == other.bodies == [b"%d" % number for number in range(10)]
 
 
-def test_what_a_handler_sends_leaves_with_the_acknowledgement(world):
+def test_what_a_handler_sends_leaves_in_one_write(world):
     one, other = world.process(), world.process()
-    other.peers.acknowledges_first = False
-    other.on_deliver = lambda: other.send(one, b"answer")
     one.send(other)
-    world.until(lambda: one.inbox and one.done)
+    world.until(lambda: one.done)
+    other.send(one)
+    world.until(lambda: other.done)
+    other.on_deliver = lambda: [other.send(one, b"answer") for _ in range(50)]
     written = []
     channel = other.channel_to(one)
     write_some = channel._write_some
     channel._write_some = lambda: written.append(write_some()) or written[-1]
     one.send(other)
-    world.until(lambda: len(one.inbox) == 2 and len(one.done) == 2)
-    assert len(written) == 1
+    world.until(lambda: len(one.inbox) == 51)
+    assert len(written) == 2, "the acknowledgement, then the answers"
 
 
 def test_a_dead_target_is_reported_within_100_ms(world):
