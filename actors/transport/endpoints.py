@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable
@@ -12,9 +14,10 @@ from typing import Any
 from thespian.actors import ActorAddress, ActorSystemStartupFailure
 from thespian.system.transport import ExternalInterfaceTransportInit, TransportInit__Base
 
-from understudy.actors.transport import addresses, descriptors, roles
+from understudy.actors.transport import addresses, descriptors, identity, roles
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.envelopes import Envelope
+from understudy.actors.transport.identity import Identity
 
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
@@ -54,6 +57,13 @@ class Place:
     admin: Any
     parent: Any = None
     is_logger: bool = False
+
+    def identity(self) -> Identity:
+        """Return who this process is from now on, to its peers."""
+        host_name = socket.gethostname().encode("ascii", "replace").decode() or "unknown"
+        return Identity(
+            self.own.text, secrets.token_hex(8), os.getpid(), host_name[: identity.MAX_TEXT]
+        )
 
 
 def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -43,6 +41,7 @@ from understudy.actors.transport.identity import Identity
 from understudy.actors.transport.protocol import Connection
 from understudy.actors.transport.session import MESSAGE_COST, Limits, Session
 from understudy.actors.transport.sessions import Sessions
+from understudy.actors.transport.sockets import is_ours, local_socket
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
 MAX_OVERFLOW = 256 * 1024 * 1024  # what may wait for one peer behind its window
 BACKLOG_RETRY_S = 0.005
 FIRST_RETRY_S, LAST_RETRY_S = 0.01, 1.0
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Shell(Protocol):
@@ -128,7 +126,7 @@ class Peers:
         self._at_end: list[Callable[[], None]] = []
         self._in_turn = False
         self._turn_due = False
-        self._listener = _local_socket()
+        self._listener = local_socket()
         try:
             self._listener.bind(address.socket_name)
             self._listener.listen(BACKLOG)
@@ -278,7 +276,7 @@ class Peers:
             logger.error("no way to another host yet: %s", peer.address)
             self._died(peer)
             return
-        sock = _local_socket()
+        sock = local_socket()
         try:
             sock.connect(peer.address.socket_name)
         except BlockingIOError:  # its backlog is full
@@ -289,7 +287,7 @@ class Peers:
             sock.close()
             self._died(peer)
             return
-        if not _is_ours(sock):
+        if not is_ours(sock):
             sock.close()
             self._died(peer)
             return
@@ -308,7 +306,7 @@ class Peers:
                 self.loop.call_later(LAST_RETRY_S, self.loop.add_reader, fd, self._accept)
                 return
             sock.setblocking(False)
-            if _is_ours(sock):
+            if is_ours(sock):
                 self._start(sock, Role.ACCEPTOR, None)
             else:
                 sock.close()
@@ -393,19 +391,3 @@ class Peers:
         peer.session = session
         peer.channels.add(channel)
         channel.peer = peer
-
-
-def _local_socket() -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
-    return sock
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    """Return whether the kernel says that the peer is of this process's user."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    if uid == os.geteuid():
-        return True
-    logger.warning("refused a connection of user %d, process %d: not this user", uid, pid)
-    return False

@@ -15,8 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,7 +46,6 @@ from understudy.actors.transport.endpoints import (
 from understudy.actors.transport.envelopes import Envelope, decode, encode
 from understudy.actors.transport.events import Unsent
 from understudy.actors.transport.frames import Buffer
-from understudy.actors.transport.identity import Identity
 from understudy.actors.transport.interrupts import Interrupts
 from understudy.actors.transport.loops import descriptors_of, loop_for
 from understudy.actors.transport.peers import Peer, Peers
@@ -75,10 +72,8 @@ class Transport(Naming):
         self.loop, self._is_own_loop = loop_for(init)
         self._interrupts = Interrupts(self.loop, self._arrive)
         self._thread: int | None = None  # the one that runs the loop
-        host_name = socket.gethostname().encode("ascii", "replace").decode() or "unknown"
-        identity = Identity(own.text, secrets.token_hex(8), os.getpid(), host_name[:200])
         try:
-            self.peers = Peers(self.loop, identity, own, self)
+            self.peers = Peers(self.loop, place.identity(), own, self)
         except OSError:
             if self._is_own_loop:
                 self.loop.close()

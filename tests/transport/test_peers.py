@@ -288,7 +288,7 @@ def test_a_peer_of_another_user_is_not_heard(world, monkeypatch, caplog):
     one, other = world.process(), world.process()
     name = other.address.socket_name
     monkeypatch.setattr(ProcessAddress, "socket_name", name)
-    monkeypatch.setattr(peers_module.os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
     with closing(socket.socket(socket.AF_UNIX)) as stranger:
         stranger.connect(name)
         world.passes()
