@@ -90,7 +90,8 @@ class Transport(Naming):
 
     def _prepare(self) -> None:
         self._arrived: deque[Envelope] = deque()
-        self._unfinished: dict[Any, None] = {}  # intents, oldest first
+        # Intents, oldest first; other threads add to it, so it is copied before it is looked through.
+        self._unfinished: dict[Any, None] = {}
         self._is_watching = False
         self._is_running = False
         self._is_sending_only = False
@@ -108,7 +109,7 @@ class Transport(Naming):
 
     def deadAddress(self, _manager: Any, address: Any) -> None:
         """Give up what was sent to a child that exited and did not arrive."""
-        for intent in [each for each in self._unfinished if each.targetAddr == address]:
+        for intent in [each for each in list(self._unfinished) if each.targetAddr == address]:
             self._finish(intent, SendStatus.DeadTarget)
 
     def lostRemote(self, address: Any) -> None:
@@ -170,8 +171,12 @@ class Transport(Naming):
         self._unfinished[intent] = None
         if threading.get_ident() == self._thread:
             self._submit(intent, buffers)
-        else:
+            return
+        try:
             self._post(self._submit, intent, buffers)
+        except RuntimeError:
+            del self._unfinished[intent]
+            raise
 
     def _submit(self, intent: Any, buffers: list[Buffer]) -> None:
         address = intent.targetAddr.addressDetails
@@ -206,12 +211,10 @@ class Transport(Naming):
         if self._expiry_due:
             self.loop.call_later(EXPIRY_CHECK_S, self._expire)
         now = currentTime()
-        for intent in [
-            each
-            for each in self._unfinished
-            if each._quitTime._time_to_quit is not None and each._quitTime._time_to_quit <= now
-        ]:
-            self._finish(intent, SendStatus.Failed)
+        for intent in list(self._unfinished):
+            quits_at = intent._quitTime._time_to_quit
+            if quits_at is not None and quits_at <= now:
+                self._finish(intent, SendStatus.Failed)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         if self._pid != os.getpid():
@@ -392,7 +395,7 @@ class Transport(Naming):
 
     def _updateStatusResponse(self, response: Any) -> None:
         """Add what is under way to Thespian's status."""
-        for intent in self._unfinished:
+        for intent in list(self._unfinished):
             response.addPendingMessage(self.myAddress, intent.targetAddr, str(intent.message))
         for envelope in self._arrived:
             response.addReceivedMessage(envelope.sender, self.myAddress, str(envelope.message))
