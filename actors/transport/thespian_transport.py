@@ -90,8 +90,7 @@ class Transport(Naming):
 
     def _prepare(self) -> None:
         self._arrived: deque[Envelope] = deque()
-        # Intents, oldest first; other threads add to it, so it is copied before it is looked through.
-        self._unfinished: dict[Any, None] = {}
+        self._unfinished: dict[Any, None] = {}  # intents; copied to be iterated: threads add to it
         self._is_watching = False
         self._is_running = False
         self._is_sending_only = False
@@ -132,10 +131,6 @@ class Transport(Naming):
     def external_transport_clone(self) -> Transport:
         """Return another transport of this process, with messages of its own."""
         return type(self)(ExternalCopy(), self._admin)
-
-    def protectedFileNumList(self) -> list[int]:
-        """Return what a child must not touch."""
-        return self.descriptors()
 
     def childResetFileNumList(self) -> list[int]:
         """Return nothing: a child lets go of descriptors by its own rule (descriptors.py)."""
