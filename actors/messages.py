@@ -8,8 +8,8 @@ message it sends for a log that is off.
 Addresses are Thespian's ActorAddress. Ports are reused, so whatever names a process carries its
 ``incarnation`` too: a random id made when the process started.
 
-The module is longer than others may be, because what processes say to each other is best read in one
-place.
+The module is longer than others may be, because what processes say to each other is best read in
+one place.
 """
 
 from __future__ import annotations
