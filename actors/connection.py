@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -97,7 +96,7 @@ class Connection:
     def wait_gone(self, timeout_s: float) -> bool:
         """Wait until the system has ended; False when it has not within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        while self._is_answered():
+        while self._port.answers():
             if time.monotonic() > deadline:
                 return False
             time.sleep(GONE_POLL_S)
@@ -125,19 +124,12 @@ class Connection:
                 )
 
     def _gone_for(self) -> float:
-        """Return for how many seconds the admin's port has refused connections."""
-        if self._is_answered():
+        """Return for how many seconds the actor system has not answered."""
+        if self._port.answers():
             self._gone_since = None
             return 0.0
         self._gone_since = self._gone_since or time.monotonic()
         return time.monotonic() - self._gone_since
-
-    def _is_answered(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self._port.admin_port), timeout=1).close()
-        except OSError:
-            return False
-        return True
 
     def _send(self, request_id: str) -> None:
         entry = self._pending.get(request_id)

@@ -75,7 +75,6 @@ FRONT_ROLE = "http master"
 STOCK_BASE = "multiprocTCPBase"
 ADMIN_ROLE = "thespian admin"
 LOGGER_ROLE = "thespian logger"
-ACTOR_ROLES = (ADMIN_ROLE, LOGGER_ROLE, "controller", "proxy", "replica", "actor")
 
 
 class Host:

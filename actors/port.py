@@ -147,8 +147,7 @@ class Port:
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         """Start, and make sure that an actor system answers; else close, raise NotRunningError."""
         self.loop.start()
-        self.loop.post(lambda: self.loop.send(self.loop.admin_address, QueryExists()))
-        if not self._probe.wait(timeout_s):
+        if not self.answers(timeout_s):
             self.close()
             raise NotRunningError(
                 f"no actor system answers on port {self.admin_port} of this host; "
@@ -158,6 +157,12 @@ class Port:
     def close(self) -> None:
         """End the port's thread."""
         self.loop.stop()
+
+    def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask the actor system's admin whether it is there; blocks, so not on the loop's thread."""
+        self._probe.clear()
+        self.loop.post(lambda: self.loop.send(self.loop.admin_address, QueryExists()))
+        return self._probe.wait(timeout_s)
 
     def locate(
         self, class_name: str, global_name: str, on_located: Callable[[Address | None], None]
