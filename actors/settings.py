@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class HostSettings:
 
     def _value(self, path: str) -> Any:
         return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)
+
+    def with_http(self, **changes: Any) -> HostSettings:
+        """Return a copy whose HTTP options have ``changes``; the bad ones are all named."""
+        options = validated(HTTPOptions, {**self.http.model_dump(), **changes})
+        return replace(self, http=options)
 
 
 def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any) -> HostSettings:
