@@ -9,7 +9,15 @@ from pathlib import Path
 
 from setuptools import setup
 
-SUBPACKAGES = ("actors", "actors.transport", "core", "http_front", "persistence", "serve")
+SUBPACKAGES = (
+    "actors",
+    "actors.stock",
+    "actors.transport",
+    "core",
+    "http_front",
+    "persistence",
+    "serve",
+)
 
 setup(
     name="understudy",
@@ -23,7 +31,7 @@ setup(
     package_dir={f"understudy.{name}": name.replace(".", "/") for name in SUBPACKAGES},
     package_data={f"understudy.{name}": ["py.typed"] for name in SUBPACKAGES},
     install_requires=[
-        "thespian==4.0.1",  # its transport's inside is used in actors/loop.py and actors/port.py
+        "thespian==4.0.1",  # its inside is used in actors/transport and actors/stock
         "cloudpickle>=3.0",
         "falcon>=4.0",
         "gunicorn>=27.0,<28",  # http_front/worker.py reaches into its asgi worker
@@ -38,7 +46,8 @@ setup(
         "typing_extensions>=4.6",
     ],
     extras_require={
-        "examples": ["scikit-learn>=1.3"],
+        "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
+        "examples": ["scikit-learn>=1.3", "fastapi>=0.115"],
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
     },
     entry_points={"console_scripts": ["understudy=understudy.serve.cli:main"]},

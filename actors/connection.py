@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import secrets
 import threading
 import time
@@ -14,7 +16,7 @@ import cloudpickle
 
 from understudy.actors.dispatch import Caller, QueryClient
 from understudy.actors.messages import AnswerQueries, AttachCallerReply, Request, RequestReply
-from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
+from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import this_process
 from understudy.actors.settings import HostSettings
 from understudy.actors.system import is_running
@@ -30,7 +32,7 @@ REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempote
 class Connection:
     """Admin requests to the controller, and queries to the proxy; thread-safe."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: ThreadPort) -> None:
         self._port = port
         self._caller = Caller(port.loop, port.process)
         self._pending: dict[str, tuple[Request, Future[RequestReply]]] = {}
@@ -40,7 +42,7 @@ class Connection:
         self._gone_since: float | None = None
         self._lock = threading.Lock()
         port.on(RequestReply, lambda message, _: self._replied(message))
-        port.on(AnswerQueries, lambda message, _: self._caller.answered(message))
+        port.on(AnswerQueries, self._caller.answered)
         port.on(AttachCallerReply, lambda message, _: self._caller.attached(message))
 
     @classmethod
@@ -48,7 +50,7 @@ class Connection:
         """Connect to this host's system; NotRunningError when none answers in time."""
         if settings.address is None and not is_running(settings):
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
-        port = Port(settings.admin_port, this_process(), settings.transport)
+        port = ThreadPort(settings.admin_port, this_process(), settings.transport)
         connection = cls(port)
         port.open(timeout_s)
         port.loop.post(connection._controller.start)
@@ -72,7 +74,7 @@ class Connection:
         """
         future: Future[RequestReply] = Future()
         request_id = request.request_id or secrets.token_hex(16)
-        request = replace(request, request_id=request_id)
+        request = replace(request, request_id=request_id, user=request.user or user_name())
         self._pending[request_id] = (request, future)
         self._port.loop.post(lambda: self._send(request_id))
         try:
@@ -96,7 +98,7 @@ class Connection:
     def wait_gone(self, timeout_s: float) -> bool:
         """Wait until the system has ended; False when it has not within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        while self._port.answers():
+        while self._port.is_answered():
             if time.monotonic() > deadline:
                 return False
             time.sleep(GONE_POLL_S)
@@ -125,7 +127,7 @@ class Connection:
 
     def _gone_for(self) -> float:
         """Return for how many seconds the actor system has not answered."""
-        if self._port.answers():
+        if self._port.is_answered():
             self._gone_since = None
             return 0.0
         self._gone_since = self._gone_since or time.monotonic()
@@ -144,6 +146,14 @@ class Connection:
         entry = self._pending.get(message.request_id)
         if entry is not None and not entry[1].done():
             entry[1].set_result(message)
+
+
+def user_name() -> str:
+    """Return the name of the user that this process runs as, or the uid where it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
 
 
 def _cause(reply: RequestReply) -> BaseException | None:

@@ -9,6 +9,7 @@ because nobody knows whether they ran.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
@@ -16,8 +17,9 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from understudy.actors.large_bytes import arrived, beside
 from understudy.actors.loop import Callback, Loop, Outbox, Timer
 from understudy.actors.messages import (
     Address,
@@ -25,17 +27,24 @@ from understudy.actors.messages import (
     AnswerQueries,
     AttachCaller,
     AttachCallerReply,
+    ControlStreams,
     DetachCaller,
     FailedAnswer,
     Process,
     Query,
+    StreamBegun,
+    StreamPart,
     SubmitQueries,
 )
+from understudy.actors.streams import Stream
 from understudy.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
 CLOSED = "the connection to the system was closed"
+
+
+OnAnswer = Callable[[Answer | Stream], None]
 
 
 class _Cancel(NamedTuple):
@@ -46,16 +55,62 @@ def _weigh(item: _Entry | _Cancel) -> int:
     return 0 if isinstance(item, _Cancel) else len(item.query.call)
 
 
+class _Incoming:
+    """A stream that comes in, and the replica that it comes from."""
+
+    def __init__(self, caller: Caller, begun: StreamBegun, sender: Address) -> None:
+        self.process = begun.process
+        self.stream = Stream(begun, self)
+        self._caller = caller
+        self._query_id = begun.query_id
+        self._outbox = Outbox(caller.loop, sender, self._pack)
+        self.unwatch: Callback = lambda: None
+
+    def ended(self, answer: Answer) -> None:
+        """Take the end."""
+        self.unwatch()
+        self.stream.ended(answer)
+
+    def taken(self, size: int) -> None:
+        """See Source."""
+        self._outbox.put(size)
+
+    def stop(self) -> None:
+        """See Source."""
+        self._caller.cancel(self._query_id)
+
+    def tell_stopped(self) -> None:
+        """Tell the replica, which may have outlived the proxy that knew of the query."""
+        self.unwatch()
+        self._outbox.put(None)
+
+    def _pack(self, sizes: list[int | None]) -> ControlStreams:
+        taken = sum(size for size in sizes if size is not None)
+        return ControlStreams(
+            incarnation=self._caller.process.incarnation,
+            taken=((self._query_id, taken),) if taken else (),
+            stopped=(self._query_id,) if None in sizes else (),
+        )
+
+
 class _Entry:
     """A query that is not answered yet."""
 
-    __slots__ = ("on_answer", "query", "sent", "timer")
+    __slots__ = ("on_answer", "query", "sent", "stream", "timer")
 
-    def __init__(self, query: Query, on_answer: Callable[[Answer], None]) -> None:
+    def __init__(self, query: Query, on_answer: OnAnswer) -> None:
         self.query = query
         self.on_answer = on_answer
         self.sent = False
+        self.stream: _Incoming | None = None  # once its answer has begun to come in parts
         self.timer: Timer | None = None
+
+    def finish(self, answer: Answer) -> None:
+        """Pass on the answer, or the end of the stream."""
+        if self.stream is None:
+            self.on_answer(answer)
+        else:
+            self.stream.ended(answer)
 
 
 class Caller:
@@ -77,8 +132,8 @@ class Caller:
         """Return an id for a query; callable from any thread."""
         return next(self._ids)
 
-    def submit(self, query: Query, on_answer: Callable[[Answer], None]) -> None:
-        """Send the query; ``on_answer`` gets exactly one answer unless it is cancelled."""
+    def submit(self, query: Query, on_answer: OnAnswer) -> None:
+        """Send the query; ``on_answer`` gets one answer, or stream, unless it is cancelled."""
         entry = self._entries[query.id] = _Entry(query, on_answer)
         if self.left:
             self._fail(entry, CLOSED)
@@ -89,8 +144,13 @@ class Caller:
 
     def cancel(self, query_id: int) -> None:
         """Forget a query and have it dropped wherever it is; harmless when it is answered."""
-        if self._forget(query_id) is not None and self._outbox is not None:
+        entry = self._forget(query_id)
+        if entry is None:
+            return
+        if self._outbox is not None:
             self._outbox.put(_Cancel(query_id))
+        if entry.stream is not None:
+            entry.stream.tell_stopped()
 
     def met_proxy(self, address: Address, process: Process) -> None:
         """Use this proxy from now on, and send it everything that waits."""
@@ -103,7 +163,8 @@ class Caller:
         )
         self.loop.send(address, AttachCaller(process=self.process))
         for entry in list(self._entries.values()):
-            self._put(entry)
+            if entry.stream is None:
+                self._put(entry)
 
     def leave(self, on_left: Callback) -> None:
         """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
@@ -121,7 +182,9 @@ class Caller:
         self._proxy = self._outbox = None
         self.ready = False
         for entry in list(self._entries.values()):
-            if entry.sent and not entry.query.repeatable:
+            if entry.stream is not None:
+                self._watch(entry, entry.stream)
+            elif entry.sent and not entry.query.repeatable:
                 self._fail(entry, "the proxy died with the query under way")
             entry.sent = False
 
@@ -131,14 +194,40 @@ class Caller:
             self.ready = True
             self.on_ready()
 
-    def answered(self, message: AnswerQueries) -> None:
+    def answered(self, message: AnswerQueries, sender: Address) -> None:
         """Pass on answers, except second ones and those to earlier processes of this address."""
         if message.incarnation != self.process.incarnation:
             return
-        for answer in message.answers:
+        for sent in message.answers:
+            if isinstance(sent, StreamBegun | StreamPart):
+                self._streamed(sent, sender)
+                continue
+            answer = arrived(sent)
             entry = self._forget(answer.query_id)
             if entry is not None:
-                entry.on_answer(answer)
+                entry.finish(answer)
+
+    def _streamed(self, item: StreamBegun | StreamPart, sender: Address) -> None:
+        entry = self._entries.get(item.query_id)
+        if entry is None:
+            return
+        if isinstance(item, StreamPart):
+            if entry.stream is not None:
+                entry.stream.stream.arrived(item)
+        elif entry.stream is None:
+            entry.stream = _Incoming(self, item, sender)
+            entry.on_answer(entry.stream.stream)
+        else:  # it ran twice, because its first replica died at once
+            self.cancel(item.query_id)
+            entry.finish(_unavailable(item.query_id, "its replica died with its answer under way"))
+
+    def _watch(self, entry: _Entry, incoming: _Incoming) -> None:
+        """Notice the end of a stream's replica: the proxy that would have told it is dead."""
+        incoming.unwatch()
+        incoming.unwatch = self.loop.watch_process(
+            incoming.process,
+            lambda: self._fail(entry, "its replica died with its answer under way"),
+        )
 
     def _put(self, entry: _Entry) -> None:
         if self._outbox is not None:
@@ -174,8 +263,7 @@ class Caller:
 
     def _fail(self, entry: _Entry, text: str) -> None:
         if self._forget(entry.query.id) is not None:
-            answer = FailedAnswer(entry.query.id, "ReplicaUnavailableError", text, 1.0)
-            entry.on_answer(answer)
+            entry.finish(_unavailable(entry.query.id, text))
 
     def _expired(self, query: Query) -> None:
         entry = self._forget(query.id)
@@ -184,13 +272,17 @@ class Caller:
         if self._outbox is not None:
             self._outbox.put(_Cancel(query.id))
         text = f"no answer within {query.timeout_s:g} s"
-        entry.on_answer(FailedAnswer(query.id, "QueryTimeoutError", text))
+        entry.finish(FailedAnswer(query.id, "QueryTimeoutError", text))
 
     def _forget(self, query_id: int) -> _Entry | None:
         entry = self._entries.pop(query_id, None)
         if entry is not None and entry.timer is not None:
             entry.timer.cancel()
         return entry
+
+
+def _unavailable(query_id: int, text: str) -> FailedAnswer:
+    return FailedAnswer(query_id, "ReplicaUnavailableError", text, 1.0)
 
 
 class PendingQuery:
@@ -203,7 +295,7 @@ class PendingQuery:
         self.request_id = request_id
         self.future: Future[Answer] = Future()
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: Any) -> None:
         """Give the future its result, unless it was cancelled."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(answer)
@@ -225,6 +317,8 @@ class QueryClient:
         timeout_s: float | None = None,
         repeatable: bool = False,
         shard_key: str | None = None,
+        for_shadow: bool = False,
+        multiplexed_model_id: str = "",
     ) -> PendingQuery:
         """Send a query to an endpoint by name; its future gets the answer, whatever it is.
 
@@ -241,13 +335,15 @@ class QueryClient:
             path="",
             http_method="",
             call_method=call_method,
-            call=call,
+            call=beside(call),
             request_id=request_id,
             timeout_s=timeout_s,
             repeatable=repeatable,
             shard_key=shard_key,
+            for_shadow=for_shadow,
+            multiplexed_model_id=multiplexed_model_id,
         )
-        self._caller.loop.post(lambda: self._caller.submit(query, pending.answered))
+        self._on_loop(partial(self._caller.submit, query, pending.answered))
         if self._caller.left:  # not before: what is posted to a loop that has ended is dropped
             raise NotRunningError(f"{CLOSED}; get another handle from one that is open")
         return pending
@@ -255,7 +351,15 @@ class QueryClient:
     def cancel(self, pending: PendingQuery) -> None:
         """Cancel the future, and the query wherever it is."""
         if pending.future.cancel():
-            self._caller.loop.post(lambda: self._caller.cancel(pending.id))
+            self._on_loop(partial(self._caller.cancel, pending.id))
+
+    def _on_loop(self, callback: Callback) -> None:
+        """Call where the caller is: async code of a replica is there already, others post."""
+        loop = self._caller.loop
+        if asyncio._get_running_loop() is loop.asyncio:
+            loop.guarded(callback)
+        else:
+            loop.post(callback)
 
 
 _installed: QueryClient | None = None

@@ -12,8 +12,6 @@ the loaded modules (and share their memory) but no locks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import logging
 import os
 import queue
@@ -26,15 +24,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from understudy.actors import thespian_repairs
-
-thespian_repairs.apply()
-
 from thespian.actors import ActorSystem, ActorSystemException
 
-from understudy.actors import controller, proxy  # noqa: F401  # loaded once, before the fork
-from understudy.actors.base import configure_logging
+from understudy.actors import bases, binding, controller, proxy  # noqa: F401  # two for the fork
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
+from understudy.actors.logs import configure_logging, open_log, prune_replica_logs
 from understudy.actors.messages import (
     HostReported,
     MeetController,
@@ -43,36 +37,56 @@ from understudy.actors.messages import (
     StopCluster,
     StopHost,
 )
-from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
+from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import (
     RunRecords,
     child_pids,
     command_line,
     identify,
     is_alive,
+    kill_all,
     send_signal,
     this_process,
     wait_gone,
 )
-from understudy.actors.settings import STOCK, HostSettings, read_settings
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.startup import (
+    become_subreaper,
+    check_store,
+    last_line,
+    lock,
+    reap_children,
+    tell_starter,
+    thespian_logging,
+)
 from understudy.actors.system import HOST_ROLE, forget_state, kill_system
-from understudy.actors.transport import base as own_base
 from understudy.core.errors import StartError
-from understudy.persistence.errors import StoreError, StoreMissingError
-from understudy.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 2.0
+PRUNE_LOGS_EVERY_S = 60.0
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
 FRONT_STOP_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 30.0
 FRONT_BACKOFF_S = 0.2
+FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
-PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+BIND_POLL_S = 0.02
+START_AGAIN_S = 0.2
+_STARTS_OVER = "UNDERSTUDY_HOST_STARTS_OVER"
+_PROGRAM = "import sys; from understudy.actors.host import main; sys.exit(main())"
+FIND_ADMIN_S, FIND_ADMIN_POLL_S = 2.0, 0.005
 FRONT_ROLE = "http master"
-STOCK_BASE = "multiprocTCPBase"
+# It waits until it is recorded: if this process is killed before that, nobody would ever stop it.
+_FRONT_PROGRAM = """
+import os, sys
+if os.read(int(sys.argv[1]), 1):
+    from understudy.http_front.server import main
+    os.close(int(sys.argv[1]))
+    main()
+"""
 ADMIN_ROLE = "thespian admin"
 LOGGER_ROLE = "thespian logger"
 
@@ -90,6 +104,8 @@ class Host:
         self._front_started_at = 0.0
         self._stopping = False
         self._forgetting = False
+        self._must_stop = False
+        self._starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
         self._admin: Process | None = None
         self._logger: Process | None = None
 
@@ -97,14 +113,15 @@ class Host:
 
     def start(self) -> None:
         """Take over or start everything; raises StartError with a reason for the user."""
-        _become_subreaper()
+        become_subreaper()
         inherited = os.environ.pop("UNDERSTUDY_HOST_SOCKET_FD", "")
         if inherited:
             self._hold(socket.socket(fileno=int(inherited)))
         check_store(self.settings)
+        binding.prepare(self.settings)
         self._adopt_or_clear()
         if self._front is None:
-            self._hold(self._socket or bind_http(self.settings))
+            self._hold(self._socket or self._bind())
             self._start_front()
         if self._admin is None:
             self._start_actor_system()
@@ -128,9 +145,8 @@ class Host:
             killed = kill_system(self.records, spare=spare)
             if killed:
                 logger.warning("killed %d processes left by a broken system", len(killed))
-        if self._front is None:
-            for worker in self.records.with_role("http worker"):
-                send_signal(worker, signal.SIGTERM)
+        elif self._logger is None:  # the admin starts, or started, another
+            self._events.put(self._logger_died)
 
     def _start_actor_system(self) -> None:
         port = self.settings.admin_port
@@ -141,28 +157,40 @@ class Host:
                 "--admin-port or UNDERSTUDY_ADMIN_PORT"
             )
         try:
-            base = STOCK_BASE if self.settings.transport == STOCK else own_base.install()
-            ActorSystem(base, {"Admin Port": port}, logDefs=_thespian_logging())
+            base = bases.get(self.settings.transport).install()
+            capabilities = {"Admin Port": port, **binding.convention_of(self.settings)}
+            ActorSystem(base, capabilities, logDefs=thespian_logging())
         except ActorSystemException as error:
             raise StartError(f"the actor system does not start on port {port}: {error}") from error
         self._find_admin()
 
     def _find_admin(self) -> None:
-        """Record the admin, which has become our child, and the logger, which is the admin's."""
-        for pid in child_pids(self.process.pid):
-            children = child_pids(pid)
-            if "MultiProcAdmin" in command_line(pid):
-                self._admin = identify(pid)
-                loggers = [each for each in children if "logger" in command_line(each).lower()]
-                self._logger = identify(loggers[0]) if loggers else None
-        if self._admin is None:
-            raise StartError("the actor system's admin died at its start; see logs/host.log")
+        """Record the admin, which becomes our child, and the logger, which is the admin's.
+
+        It answers before it has: who forked it has to end first, and it to say its name.
+        """
+        deadline = time.monotonic() + FIND_ADMIN_S
+        while not self._look_for_admin():
+            if time.monotonic() > deadline:
+                raise StartError("the actor system's admin died at its start; see logs/host.log")
+            time.sleep(FIND_ADMIN_POLL_S)
         self.records.add(self._admin, ADMIN_ROLE)
         if self._logger is not None:
             self.records.add(self._logger, LOGGER_ROLE)
 
+    def _look_for_admin(self) -> bool:
+        for pid in child_pids(self.process.pid):
+            if "MultiProcAdmin" in command_line(pid):
+                loggers = [each for each in child_pids(pid) if _is_logger(each)]
+                self._admin = identify(pid)
+                self._logger = identify(loggers[0]) if loggers else None
+                return self._admin is not None
+        return False
+
     def _connect(self) -> None:
-        self.port = port = Port(self.settings.admin_port, self.process, self.settings.transport)
+        self.port = port = ThreadPort(
+            self.settings.admin_port, self.process, self.settings.transport
+        )
         port.on(RequestReply, lambda message, _: self._replied.set())
         port.on(StopHost, lambda message, _: self.request_stop(forget=message.forget))
         self._replied = threading.Event()
@@ -180,6 +208,7 @@ class Host:
                 self.port.loop.watch_process(process, self._later(what))
         self._watch_front()
         self._report()
+        self._prune_logs()
 
     def _watch_front(self) -> None:
         if self._front is not None:
@@ -192,12 +221,23 @@ class Host:
     def _later(self, action: Callable[[], None]) -> Callable[[], None]:
         return lambda: self._events.put(action)
 
+    def _later_on(self, delay_s: float, action: Callable[[], None]) -> None:
+        def wait() -> None:
+            self.port.loop.call_later(delay_s, self._later(action))
+
+        self.port.loop.post(wait)
+
     # --- Life -----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Deal with events until :meth:`request_stop`."""
         while not self._stopping:
-            self._events.get()()
+            try:
+                self._events.get()()
+            except Exception:  # not even this may end what restarts all else
+                logger.exception("the host process failed; starting over from the saved state")
+                time.sleep(START_AGAIN_S)  # do not spin
+                self._start_over()
         self._stop()
 
     def request_stop(self, *, forget: bool = False) -> None:
@@ -205,11 +245,12 @@ class Host:
 
         With ``forget`` the state on disk goes too.
         """
+        self._must_stop = True
         self._events.put(lambda: self._begin_stop(forget=forget))
 
     def reap(self) -> None:
         """Collect ended children, also the orphans that came to us; from a signal handler."""
-        self._events.put(_reap)
+        self._events.put(reap_children)
 
     def _begin_stop(self, *, forget: bool) -> None:
         self.records.unmark_ready()
@@ -227,6 +268,10 @@ class Host:
         self._send_report()
         self.port.loop.call_later(REPORT_EVERY_S, self._report)
 
+    def _prune_logs(self) -> None:
+        prune_replica_logs(self.settings.logs_dir, self.records.with_role("replica"))
+        self.port.loop.call_later(PRUNE_LOGS_EVERY_S, self._prune_logs)
+
     def _send_report(self) -> None:
         if self._controller.found is not None:
             report = HostReported(host=socket.gethostname(), report=self._describe())
@@ -237,7 +282,7 @@ class Host:
         front_pid = self._front.pid if self._front is not None else None
         return {
             "name": socket.gethostname(),
-            "address": f"127.0.0.1:{self.settings.admin_port}",
+            "address": self.settings.own_address,
             "state": "DRAINING" if self._stopping else "RUNNING",
             "admin_pid": self._admin.pid if self._admin is not None else None,
             "logger_pid": self._logger.pid if self._logger is not None else None,
@@ -276,14 +321,24 @@ class Host:
 
     def _start_over(self) -> None:
         self.records.unmark_ready()
-        os.environ["UNDERSTUDY_READY_FD"] = ""
+        os.environ[_STARTS_OVER] = "1"
         if self._socket is not None:
             os.set_inheritable(self._socket.fileno(), True)
             os.environ["UNDERSTUDY_HOST_SOCKET_FD"] = str(self._socket.fileno())
         if self._admin is not None:
             self.records.remove(self._admin)
         kill_system(self.records, spare=(HOST_ROLE, FRONT_ROLE, "http worker"))
-        os.execv(sys.executable, [sys.executable, "-m", "understudy.actors.host"])
+        os.execv(sys.executable, [sys.executable, "-c", _PROGRAM])
+
+    def could_not_start(self) -> None:
+        """Start over again, if this was to bring back what had run; else return.
+
+        Whatever died meanwhile, a system that was up must not stay down for it.
+        """
+        if self._starts_over:
+            time.sleep(START_AGAIN_S)  # do not spin
+            if not self._must_stop:
+                self._start_over()
 
     # --- The HTTP front -------------------------------------------------------------------------
 
@@ -293,19 +348,23 @@ class Host:
         if self._socket is not None:
             environ["UNDERSTUDY_HTTP_FD"] = str(self._socket.fileno())
             pass_fds = (self._socket.fileno(),)
-        with (self.settings.logs_dir / "front.log").open("ab") as output:
+        gate, opener = os.pipe()
+        with os.fdopen(open_log(self.settings, "front"), "ab") as output:
             child = subprocess.Popen(
-                [sys.executable, "-m", "understudy.http_front.server"],
+                [sys.executable, "-c", _FRONT_PROGRAM, str(gate)],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=pass_fds,
+                pass_fds=(*pass_fds, gate),
             )
+        os.close(gate)
         self._front = identify(child.pid)
         self._front_started_at = time.monotonic()
         if self._front is not None:
             self.records.add(self._front, FRONT_ROLE)
+            os.write(opener, b".")
+        os.close(opener)
 
     def _front_died(self) -> None:
         if self._stopping:
@@ -313,34 +372,47 @@ class Host:
         logger.error("the HTTP front died; starting another")
         if time.monotonic() - self._front_started_at < FRONT_BACKOFF_S:
             time.sleep(FRONT_BACKOFF_S)  # it dies at its start: do not spin
-        if self._socket is None:
-            self._hold(self._bind_again())
+        try:
+            if self._socket is None:
+                self._hold(self._bind())
+        except StartError as error:
+            logger.error("%s; trying again", error)  # noqa: TRY400  # no fault of ours to trace
+            self._later_on(FRONT_RETRY_S, self._front_died)
+            return
         self._start_front()
         self.port.loop.post(self._watch_front)
 
-    def _bind_again(self) -> socket.socket:
-        """Bind anew after a take-over, when the dead front's workers have let go of the port."""
-        for worker in self.records.with_role("http worker"):
-            send_signal(worker, signal.SIGKILL)
+    def _bind(self) -> socket.socket:
+        """Bind the HTTP port, which the workers of a dead front let go of when they are told."""
+        workers = self.records.with_role("http worker")
+        for worker in workers:
+            send_signal(worker, signal.SIGTERM)  # they finish what they have
         deadline = time.monotonic() + BIND_TIMEOUT_S
-        while True:
-            try:
+        while workers := list(filter(is_alive, workers)):
+            with contextlib.suppress(StartError):
                 return bind_http(self.settings)
-            except StartError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(READY_POLL_S)
+            if time.monotonic() > deadline:
+                kill_all(workers)
+            time.sleep(BIND_POLL_S)
+        return bind_http(self.settings)
 
     def wait_ready(self) -> None:
         """Wait until this host answers HTTP with its route table; StartError when it does not."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not answers_http(self.settings):
-            if self._front is not None and not is_alive(self._front):
-                raise StartError(f"the HTTP front ended: {_last_line(self.settings, 'front.log')}")
+            if self._starts_over:
+                self._deal_with_deaths()
+            elif self._front is not None and not is_alive(self._front):
+                raise StartError(f"the HTTP front ended: {last_line(self.settings, 'front.log')}")
             if time.monotonic() > deadline:
                 raise StartError(f"{url_of(self.settings)}/-/healthz does not answer 200")
             time.sleep(READY_POLL_S)
         self.port.loop.post(self._send_report)  # now with the front's workers
+
+    def _deal_with_deaths(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._events.get_nowait()()
 
     # --- Stop -----------------------------------------------------------------------------------
 
@@ -359,75 +431,21 @@ class Host:
         self.port.close()
         kill_system(self.records, spare=(HOST_ROLE,), under=self.process.pid)
         self.records.remove(self.process)
+        self.settings.status_file.unlink(missing_ok=True)
         if self._forgetting:
             forget_state(self.settings)
 
 
-def check_store(settings: HostSettings) -> None:
-    """Raise StartError if the state on disk cannot be used by this version."""
-    try:
-        if settings.store_dir.exists():
-            FileStore.open(settings.store_dir, namespace="controller", read_only=True).close()
-    except StoreMissingError:
-        return  # the folder is there, and nothing was saved yet
-    except StoreError as error:
-        raise StartError(str(error)) from error
-
-
-def _thespian_logging() -> dict[str, Any]:
-    """Thespian's logger process writes warnings to the host process's log."""
-    return {
-        "version": 1,
-        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(message)s"}},
-        "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "root": {"level": "WARNING", "handlers": ["err"]},
-    }
-
-
-def _become_subreaper() -> None:
-    """Have orphans of this host's system become our children, so that none stays a zombie."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _last_line(settings: HostSettings, log: str) -> str:
-    lines = (settings.logs_dir / log).read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1] if lines else "it printed nothing"
-
-
-def _tell(text: str) -> None:
-    """Tell who started us how it went: one line, once."""
-    fd = os.environ.pop("UNDERSTUDY_READY_FD", "")
-    if fd:
-        with contextlib.suppress(BrokenPipeError):  # killed or interrupted; the system is up
-            os.write(int(fd), (text.replace("\n", " ") + "\n").encode())
-        os.close(int(fd))
-
-
-def _lock(settings: HostSettings) -> int | None:
-    """Take the host lock; None when another host process of this state dir has it."""
-    path = settings.run_dir / "host.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        # A POSIX lock, because a flock would be inherited by the actors, and outlive this process.
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        os.close(fd)
-        return None
-    return fd
+def _is_logger(pid: int) -> bool:
+    return "logger" in command_line(pid).lower()
 
 
 def main() -> int:
     """Run the host process; its settings come by environment."""
     settings = read_settings()
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if _lock(settings) is None:
-        _tell("running")
+    if lock(settings) is None:
+        tell_starter("running")
         return 0
     configure_logging(settings, HOST_ROLE)
     host = Host(settings)
@@ -439,17 +457,14 @@ def main() -> int:
         host.wait_ready()
     except Exception as error:  # whatever it was, leave nothing that nobody looks after
         logger.exception("the host could not start")
+        host.could_not_start()
         kill_system(host.records, spare=(HOST_ROLE,), under=host.process.pid)
         host.records.remove(host.process)
-        _tell(str(error) or type(error).__name__)
+        tell_starter(str(error) or type(error).__name__)
         return 1
     signal.signal(signal.SIGCHLD, lambda *_: host.reap())
     host.reap()
     host.records.mark_ready(host.process)
-    _tell("ready")
+    tell_starter("ready")
     host.run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,9 +15,12 @@ one place.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from typing_extensions import dataclass_transform
+
+if TYPE_CHECKING:
+    from understudy.actors.large_bytes import LargeAnswer, LargeBytes
 
 Address = Any  # thespian.actors.ActorAddress, which ships no types
 T = TypeVar("T")
@@ -80,11 +83,13 @@ class Query(NamedTuple):
     path: str
     http_method: str  # "" for a call through a handle
     call_method: str  # method of the user's class, "" for __call__
-    call: bytes  # pickled HttpCall or PythonCall
+    call: bytes | LargeBytes  # pickled HttpCall or PythonCall
     request_id: str
     timeout_s: float | None  # from now; None leaves it to the backend's setting
     repeatable: bool
     shard_key: str | None
+    for_shadow: bool = False  # made by code that runs a copy for a shadow
+    multiplexed_model_id: str = ""  # the model that user code is to use; "" for none
 
 
 class HttpAnswer(NamedTuple):
@@ -118,7 +123,58 @@ class FailedAnswer(NamedTuple):
     traceback: str = ""
 
 
-Answer = HttpAnswer | ValueAnswer | FailedAnswer
+class StreamBegun(NamedTuple):
+    """An HTTP answer that comes in parts has begun; parts follow, then one Answer ends it."""
+
+    query_id: int
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    process: Process  # whose death ends it
+
+
+class StreamPart(NamedTuple):
+    """The next bytes of an answer that has begun."""
+
+    query_id: int
+    data: bytes
+
+
+class StreamEnded(NamedTuple):
+    """An answer in parts is complete; a FailedAnswer in its place says that it never will be."""
+
+    query_id: int
+    status: int
+
+
+Answer = HttpAnswer | ValueAnswer | FailedAnswer | StreamEnded
+
+
+class CompareAt(NamedTuple):
+    """The replica at which a query's answer is compared with that of a copy of it.
+
+    ``number`` is the copy's; ``settings``, for it, are (id, fields of core.comparing.Compare). Both
+    and the address are pickled once and for all, for they go with every query.
+    """
+
+    number: int
+    incarnation: str
+    address: bytes
+    settings: bytes  # b"" for the query itself
+
+
+class ComparedAnswer(NamedTuple):
+    """One side's answer, on its way to be compared; ``missing`` says why there is only a status."""
+
+    proxy: str  # the incarnation of the proxy that has numbered it
+    at: CompareAt
+    endpoint: str
+    backend: str
+    request_id: str
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""  # of an answer over HTTP
+    value: bytes = b""  # of a call through a handle, cloudpickled
+    missing: str = ""
 
 
 class Assignment(NamedTuple):
@@ -126,11 +182,12 @@ class Assignment(NamedTuple):
 
     ticket: int  # the router's number for this assignment
     query: Query
-    caller: Address
+    caller: Address | None  # None for a shadow's copy, whose answer is discarded
     caller_incarnation: str
     endpoint: str
     route: str
     timeout_s: float | None
+    compare: tuple[CompareAt, ...] = ()
 
 
 # --- Dispatch: workers and handles <-> proxy <-> replicas ---------------------------------------
@@ -172,10 +229,22 @@ class SubmitQueries(Message):
 
 @message
 class AnswerQueries(Message):
-    """Replica or proxy to the caller: answers, for the incarnation that asked."""
+    """Replica or proxy to the caller: answers, for the incarnation that asked, in their order."""
 
     incarnation: str
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer | LargeAnswer | StreamBegun | StreamPart, ...]
+
+
+@message
+class ControlStreams(Message):
+    """Caller to replica: (query id, bytes) taken of streams, and streams that nobody wants more of.
+
+    A replica sends a bounded number of bytes ahead of what was taken.
+    """
+
+    incarnation: str  # the caller's
+    taken: tuple[tuple[int, int], ...] = ()
+    stopped: tuple[int, ...] = ()
 
 
 @message
@@ -188,26 +257,37 @@ class RunQueries(Message):
     cancelled: tuple[int, ...] = ()
 
 
-class Outcome(NamedTuple):
-    """How one ticket ended: its answer's HTTP status, and how long it ran."""
-
-    ticket: int
-    status: int
-    seconds: float
-
-
 @message
 class QueriesFinished(Message):
-    """Replica to proxy: these tickets are answered (the answer is acknowledged), those refused.
+    """Replica to proxy: what became of tickets. Slots are free, but for the ``delivered``.
 
-    ``rejected`` tickets were never run: the replica was at max_ongoing_requests, or draining.
+    A ticket is ``rejected`` when it was never run, because the replica was at max_ongoing_requests
+    or draining; ``begun`` when a part of its answer has left, which cannot be repeated;
+    ``cancelled`` when there is no answer because nobody wanted one; else ``answered``, with the
+    answer's HTTP status, and later ``delivered``: the caller has the answer, or is dead.
+    A copy for a shadow is only ``answered``.
+
+    ``models`` says which multiplexed models the replica has, each time that changed; the last one
+    counts.
     """
 
     replica: str
     incarnation: str
-    finished: tuple[Outcome, ...] = ()
+    models: tuple[tuple[str, ...], ...] = ()
+    begun: tuple[int, ...] = ()
+    answered: tuple[tuple[int, int], ...] = ()
+    cancelled: tuple[int, ...] = ()
+    delivered: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
     draining: bool = False
+
+
+@message
+class CompareAnswers(Message):
+    """Replica to a replica of a shadow: answers to compare. Nobody answers, nobody repeats."""
+
+    incarnation: str
+    answers: tuple[ComparedAnswer, ...]
 
 
 @message
@@ -231,19 +311,28 @@ class AskProxyReply(Message):
 
 @message
 class Listen(Message):
-    """Proxy to controller: what it holds. Answered by Changed once something newer exists."""
+    """Proxy to controller: up to which id it holds all; answered by Changed once there is more.
+
+    Repeated every two seconds, which is also how the controller knows that the proxy lives.
+    """
 
     listener: Process
     host: str
-    known: dict[str, int] = field(default_factory=dict)
+    seen: int
 
 
 @message
 class Changed(Message):
-    """Controller to proxy: newer snapshots by key (None: deleted), with their snapshot ids."""
+    """Controller to proxy: newer snapshots by key (None: deleted), with their snapshot ids.
+
+    ``upto`` is what the proxy has seen once it holds them. What is not in a ``complete`` one does
+    not exist. A repeat, or one that a newer one has overtaken, is harmless.
+    """
 
     controller: Process
     snapshots: dict[str, tuple[int, Any]]
+    upto: int
+    complete: bool
 
 
 @message
@@ -260,6 +349,32 @@ class ReplicaLost(Message):
 
     replica: str
     incarnation: str
+
+
+@message
+class LoadReported(Message):
+    """Proxy to controller: backend -> (queued, ongoing) of its router; repeats are safe.
+
+    It stands for all that the proxy has: a backend that is not named has nothing there, and a later
+    report replaces the earlier one. Sent every half second while there are queries, at once when
+    one waits at a backend without replicas, and once more, empty, when the last has ended; also
+    once to each controller that the proxy meets.
+    """
+
+    proxy: Process
+    load: dict[str, tuple[int, int]]
+
+
+@message
+class TalliesReported(Message):
+    """Proxy to controller: what became of the queries of endpoints with a rollout; may repeat.
+
+    ``tallies`` is endpoint -> (the step's name, backend -> core.tallies.PlainTally): all that this
+    proxy has counted in that step. Sent every second while there is a rollout.
+    """
+
+    proxy: Process
+    tallies: dict[str, tuple[str, dict[str, tuple[int, int, int, dict[int, int]]]]]
 
 
 # --- Replica lifecycle: controller -> replica ---------------------------------------------------
@@ -312,6 +427,7 @@ class StopReplica(Message):
 class ReplicaReported(Message):
     """Replica to controller: its state, after any of the above.
 
+    ``queries_at`` is where it takes queries, once it has code.
     ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
     traceback; ``exception`` that exception, cloudpickled where it can be.
@@ -320,11 +436,23 @@ class ReplicaReported(Message):
     replica: str
     process: Process
     state: str
+    queries_at: Address | None = None
     config_id: int = 0
     check_id: int = 0
     ongoing: int = 0
     error: str = ""
     exception: bytes | None = None
+
+
+@message
+class ComparisonsReported(Message):
+    """Replica of a shadow to controller: all that its comparisons have found; may repeat.
+
+    By endpoint, shadow and the id of the settings, as core.differences tells it.
+    """
+
+    process: Process
+    found: dict[tuple[str, str, str], dict[str, Any]]
 
 
 @message
@@ -374,9 +502,13 @@ class HostReported(Message):
 
 @message
 class Request(Message):
-    """Base of all admin requests. Each is idempotent; a client repeats it with the same id."""
+    """Base of all admin requests. Each is idempotent; a client repeats it with the same id.
+
+    ``user`` is who asks, as the client's system names them; nobody vouches for it.
+    """
 
     request_id: str
+    user: str = ""
 
 
 @message
@@ -446,6 +578,62 @@ class SetTraffic(Request):
     weights: dict[str, float]
 
 
+@message
+class ShadowTraffic(Request):
+    """Have a proportion of an endpoint's queries copied to a backend; 0 ends it.
+
+    Answered when every proxy knows it.
+    """
+
+    endpoint: str
+    backend: str
+    proportion: float
+    compare: dict[str, Any] | None = None  # fields of core.comparing.Compare
+
+
+@message
+class GetDifferences(Request):
+    """Answers shadow -> what comparing its answers has found."""
+
+    endpoint: str
+
+
+@message
+class StartRollout(Request):
+    """Move an endpoint's traffic to a backend step by step; answers the goal's id or None.
+
+    The goal fails when the traffic goes back.
+    """
+
+    endpoint: str
+    to: str
+    steps: tuple[float, ...]
+    hold_s: float
+    abort_if: dict[str, float]
+    alpha: float
+    min_samples: int
+    ready_timeout_s: float
+
+
+@message
+class AbortRollout(Request):
+    """Go back to the traffic before a rollout; answered when every proxy knows it."""
+
+    endpoint: str
+
+
+@message
+class PromoteRollout(Request):
+    """End a rollout with all traffic at its new backend; answered when every proxy knows it."""
+
+    endpoint: str
+
+
+@message
+class ListRollouts(Request):
+    """Answers endpoint -> where its last rollout stands, and why."""
+
+
 class DeploymentSpec(NamedTuple):
     """One deployment of an application, as DeployApplication carries it."""
 
@@ -469,6 +657,63 @@ class DeployApplication(Request):
     ingress: str
     route_prefix: str | None
     deployments: tuple[DeploymentSpec, ...]
+
+
+@message
+class PlanApplication(DeployApplication):
+    """Change nothing; answers what DeployApplication would change, as core.history tells it."""
+
+
+@message
+class DeployDeployment(Request):
+    """Bring up a deployment of its own, with the endpoint of its name.
+
+    Refused unless ``prev_version`` is None or the version that is deployed. Answers the goal's id,
+    or None when nothing changed.
+    """
+
+    spec: DeploymentSpec
+    route_prefix: str | None
+    prev_version: str | None = None
+
+
+@message
+class DeleteDeployment(Request):
+    """Delete a deployment of its own; answers the goal's id or None."""
+
+    name: str
+
+
+@message
+class DeleteEverything(Request):
+    """Delete all applications, deployments, endpoints and backends; answers the goals' ids."""
+
+
+@message
+class GetDeployment(Request):
+    """Answers the settings and the state of a deployment of its own."""
+
+    name: str
+
+
+@message
+class ListDeployments(Request):
+    """Answers name -> what GetDeployment answers."""
+
+
+@message
+class ListHistory(Request):
+    """Answers the changes that are kept, oldest first."""
+
+
+@message
+class UndoChange(Request):
+    """Restore what was before a change, by default the last; answers what it undid, and the goal.
+
+    Refused with the reason where that cannot be.
+    """
+
+    change_id: int | None = None
 
 
 @message
@@ -505,6 +750,11 @@ class ListEndpoints(Request):
 @message
 class GetStatus(Request):
     """Answers the object that ``understudy status --json`` prints."""
+
+
+@message
+class GetAutoscaling(Request):
+    """Answers tag -> bounds, load and latest decisions of each autoscaled backend."""
 
 
 @message

@@ -1,28 +1,24 @@
-"""A process outside the actor system that takes part in it: its transport on a thread of its own.
+"""The place in the actor system of a process that is no actor: messages by class, actors by name.
 
-The gunicorn workers, the host process and scripts have a loop of their own or none; Thespian's
-blocking loop therefore runs on a thread, with the :class:`~understudy.actors.loop.Loop` of that
-thread as the way in and out.
+A gunicorn worker has its :class:`Port` on the loop that it serves HTTP on. Scripts and the host
+process block, so theirs is on a loop of its own, on a thread: :class:`ThreadPort`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from functools import partial
 from typing import Any
 
-from understudy.actors import thespian_repairs
-
-thespian_repairs.apply()
-
-from thespian.actors import WatchMessage
 from thespian.system import isInternalActorSystemMessage
 from thespian.system.messages.admin import (
     PendingActor,
@@ -30,106 +26,39 @@ from thespian.system.messages.admin import (
     QueryAck,
     QueryExists,
 )
-from thespian.system.transport import ExternalInterfaceTransportInit, ReceiveEnvelope
-from thespian.system.transport.TCPTransport import TCPTransport
 
-from understudy.actors.async_loop import PortLoop, ThreadPortLoop
-from understudy.actors.loop import Callback, Loop, intent
+from understudy.actors import bases
+from understudy.actors.loop import Callback, Loop
 from understudy.actors.messages import Address, Identify, IdentifyReply, Process
-from understudy.actors.settings import STOCK, default_transport
+from understudy.actors.settings import default_transport
 from understudy.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0
+OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
+STOP_TIMEOUT_S = 5.0
 CONTROLLER = ("understudy.actors.controller.Controller", "understudy.controller")
 PROXY = ("understudy.actors.proxy.Proxy", "understudy.proxy")
-_MAX_SLEEP_S = 60.0
-
-
-class ThreadLoop(Loop):
-    """A loop that runs Thespian's transport on its own daemon thread.
-
-    ``on_message(message, sender)`` gets everything that arrives, on that thread.
-    """
-
-    def __init__(self, admin_port: int, on_message: Callable[[Any, Address], None]) -> None:
-        super().__init__()
-        capabilities = {"Admin Port": admin_port}
-        self._transport = TCPTransport(ExternalInterfaceTransportInit(), capabilities, None, None)
-        self.admin_address: Address = TCPTransport.getAdminAddr(capabilities)
-        self.address: Address = self._transport.myAddress
-        self._on_message = on_message
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="understudy-port", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def send(
-        self,
-        target: Address,
-        message: Any,
-        on_sent: Callback | None = None,
-        on_failed: Callback | None = None,
-    ) -> None:
-        """See :meth:`Loop.send`."""
-        sent, failed = self._delivered(on_sent), self._delivered(on_failed)
-        self._transport.scheduleTransmit(None, intent(target, message, sent, failed))
-
-    def stop(self) -> None:
-        """End the thread and close the transport; what is under way is dropped."""
-        self._closing = True
-        self.post(lambda: None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        self._transport.set_watch([self.fileno()])
-        while not self._closing:
-            due = self.next_timer_at()
-            sleep_s = _MAX_SLEEP_S if due is None else min(due - time.monotonic(), _MAX_SLEEP_S)
-            envelope = self._transport.run(None, timedelta(seconds=max(sleep_s, 0)))
-            if isinstance(envelope, ReceiveEnvelope):
-                self._guarded(partial(self._received, envelope))
-            self.finish_turn()
-        self._close_transport()
-        self.close()
-
-    def _close_transport(self) -> None:
-        """Close it with its idle and half-done connections, which Thespian leaves open."""
-        transport = self._transport
-        sockets = [transport.socket, *(idle.socket for idle in transport._openSockets.values())]
-        sockets += [intent.socket for intent in transport._transmitIntents.values()]
-        transport.close()
-        for each in sockets:
-            each.close()
-
-    def _received(self, envelope: Any) -> None:
-        if isinstance(envelope.message, WatchMessage):
-            self.run_ready()
-        else:
-            self._on_message(envelope.message, envelope.sender)
 
 
 class Port:
-    """This process's place in the actor system: messages by class, and actors by global name.
-
-    With our own transport and a ``loop`` that runs, it is on that loop, without a thread.
-    """
+    """This process's place in the actor system, on ``loop``, whose thread everything runs on."""
 
     def __init__(
         self,
         admin_port: int,
         process: Process,
+        loop: asyncio.AbstractEventLoop,
         transport: str | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.process = process
         self.admin_port = admin_port
-        self.loop = _loop_for(transport or default_transport(), admin_port, self._received, loop)
+        base = bases.get(transport or default_transport())
+        self._transport = base.attach(admin_port, loop, self._arrived)
+        self.loop = Loop(self._transport, partial(self._transport.scheduleTransmit, None))
+        self.address: Address = self._transport.myAddress
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
             PendingActorResponse: self._located,
@@ -138,53 +67,57 @@ class Port:
         self._instances = itertools.count(1)
         self._locating: dict[int, Callable[[Address | None], None]] = {}
         self._identifying: dict[str, Callable[[Address, Process], None]] = {}
-        self._probe = threading.Event()
+        self._probing: list[Callable[[bool], None]] = []
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
-        """Have ``handler(message, sender)`` called, on the loop's thread, for this class."""
+        """Have ``handler(message, sender)`` called for this class."""
         self._handlers[message_class] = handler
 
-    def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        """Start, and make sure that an actor system answers; else close, raise NotRunningError."""
-        self.loop.start()
-        if not self.answers(timeout_s):
-            self.close()
-            raise NotRunningError(
-                f"no actor system answers on port {self.admin_port} of this host; "
-                "start one with `understudy start`, or name its port with UNDERSTUDY_ADMIN_PORT"
-            )
+    def detach(self) -> None:
+        """Leave; what is under way is dropped."""
+        self._transport.close()
+        self.loop.close()
 
-    def close(self) -> None:
-        """End the port's thread."""
-        self.loop.stop()
+    def probe(self, on_probed: Callable[[bool], None]) -> None:
+        """Ask the actor system's admin whether it is there; one that hangs never answers."""
+        self._probing.append(on_probed)
+        self.loop.send(
+            self._transport.admin_address,
+            QueryExists(),
+            on_failed=lambda: self._tell_probed(answers=False),
+        )
 
-    def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Ask the actor system's admin whether it is there; blocks, so not on the loop's thread."""
-        self._probe.clear()
-        self.loop.post(lambda: self.loop.send(self.loop.admin_address, QueryExists()))
-        return self._probe.wait(timeout_s)
+    async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask the actor system's admin whether it is there."""
+        answer: asyncio.Future[bool] = self.loop.asyncio.create_future()
+        self.probe(lambda answers: None if answer.done() else answer.set_result(answers))
+        done, _ = await asyncio.wait([answer], timeout=timeout_s)
+        return bool(done) and answer.result()
 
     def locate(
         self, class_name: str, global_name: str, on_located: Callable[[Address | None], None]
     ) -> None:
         """Ask the admin for the actor of that global name; it is created when there is none.
 
-        On the loop's thread; ``on_located`` gets None when the admin refuses.
+        ``on_located`` gets None when the admin refuses.
         """
         instance = next(self._instances)
         self._locating[instance] = on_located
         request = PendingActor(class_name, None, instance, None, globalName=global_name)
         self.loop.send(
-            self.loop.admin_address,
+            self._transport.admin_address,
             request,
             on_failed=lambda: self._tell_located(instance, None),
         )
 
     def identify(self, address: Address, on_identified: Callable[[Address, Process], None]) -> None:
-        """Ask one of our actors who it is; on the loop's thread. A dead one never answers."""
+        """Ask one of our actors who it is. A dead one never answers."""
         request_id = secrets.token_hex(8)
         self._identifying[request_id] = on_identified
         self.loop.send(address, Identify(request_id=request_id))
+
+    def _arrived(self, envelope: Any) -> None:
+        self.loop.guarded(self._received, envelope.message, envelope.sender)
 
     def _received(self, message: Any, sender: Address) -> None:
         handler = self._handlers.get(type(message))
@@ -208,25 +141,66 @@ class Port:
             on_identified(sender, message.process)
 
     def _acknowledged(self, message: Any, _sender: Address) -> None:
-        if not message.inShutdown:
-            self._probe.set()
+        self._tell_probed(answers=not message.inShutdown)
+
+    def _tell_probed(self, *, answers: bool) -> None:
+        probing, self._probing = self._probing, []
+        for on_probed in probing:
+            on_probed(answers)
 
 
-def _loop_for(
-    transport: str,
-    admin_port: int,
-    on_message: Callable[[Any, Address], None],
-    running: asyncio.AbstractEventLoop | None,
-) -> ThreadLoop | PortLoop:
-    if transport == STOCK:
-        return ThreadLoop(admin_port, on_message)
-    if running is None:
-        return ThreadPortLoop(admin_port, on_message)
-    return PortLoop(admin_port, on_message, running)
+class ThreadPort(Port):
+    """A :class:`Port` on a loop of its own on a daemon thread, for callers that block.
+
+    What :class:`Port` offers is for that thread, to be had by ``loop.post``; what is here is for
+    all others.
+    """
+
+    def __init__(self, admin_port: int, process: Process, transport: str | None = None) -> None:
+        super().__init__(admin_port, process, asyncio.new_event_loop(), transport)
+        self._thread = threading.Thread(target=self._run, name="understudy-port", daemon=True)
+
+    def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        """Start, and wait until an actor system answers; else close, raise NotRunningError."""
+        self._thread.start()
+        deadline = time.monotonic() + timeout_s
+        while not self.is_answered(max(deadline - time.monotonic(), 0)):
+            if time.monotonic() > deadline:
+                self.close()
+                raise NotRunningError(
+                    f"no actor system answers on port {self.admin_port} of this host; "
+                    "start one with `understudy start`, or name its port with UNDERSTUDY_ADMIN_PORT"
+                )
+            time.sleep(OPEN_RETRY_S)
+
+    def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask the actor system's admin whether it is there; blocks."""
+        answer: Future[bool] = Future()
+        self.loop.post(
+            lambda: self.probe(
+                lambda answers: None if answer.done() else answer.set_result(answers)
+            )
+        )
+        try:
+            return answer.result(timeout_s)
+        except FutureTimeoutError:
+            return False
+
+    def close(self) -> None:
+        """End the thread and leave; what is under way is dropped."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self.loop.asyncio.call_soon_threadsafe(self.loop.asyncio.stop)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        self.loop.asyncio.run_forever()
+        self.detach()
+        self.loop.asyncio.close()
 
 
 class Finder:
-    """Follows a globally named actor through its deaths; all on the loop's thread.
+    """Follows a globally named actor through its deaths; all on the port's loop.
 
     ``on_found(address, process)`` is called for each new incarnation, ``on_lost()`` at its death.
     Nobody else needs to announce a new one: asking for the name creates it.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from understudy.actors.base import LoopActor
@@ -19,9 +21,11 @@ from understudy.actors.messages import (
     AttachCaller,
     AttachCallerReply,
     Changed,
+    CompareAt,
     DetachCaller,
     FailedAnswer,
     Listen,
+    LoadReported,
     MeetController,
     MeetProxy,
     Process,
@@ -29,22 +33,45 @@ from understudy.actors.messages import (
     ReplicaLost,
     RunQueries,
     SubmitQueries,
+    TalliesReported,
 )
 from understudy.actors.metrics import Metrics
+from understudy.actors.processes import is_alive
 from understudy.core import tickets
-from understudy.core.routing import SATURATED_S, Router
-from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable, ReplicaTable
+from understudy.core.long_poll import NOTHING_SEEN
+from understudy.core.routing import CANCELLED_STATUS, SATURATED_S, Router
+from understudy.core.tables import (
+    BACKEND_PREFIX,
+    ENDPOINT_PREFIX,
+    ROLLOUT_PREFIX,
+    BackendTable,
+    ReplicaTable,
+)
+from understudy.core.tallies import OVERDUE_S, Tallies
 
 logger = logging.getLogger(__name__)
 
+LOAD_REPORT_S = 0.5
+TALLIES_REPORT_S = 1.0
+MAX_PICKLES = 1_000  # of addresses and settings; then all are made anew
 LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
+
+
+class _Recipient(NamedTuple):
+    """Who gets an answer."""
+
+    address: Address | None
+    incarnation: str
 
 
 class _Caller(NamedTuple):
     address: Address
-    process: Process
+    incarnation: str
     outbox: Outbox
     unwatch: Callable[[], None]
+
+
+_NOBODY = _Recipient(None, "")  # what copies for shadows are answered to
 
 
 class _Link(NamedTuple):
@@ -66,20 +93,31 @@ class Proxy(LoopActor):
         """See :meth:`LoopActor.started`."""
         self._router = Router(random.random)
         self._metrics = Metrics()
-        self._known: dict[str, int] = {}
+        self._tallies = Tallies()
+        self._pickles: dict[str, bytes] = {}
+        self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
+        self._held: set[str] = set()  # the keys of its tables
+        self._told_by: Process | None = None  # the controller that its tables are of
+        self._seen = NOTHING_SEEN  # it holds everything up to this snapshot id
         self._controller: Address | None = None
         self._ready = False
         self._waiting: list[SubmitQueries] = []
         self._listen_timer: Timer | None = None
+        self._load_timer: Timer | None = None  # armed while there are queries
         self._deadline_timer: Timer | None = None
         self._deadline_at: float | None = None
         self._callers: dict[str, _Caller] = {}
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _Link] = {}  # by the replica's tag
+        self._linked: dict[str, set[str]] = {}  # backend -> the replicas of its table
+        self._leaving: set[str] = set()  # replicas that are in no table, and may have queries
         self._perform: dict[type, Callable[[Any], None]] = {
             tickets.Assign: self._assign,
             tickets.Cancel: self._cancel,
             tickets.Refuse: self._refuse,
             tickets.Ended: self._ended,
+            tickets.Dropped: self._dropped,
+            tickets.Lost: self._lost,
+            tickets.Starved: self._starved,
         }
 
     # --- Tables, by long poll -------------------------------------------------------------------
@@ -88,23 +126,38 @@ class Proxy(LoopActor):
         """Listen to this controller from now on."""
         self._controller = message.controller
         self._listen()
+        self._report_load_now()  # also when there is none: a new controller waits for that
 
     def receiveMsg_Changed(self, message: Changed, sender: Address) -> None:
         """Take newer tables; then tell the controller that they are held."""
-        self._controller = sender
-        now = time.monotonic()
-        for key, (snapshot_id, table) in sorted(message.snapshots.items(), key=_apply_order):
-            self._known[key] = snapshot_id
-            if table is None:
-                del self._known[key]
-            if key.startswith(ENDPOINT_PREFIX):
-                name = key.removeprefix(ENDPOINT_PREFIX)
-                self._run(self._router.set_endpoint(name, table, now))
-            else:
-                self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
+        if message.controller == self._told_by:
+            if message.upto < self._seen:
+                return  # a newer one has overtaken it
+        elif not message.complete:
+            return  # of a controller that is gone: each begins with all that there is
+        self._controller, self._told_by = sender, message.controller
+        snapshots = message.snapshots
+        if message.complete:
+            gone = dict.fromkeys(self._held - snapshots.keys(), (message.upto, None))
+            snapshots = {**gone, **snapshots}
+        for key, (_, table) in sorted(snapshots.items(), key=_apply_order):
+            self._take_table(key, table, time.monotonic())
+        self._seen = message.upto
         if not self._ready:
             self._begin_dispatch()
         self._listen()
+
+    def _take_table(self, key: str, table: Any, now: float) -> None:
+        (self._held.discard if table is None else self._held.add)(key)
+        if key.startswith(ENDPOINT_PREFIX):
+            name = key.removeprefix(ENDPOINT_PREFIX)
+            self._run(self._router.set_endpoint(name, table, now))
+        elif key.startswith(ROLLOUT_PREFIX):
+            self._tallies.watch(key.removeprefix(ROLLOUT_PREFIX), table)
+            if self._tallies_timer is None:
+                self._report_tallies()
+        else:
+            self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
 
     def _begin_dispatch(self) -> None:
         self._ready = True
@@ -119,19 +172,40 @@ class Proxy(LoopActor):
             self._listen_timer.cancel()
         self._listen_timer = self.loop.call_later(LISTEN_AGAIN_S, self._listen)
         if self._controller is not None:
-            listen = Listen(listener=self.process, host="", known=dict(self._known))
+            listen = Listen(listener=self.process, host="", seen=self._seen)
             self.loop.send(self._controller, listen)
 
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
+        if table is not None:
+            table = self._without_dead(table)
         for replica in table.replicas if table is not None else ():
             link = self._links.get(replica.tag)
             if link is not None and link.table != replica:
-                self._replica_lost(replica.tag)  # a new process of the same tag
+                self._replica_lost(link.table)  # a new process of the same tag
             if replica.tag not in self._links:
                 self._links[replica.tag] = self._link(replica)
+        present = {replica.tag for replica in table.replicas} if table is not None else set()
+        self._leaving = (self._leaving | self._linked.pop(tag, set())) - present
+        if present:
+            self._linked[tag] = present
         self._run(self._router.set_backend(tag, table, now))
-        for replica_tag in set(self._links) - set(self._router.ongoing()):
-            self._links.pop(replica_tag).unwatch()
+        self._let_go(self._leaving - self._router.ongoing(self._leaving).keys())
+
+    def _let_go(self, replicas: set[str]) -> None:
+        """Forget replicas that have left the tables, and have nothing to do any more."""
+        self._leaving -= replicas
+        for tag in replicas & self._links.keys():
+            self._links.pop(tag).unwatch()
+
+    def _without_dead(self, table: BackendTable) -> BackendTable:
+        """Leave out replicas whose end was seen here before the controller heard of it.
+
+        Each query that was sent to one again would count as one more replica that died under it.
+        """
+        links = {r.tag: self._links.get(r.tag) for r in table.replicas}
+        known = {tag: link.table for tag, link in links.items() if link is not None}
+        living = tuple(r for r in table.replicas if known.get(r.tag) == r or _lives(r))
+        return replace(table, replicas=living)
 
     def _link(self, replica: ReplicaTable) -> _Link:
         process: Any = replica.process
@@ -139,18 +213,21 @@ class Proxy(LoopActor):
             self.loop,
             replica.address,
             lambda items: self._pack_run(process.incarnation, items),
-            on_failed=lambda _items: self._replica_lost(replica.tag),
+            on_failed=lambda _items: self._replica_lost(replica),
             weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
-        unwatch = self.loop.watch_process(process, lambda: self._replica_lost(replica.tag))
+        unwatch = self.loop.watch_process(process, lambda: self._replica_lost(replica))
         meet = MeetProxy(proxy=self.myAddress, process=self.process)
         self.loop.send(replica.address, meet)
         return _Link(replica, outbox, unwatch)
 
-    def _replica_lost(self, tag: str) -> None:
-        link = self._links.pop(tag, None)
-        if link is None:
+    def _replica_lost(self, replica: ReplicaTable) -> None:
+        """Give up a replica's process, unless another one has its tag by now."""
+        tag = replica.tag
+        link = self._links.get(tag)
+        if link is None or link.table != replica:
             return
+        del self._links[tag]
         link.unwatch()
         now = time.monotonic()
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
@@ -174,7 +251,7 @@ class Proxy(LoopActor):
             unwatch = self.loop.watch_process(
                 message.process, lambda: self._caller_lost(incarnation)
             )
-            self._callers[incarnation] = _Caller(sender, message.process, outbox, unwatch)
+            self._callers[incarnation] = _Caller(sender, incarnation, outbox, unwatch)
         if self._ready:
             self._welcome(sender)
 
@@ -209,6 +286,8 @@ class Proxy(LoopActor):
         for query_id in message.cancelled:
             self._run(self._router.cancel(caller, query_id, now))
         self._arm_deadline()
+        if self._load_timer is None:
+            self._load_timer = self.loop.call_later(LOAD_REPORT_S, self._report_load)
 
     def receiveMsg_QueriesFinished(self, message: QueriesFinished, _sender: Address) -> None:
         """Free the slots of what a replica has done, queue again what it rejected."""
@@ -216,21 +295,28 @@ class Proxy(LoopActor):
         process: Any = link.table.process if link is not None else None
         if process is None or process.incarnation != message.incarnation:
             return
-        now = time.monotonic()
-        outcomes = [(outcome.ticket, outcome.status) for outcome in message.finished]
-        self._run(self._router.finished(message.replica, outcomes, now))
+        now, replica = time.monotonic(), message.replica
+        if message.models:
+            self._router.holds(replica, message.models[-1])
+        if message.begun:
+            self._router.begun(replica, message.begun)
+        if message.answered:
+            self._run(self._router.answered(replica, message.answered, now))
+        if message.delivered:  # perhaps of the same tickets
+            self._run(self._router.delivered(replica, message.delivered))
+        if message.cancelled:
+            cancelled = [(ticket, CANCELLED_STATUS) for ticket in message.cancelled]
+            self._run(self._router.finished(replica, cancelled, now))
         if message.rejected:
             draining = message.draining
-            self._run(
-                self._router.rejected(message.replica, message.rejected, now, draining=draining)
-            )
+            self._run(self._router.rejected(replica, message.rejected, now, draining=draining))
             self.loop.call_later(SATURATED_S, self._wake)
 
     def receiveMsg_AskProxy(self, message: AskProxy, sender: Address) -> None:
         """Answer questions of the HTTP front."""
         answers: dict[str, Callable[[], Any]] = {
             "routes": self._router.routes,
-            "metrics": lambda: self._metrics.text(self._router.load()),
+            "metrics": lambda: self._metrics.text(*self._router.load_by_endpoint()),
         }
         value = answers[message.what]() if message.what in answers else None
         self.loop.send(sender, AskProxyReply(request_id=message.request_id, value=value))
@@ -243,8 +329,8 @@ class Proxy(LoopActor):
 
     def _assign(self, effect: tickets.Assign) -> None:
         ticket = effect.ticket
-        caller = self._callers.get(str(ticket.caller))
         link = self._links.get(effect.replica)
+        caller = _NOBODY if ticket.caller is None else self._callers.get(str(ticket.caller))
         if caller is None or link is None:
             return  # its death is being handled, and ends the ticket
         timeout_s = None
@@ -255,12 +341,34 @@ class Proxy(LoopActor):
                 ticket=ticket.number,
                 query=ticket.query,
                 caller=caller.address,
-                caller_incarnation=caller.process.incarnation,
+                caller_incarnation=caller.incarnation,
                 endpoint=ticket.endpoint,
                 route=ticket.route,
                 timeout_s=timeout_s,
+                compare=self._places(ticket.compare) if ticket.compare else (),
             )
         )
+
+    def _places(self, pairings: tuple[tickets.Pairing, ...]) -> tuple[CompareAt, ...]:
+        """Return where answers are to be compared, of the replicas that live."""
+        places = []
+        for number, replica, settings in pairings:
+            link = self._links.get(replica)
+            if link is not None:
+                process: Any = link.table.process
+                address = self._pickled(process.incarnation, link.table.address)
+                packed = b"" if settings is None else self._pickled(f"by {settings[0]}", settings)
+                places.append(CompareAt(number, process.incarnation, address, packed))
+        return tuple(places)
+
+    def _pickled(self, key: str, value: Any) -> bytes:
+        """Pickle what goes with many queries once; ``key`` is its own."""
+        pickled = self._pickles.get(key)
+        if pickled is None:
+            if len(self._pickles) >= MAX_PICKLES:
+                self._pickles.clear()
+            pickled = self._pickles[key] = pickle.dumps(value)
+        return pickled
 
     def _cancel(self, effect: tickets.Cancel) -> None:
         link = self._links.get(effect.replica)
@@ -274,6 +382,41 @@ class Proxy(LoopActor):
 
     def _ended(self, effect: tickets.Ended) -> None:
         self._metrics.ended(*effect)
+        if self._tallies and not effect.is_copy:
+            self._tallies.ended(*effect[:4])
+
+    def _lost(self, effect: tickets.Lost) -> None:
+        self._tallies.lost(*effect)
+
+    def _dropped(self, effect: tickets.Dropped) -> None:
+        self._metrics.dropped(*effect)
+
+    def _starved(self, _effect: tickets.Starved) -> None:
+        self._report_load_now()
+
+    def _report_load_now(self) -> None:
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+        self._load_timer = self.loop.call_later(0, self._report_load)
+
+    def _report_load(self) -> None:
+        """Tell the controller what there is, and again until there is nothing."""
+        load = self._router.busy()
+        again = bool(load) or self._controller is None
+        self._load_timer = self.loop.call_later(LOAD_REPORT_S, self._report_load) if again else None
+        if self._controller is not None:
+            report = LoadReported(proxy=self.process, load=load)
+            self.loop.send(self._controller, report)
+
+    def _report_tallies(self) -> None:
+        """Tell the controller what has been counted for rollouts, while there is any."""
+        self._tallies_timer = None
+        if not self._tallies:
+            return
+        self._tallies_timer = self.loop.call_later(TALLIES_REPORT_S, self._report_tallies)
+        if self._controller is not None:
+            tallies = self._tallies.plain(self._router.overdue(time.monotonic() - OVERDUE_S))
+            self.loop.send(self._controller, TalliesReported(proxy=self.process, tallies=tallies))
 
     def _pack_run(self, incarnation: str, items: list[Any]) -> RunQueries:
         return RunQueries(
@@ -300,6 +443,11 @@ class Proxy(LoopActor):
         self._deadline_at = None
         self._run(self._router.expire(time.monotonic()))
         self._arm_deadline()
+
+
+def _lives(replica: ReplicaTable) -> bool:
+    process: Any = replica.process
+    return is_alive(process)
 
 
 def _apply_order(item: tuple[str, tuple[int, Any]]) -> int:

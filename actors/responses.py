@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from understudy.actors.messages import HttpAnswer, HttpCall
+from understudy.actors.messages import HttpAnswer, HttpCall, StreamEnded
+from understudy.actors.user_code import Reply
 from understudy.core.errors import UnsupportedResultError
 
 _JSON = ((b"content-type", b"application/json"),)
@@ -24,7 +25,7 @@ def make_request(call: HttpCall, route: str) -> Request:
     prefix = "" if route == "/" else route
     scope = {
         "type": "http",
-        "asgi": {"version": "3.0"},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": call.http_version,
         "method": call.method,
         "scheme": call.scheme,
@@ -49,26 +50,52 @@ def make_request(call: HttpCall, route: str) -> Request:
     return Request(scope, receive)
 
 
-async def make_answer(query_id: int, result: Any, request: Request) -> HttpAnswer:
-    """Turn what a handler returned into an answer.
+async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer | None:
+    """Turn what a handler returned into an answer; None when it has been given in parts.
 
-    str is text, bytes are bytes, a Starlette response is itself with its background tasks, anything
-    else is JSON. Raises UnsupportedResultError naming the type that is none of these.
+    str is text, bytes are bytes, a Starlette response is itself with its background tasks, the
+    parts of an iterator leave as they are made, and anything else is JSON. Raises
+    UnsupportedResultError naming the type that is none of these.
     """
+    query_id = reply.assignment.query.id
     if isinstance(result, Response):
-        return await _from_response(query_id, result, request)
+        return await _give_response(reply, result, request)
     if isinstance(result, str):
         return HttpAnswer(query_id, 200, _TEXT, result.encode())
     if isinstance(result, bytes | bytearray | memoryview):
         return HttpAnswer(query_id, 200, _BYTES, bytes(result))
+    if hasattr(result, "__aiter__"):
+        await _give_parts(reply, result)
+        return None
     try:
         body = json.dumps(result, default=_jsonable, separators=(",", ":"), ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise UnsupportedResultError(
             f"cannot turn a {type(result).__name__} into an HTTP response ({error}); return str, "
-            "bytes, something JSON-able or a Starlette response"
+            "bytes, something JSON-able, a generator or a Starlette response"
         ) from error
     return HttpAnswer(query_id, 200, _JSON, body.encode())
+
+
+async def _give_parts(reply: Reply, parts: Any) -> None:
+    """Send str as text or bytes as they are; the first part says which it is."""
+    has_begun = False
+    try:
+        async for part in parts:
+            if not isinstance(part, str | bytes | bytearray | memoryview):
+                raise UnsupportedResultError(
+                    f"a generator yielded a {type(part).__name__}; yield str or bytes"
+                )
+            if not has_begun:
+                reply.begin(200, _TEXT if isinstance(part, str) else _BYTES)
+                has_begun = True
+            await reply.send(part.encode() if isinstance(part, str) else bytes(part))
+    finally:
+        if hasattr(parts, "aclose"):
+            await parts.aclose()
+    if not has_begun:
+        reply.begin(200, _TEXT)
+    reply.answer(StreamEnded(reply.assignment.query.id, 200))
 
 
 def from_http_exception(query_id: int, error: HTTPException) -> HttpAnswer:
@@ -78,28 +105,56 @@ def from_http_exception(query_id: int, error: HTTPException) -> HttpAnswer:
     return HttpAnswer(query_id, error.status_code, headers + _TEXT, body)
 
 
-async def _from_response(query_id: int, response: Response, request: Request) -> HttpAnswer:
-    if isinstance(response, StreamingResponse) or response.background is not None:
-        return await _run_response(query_id, response, request)
-    body = bytes(response.body) if hasattr(response, "body") else None
-    if body is None:  # FileResponse reads its file when it is called
-        return await _run_response(query_id, response, request)
-    return HttpAnswer(query_id, response.status_code, tuple(response.raw_headers), body)
+async def _give_response(reply: Reply, response: Response, request: Request) -> HttpAnswer | None:
+    is_whole = not isinstance(response, StreamingResponse) and response.background is None
+    if is_whole and hasattr(response, "body"):  # a FileResponse reads its file when it is called
+        query_id, headers = reply.assignment.query.id, tuple(response.raw_headers)
+        return HttpAnswer(query_id, response.status_code, headers, bytes(response.body))
+    asgi = AsgiReply(reply)
+    await response(request.scope, request.receive, asgi.send)
+    asgi.check_complete()
+    return None
 
 
-async def _run_response(query_id: int, response: Response, request: Request) -> HttpAnswer:
-    start: dict[str, Any] = {}
-    chunks: list[bytes] = []
+class AsgiReply:
+    """The ``send`` of an ASGI app: what comes whole at once is an answer, anything else parts."""
 
-    async def send(event: Message) -> None:
-        if event["type"] == "http.response.start":
-            start.update(event)
-        elif event["type"] == "http.response.body":
-            chunks.append(bytes(event.get("body", b"")))
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._query_id = reply.assignment.query.id
+        self._status = 0
+        self._headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._has_begun = False
+        self._is_complete = False
 
-    await response(request.scope, request.receive, send)
-    headers = tuple((bytes(k), bytes(v)) for k, v in start.get("headers", ()))
-    return HttpAnswer(query_id, start["status"], headers, b"".join(chunks))
+    async def send(self, event: Message) -> None:
+        """Take an event of the response."""
+        kind = event["type"]
+        if kind == "http.response.start":
+            self._status = event["status"]
+            self._headers = tuple((bytes(k), bytes(v)) for k, v in event.get("headers", ()))
+        elif kind == "http.response.body" and not self._is_complete:
+            await self._body(bytes(event.get("body", b"")), more=event.get("more_body", False))
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        reply, query_id = self._reply, self._query_id
+        if not (more or self._has_begun):
+            self._is_complete = True
+            reply.answer(HttpAnswer(query_id, self._status, self._headers, body))
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            reply.begin(self._status, self._headers)
+        if body:
+            await reply.send(body)
+        if not more:
+            self._is_complete = True
+            reply.answer(StreamEnded(query_id, self._status))
+
+    def check_complete(self) -> None:
+        """Raise UnsupportedResultError when the app has returned before the end."""
+        if not self._is_complete:
+            raise UnsupportedResultError("the response ended without its last part")
 
 
 def _jsonable(value: Any) -> Any:

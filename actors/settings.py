@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from understudy.actors.binding import read_binding
+from understudy.actors.capacity import read_capacity
 from understudy.core.config import HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
 
 DEFAULT_ADMIN_PORT = 1900
-STOCK, OWN = TRANSPORTS = ("stock", "own")  # Thespian's multiprocTCPBase, or actors/transport/
-DEFAULT_TRANSPORT = STOCK
+OWN, STOCK = TRANSPORTS = ("own", "stock")  # actors/transport/, or Thespian's multiprocTCPBase
+DEFAULT_TRANSPORT = OWN
 LOOPBACK = ("127.0.0.1", "localhost")
 
 # Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
@@ -23,6 +26,12 @@ VARIABLES = {
     "UNDERSTUDY_ADMIN_PORT": "admin_port",
     "UNDERSTUDY_ADDRESS": "address",
     "UNDERSTUDY_TRANSPORT": "transport",
+    "UNDERSTUDY_BIND": "bind",
+    "UNDERSTUDY_JOIN": "join",
+    "UNDERSTUDY_KEY_FILE": "key_file",
+    "UNDERSTUDY_TLS_CERT": "tls_cert",
+    "UNDERSTUDY_TLS_KEY": "tls_key",
+    "UNDERSTUDY_TLS_CA": "tls_ca",
     "UNDERSTUDY_HTTP_HOST": "http.host",
     "UNDERSTUDY_HTTP_PORT": "http.port",
     "UNDERSTUDY_HTTP_WORKERS": "http.workers",
@@ -32,6 +41,10 @@ VARIABLES = {
     "UNDERSTUDY_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
     "UNDERSTUDY_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
     "UNDERSTUDY_HTTP_SSL_CERTFILE": "http.ssl_certfile",
+    "UNDERSTUDY_NUM_CPUS": "num_cpus",
+    "UNDERSTUDY_NUM_GPUS": "num_gpus",
+    "UNDERSTUDY_MEMORY": "memory",
+    "UNDERSTUDY_RESOURCES": "resources",
     # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
     "UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
     "UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
@@ -47,6 +60,16 @@ class HostSettings:
     address: str | None = None  # HOST:PORT of the system to talk to; None is this host's
     http: HTTPOptions = field(default_factory=HTTPOptions)
     transport: str = DEFAULT_TRANSPORT
+    bind: str | None = None  # this host's address for other hosts; None when there are none
+    join: str | None = None  # HOST:PORT of the system whose convention to join
+    key_file: Path | None = None  # the cluster key, to be copied into the state dir
+    tls_cert: Path | None = None  # PEM files, all three or none
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    num_cpus: float | None = None  # what replicas may take; None is what the host has
+    num_gpus: float | None = None
+    memory: float | None = None  # bytes
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom ones
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
 
@@ -65,12 +88,29 @@ class HostSettings:
         """The folder of the key-value store."""
         return self.state_dir / "store"
 
+    @property
+    def status_file(self) -> Path:
+        """The status snapshot, beside the store."""
+        return self.state_dir / "status.json"
+
+    @property
+    def cluster_key(self) -> Path:
+        """The file that makes hosts one cluster."""
+        return self.state_dir / "cluster.key"
+
+    @property
+    def own_address(self) -> str:
+        """HOST:PORT of this host's actor system."""
+        return f"{self.bind or LOOPBACK[0]}:{self.admin_port}"
+
     def to_environ(self) -> dict[str, str]:
         """Return the variables that make :func:`read_settings` give these settings again."""
         values = {name: self._value(path) for name, path in VARIABLES.items()}
         return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
     def _value(self, path: str) -> Any:
+        if path == "resources":
+            return json.dumps(dict(self.resources)) if self.resources else None
         return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)
 
     def with_http(self, **changes: Any) -> HostSettings:
@@ -99,6 +139,8 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         address=values.get("address"),
         http=validated(HTTPOptions, http),
         transport=_transport(values),
+        **read_binding(values),
+        **read_capacity(values),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
     )
@@ -113,6 +155,11 @@ def _transport(values: Mapping[str, Any]) -> str:
     value = str(values.get("transport", DEFAULT_TRANSPORT))
     if value not in TRANSPORTS:
         raise InvalidRequestError(f"transport={value!r}: expected one of {', '.join(TRANSPORTS)}")
+    if value == STOCK and values.get("bind"):
+        raise InvalidRequestError(
+            f"transport={value!r}: unpickles what anybody sends, so it cannot be bound to "
+            f"{values['bind']}; leave UNDERSTUDY_TRANSPORT out"
+        )
     return value
 
 

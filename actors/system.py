@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from understudy.actors.logs import open_log
 from understudy.actors.messages import Process
 from understudy.actors.processes import (
     RunRecords,
@@ -97,6 +98,7 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
         send_signal(host, signal.SIGTERM)
     wait_gone(hosts, STOP_TIMEOUT_S)
     left = kill_system(records)
+    settings.status_file.unlink(missing_ok=True)
     if forget:
         forget_state(settings)
     return bool(hosts or left)
@@ -106,6 +108,7 @@ def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended."""
     for folder in (settings.store_dir, settings.run_dir, settings.logs_dir):
         shutil.rmtree(folder, ignore_errors=True)
+    settings.status_file.with_suffix(".new").unlink(missing_ok=True)
 
 
 def is_running(settings: HostSettings) -> bool:
@@ -122,10 +125,15 @@ def kill_system(
     it is on disk. Roles in ``spare`` are left alone. ``under`` is the pid of a process, itself left
     alone, that has inherited what dead processes had started.
     """
-    victims = [process for process, role in records.alive().items() if role not in spare]
+    alive = {each: role for each, role in records.alive().items() if role not in spare}
+    # The proxy first: it would answer with errors what replicas had when they were killed, while
+    # without an answer its callers send again what they may.
+    victims = sorted(alive, key=lambda each: alive[each] != "proxy")
+    for process in victims:  # none of them starts another that the search below would miss
+        send_signal(process, signal.SIGSTOP)
     pids = [process.pid for process in victims]
     children = descendants(pids if under is None else [*pids, under])
-    found = {process.pid: process for process in [*children, *victims]}
+    found = {process.pid: process for process in [*victims, *children]}
     kill_all(found.values())
     for process in victims:
         records.remove(process)
@@ -147,8 +155,7 @@ def _prepare_folders(settings: HostSettings) -> None:
 
 def _spawn(settings: HostSettings, ready_fd: int) -> None:
     environ = {**os.environ, **settings.to_environ(), "UNDERSTUDY_READY_FD": str(ready_fd)}
-    log = settings.logs_dir / "host.log"
-    with log.open("ab") as output:
+    with os.fdopen(open_log(settings, "host"), "ab") as output:
         subprocess.run(
             [sys.executable, "-c", _HOST_PROGRAM],
             env=environ,

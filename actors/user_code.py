@@ -18,15 +18,17 @@ import os
 import pickle
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cloudpickle
 
+from understudy.actors import held_models, user_context
+from understudy.actors.large_bytes import content_of
 from understudy.actors.messages import (
     Answer,
     Assignment,
@@ -43,6 +45,10 @@ from understudy.core.errors import (
     UnsupportedResultError,
 )
 
+if TYPE_CHECKING:
+    from understudy.actors.asgi import AsgiHost
+
+ASGI_APP = "__understudy_asgi_app__"  # the attribute of a class whose requests an app answers
 MAX_THREADS = 32
 # The message thread waits for the interpreter lock at each of its twenty or so system calls per
 # message, and asks for it only after a switch interval in which nobody let go of it. User code that
@@ -73,27 +79,65 @@ class Failure(NamedTuple):
         return cls(text, trace, pickled)
 
 
-OnDone = Callable[[Answer | None, float], None]  # the answer, None if cancelled; the seconds
-Start = tuple[Any, Assignment, OnDone]  # a key of the caller's to cancel it by, and what to run
+class Reply(Protocol):
+    """One query, and what user code makes of it. A query that is not answered was cancelled."""
+
+    @property
+    def key(self) -> Any:
+        """What to cancel it by."""
+
+    @property
+    def assignment(self) -> Assignment:
+        """What to run."""
+
+    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Begin an answer in parts; it is ended like any other, with a StreamEnded when well."""
+
+    async def send(self, data: bytes) -> None:
+        """Send the next part; returns when more may be made."""
+
+    def answer(self, answer: Answer) -> None:
+        """Answer; user code may go on."""
+
+    def end(self) -> None:
+        """Note that user code has returned."""
 
 
 class UserCode:
-    """Loads and runs user code; ``post(callback)`` runs a callback on the actor's loop."""
+    """Loads and runs user code on ``loop``, from :meth:`start` on.
+
+    What the controller asks for may be called from any thread, and what comes of it is handed to
+    ``post``, which takes a callback to the message loop. Queries are run, cancelled and answered on
+    ``loop`` itself.
+    """
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
         # It starts threads only when none is idle, so never more than the calls that were let in.
         self._pool = ThreadPoolExecutor(MAX_THREADS, "user")
         self._health_pool = ThreadPoolExecutor(1, "health")
-        self._tasks: dict[Any, asyncio.Task[Answer]] = {}
+        self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
         self._callable: Any = None
-        self._loop = asyncio.new_event_loop()
+        self._asgi: AsgiHost | None = None
+        self.loop = asyncio.new_event_loop()
+        self._is_over = False
+        self._argument_taken: dict[str, bool] = {}  # by method name; asking takes 8 us
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._thread = threading.Thread(target=self._run_loop, name="user-loop", daemon=True)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # of this thread, the message loop's
+
+    def start(self) -> None:
+        """Start the loop's thread."""
         self._thread.start()
+
+    def end(self) -> None:
+        """End the threads, for a process that lives on; what runs is dropped."""
+        self._is_over = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        for pool in (self._pool, self._health_pool):
+            pool.shutdown(wait=False)
 
     def load(
         self, code: bytes, user_config: Any, on_done: Callable[[Failure | None], None]
@@ -125,45 +169,43 @@ class UserCode:
         """Call the instance's ``__del__``, where it has one."""
         self._spawn(self._close(), on_done)
 
-    def run_all(self, starts: list[Start]) -> None:
-        """Run a batch of queries, with one wake-up of the user loop for all."""
-        self._loop.call_soon_threadsafe(self._start_all, starts)
+    def run(self, reply: Reply) -> None:
+        """Run a query."""
+        task = self.loop.create_task(self._serve(reply))
+        self._tasks[reply.key] = task
+        task.add_done_callback(partial(self._ended, reply))
+
+    async def _serve(self, reply: Reply) -> None:
+        answer = await self._answer(reply)
+        if answer is not None:
+            reply.answer(answer)
+        del self._tasks[reply.key]
+        reply.end()  # here, which is one pass of the loop earlier than in _ended
+
+    def _ended(self, reply: Reply, task: asyncio.Task[None]) -> None:
+        """Tell the end of a task that was cancelled, perhaps before its code began."""
+        self._cancelled.discard(task)
+        if self._tasks.pop(reply.key, None) is not None:
+            reply.end()
 
     def cancel(self, key: Any) -> None:
         """Cancel a query: async code gets CancelledError, sync code runs on unheard."""
-        self._loop.call_soon_threadsafe(self._cancel, key)
-
-    def _start_all(self, starts: list[Start]) -> None:
-        for key, assignment, on_done in starts:
-            task = self._loop.create_task(self._answer(assignment))
-            self._tasks[key] = task
-            task.add_done_callback(partial(self._ended, key, on_done, time.monotonic()))
-
-    def _ended(
-        self, key: Any, on_done: OnDone, begun_at: float, task: asyncio.Task[Answer]
-    ) -> None:
-        # Not at the end of the task's own code, which never begins if it is cancelled at once.
-        del self._tasks[key]
-        self._cancelled.discard(task)
-        answer = None if task.cancelled() else task.result()
-        seconds = time.monotonic() - begun_at
-        self._post(lambda: on_done(answer, seconds))
-
-    def _cancel(self, key: Any) -> None:
         task = self._tasks.get(key)
         if task is not None and task not in self._cancelled:
             self._cancelled.add(task)
             task.cancel()
 
     def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        while not self._loop.is_closed():
+        asyncio.set_event_loop(self.loop)
+        while not (self._is_over or self.loop.is_closed()):
             # A task of the user's own may raise SystemExit through it, or stop it.
             try:
-                self._loop.run_forever()
+                self.loop.run_forever()
             except BaseException:
                 _print(traceback.format_exc())
-        os._exit(1)  # closed by user code: nothing can be answered any more
+        if not self._is_over:
+            os._exit(1)  # closed by user code: nothing can be answered any more
+        self.loop.close()
 
     def _spawn(self, coroutine: Any, on_done: Callable[[Failure | None], None]) -> None:
         async def guarded() -> None:
@@ -174,7 +216,7 @@ class UserCode:
                 failure = Failure.of(error)
             self._post(lambda: on_done(failure))
 
-        asyncio.run_coroutine_threadsafe(guarded(), self._loop)
+        asyncio.run_coroutine_threadsafe(guarded(), self.loop)
 
     async def _load(self, code: bytes, user_config: Any) -> None:
         async with self._changing:
@@ -196,6 +238,13 @@ class UserCode:
             self._callable = await self._construct(target, args, kwargs)
         else:
             self._callable = target
+        user_context.constructed(self._callable)
+        source = getattr(self._callable, ASGI_APP, None)
+        if source is not None:
+            from understudy.actors.asgi import AsgiHost  # noqa: PLC0415  # only for who has one
+
+            self._asgi = AsgiHost(source.app())
+            await self._asgi.start()
 
     async def _construct(self, cls: Any, args: Any, kwargs: Any) -> Any:
         if not inspect.iscoroutinefunction(cls.__init__):
@@ -218,6 +267,9 @@ class UserCode:
 
     async def _close(self) -> None:
         async with self._changing:
+            if self._asgi is not None:
+                await self._asgi.stop()
+            await held_models.close()
             finalizer = getattr(type(self._callable), "__del__", None)
             if finalizer is not None:
                 await self._invoke(finalizer, (self._callable,), {}, self._pool)
@@ -225,8 +277,10 @@ class UserCode:
     async def _invoke(self, function: Any, args: Any, kwargs: Any, pool: Any) -> Any:
         if _is_async(function):
             return await function(*args, **kwargs)
-        call = pool.submit(_outcome_of, function, args, kwargs)
-        future = asyncio.wrap_future(call, loop=self._loop)
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            return function(*args, **kwargs)  # runs no user code yet
+        call = pool.submit(copy_context().run, _outcome_of, function, args, kwargs)
+        future = asyncio.wrap_future(call, loop=self.loop)
         try:
             result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -237,14 +291,17 @@ class UserCode:
             raise error
         return await result if inspect.isawaitable(result) else result
 
-    async def _answer(self, assignment: Assignment) -> Answer:
+    async def _answer(self, reply: Reply) -> Answer | None:
+        """Return the answer; None when it was given already."""
+        assignment = reply.assignment
+        user_context.running.set(assignment)
         query = assignment.query
         call: Any = None
         try:
-            call = pickle.loads(query.call)
+            call = pickle.loads(content_of(query.call))
             if isinstance(call, PythonCall):
                 return await self._answer_python(query.id, call)
-            return await self._answer_http(query.id, call, query.call_method, assignment.route)
+            return await self._answer_http(reply, call)
         except UnderstudyError as error:
             trace = traceback.format_exc()
             return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
@@ -263,19 +320,40 @@ class UserCode:
                 f"the result, a {type(result).__name__}, cannot be pickled: {error}"
             ) from error
 
-    async def _answer_http(self, query_id: int, call: HttpCall, method: str, route: str) -> Answer:
+    async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
         from starlette.exceptions import HTTPException  # noqa: PLC0415  # only for HTTP
 
         from understudy.actors import responses  # noqa: PLC0415
 
-        request = responses.make_request(call, route)
+        request = responses.make_request(call, reply.assignment.route)
+        method = reply.assignment.query.call_method
+        if self._asgi is not None and not method:
+            await self._asgi.answer(reply, request)
+            return None
         function = self._method(method)
-        args = (request,) if _takes_argument(function) else ()
+        args = (request,) if self._takes_argument(method, function) else ()
         try:
             result = await self._invoke(function, args, {}, self._pool)
         except HTTPException as error:
-            return responses.from_http_exception(query_id, error)
-        return await responses.make_answer(query_id, result, request)
+            return responses.from_http_exception(reply.assignment.query.id, error)
+        if inspect.isgenerator(result):
+            result = self._iterate(result)
+        return await responses.give_answer(reply, result, request)
+
+    async def _iterate(self, generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
+        """Run a generator on the threads of sync code, step by step."""
+        end = object()
+        try:
+            while (item := await self._invoke(next, (generator, end), {}, self._pool)) is not end:
+                yield item
+        finally:
+            await self._invoke(generator.close, (), {}, self._pool)
+
+    def _takes_argument(self, name: str, method: Any) -> bool:
+        taken = self._argument_taken.get(name)
+        if taken is None:
+            taken = self._argument_taken[name] = _takes_argument(method)
+        return taken
 
     def _method(self, name: str) -> Any:
         if name in {"", "__call__"}:
@@ -284,7 +362,9 @@ class UserCode:
             name = "__call__"
         method = None if name.startswith("_") else getattr(self._callable, name, None)
         if not callable(method):
-            public = [n for n in dir(self._callable) if not n.startswith("_")]
+            kind = type(self._callable)
+            methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
+            public = [each for each in methods if not each.startswith("_")]
             raise InvalidRequestError(
                 f"the deployment has no method {name!r}; it has: {', '.join(public) or 'none'}"
             )
@@ -301,6 +381,12 @@ class _Lost:
 
 def _raise_lost(text: str) -> None:
     raise DeployFailedError(text)
+
+
+def give_way_to_messages() -> None:
+    """Have this thread, the message loop's, get the interpreter soon whatever user code does."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def lost_code(text: str) -> bytes:

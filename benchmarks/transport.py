@@ -29,6 +29,8 @@ FIGURES = {
     "echo_1": ("1 MB there and back", "ms"),
     "echo_10": ("10 MB there and back", "ms"),
     "echo_100": ("100 MB there and back", "ms"),
+    "beside": ("  slowest ask of others meanwhile", "ms"),
+    "memory": ("  memory of its receiver", "by its size"),
 }
 MORE_IS_BETTER = {"one_way"}
 
@@ -73,6 +75,28 @@ class Source(Actor):
                 self.send(self.asker, ("sent", time.process_time() - self.cpu))
 
 
+class Sink(Actor):
+    """Takes bodies, and tells its own memory: before, or the most there was."""
+
+    def receiveMessage(self, message: Any, sender: Any) -> None:
+        if isinstance(message, str):
+            with open("/proc/self/status") as status:
+                lines = dict(line.split(":", 1) for line in status)
+            self.send(sender, int(lines[message].split()[0]) * 1024)
+        elif isinstance(message, tuple):
+            asker, body = message
+            self.send(asker, ("taken", len(body)))
+
+
+class BodySource(Actor):
+    """Sends a body as long as it is told to."""
+
+    def receiveMessage(self, message: Any, sender: Any) -> None:
+        if isinstance(message, tuple):
+            sink, size = message
+            self.send(sink, (sender, bytes(range(256)) * (size // 256)))
+
+
 def measure(base: str, port: int) -> dict[str, float]:
     if base == "ours":
         from understudy.actors.transport.base import install  # noqa: PLC0415
@@ -90,6 +114,7 @@ def measure(base: str, port: int) -> dict[str, float]:
         for size, times in ((1, 20), (10, 5), (100, 1)):
             body = bytes(size * MEGABYTE)
             figures[f"echo_{size}"] = _time_each(lambda b=body: _ask(system, echo, b), times) * 1e3
+        _measure_beside(system, figures)
     finally:
         system.shutdown()
     return figures
@@ -117,6 +142,23 @@ def _measure_fan_out(system: ActorSystem, figures: dict[str, float]) -> None:
     figures["fan_out"] = _flood(system, source, counters, 10_000)[0] * 1e3
     for actor in (source, *counters):
         system.tell(actor, ActorExitRequest())
+
+
+def _measure_beside(system: ActorSystem, figures: dict[str, float]) -> None:
+    size, worst, taken = 100 * MEGABYTE, 0.0, None
+    source, sink, echo = (system.createActor(each) for each in (BodySource, Sink, Echo))
+    before = _ask(system, sink, "VmRSS")
+    _ask(system, echo, 0)
+    with system.private() as answers:
+        answers.tell(source, (sink, size))
+        while taken is None:
+            since = time.perf_counter()
+            _ask(system, echo, 1)
+            worst = max(worst, time.perf_counter() - since)
+            taken = answers.listen(0.001)
+    assert taken == ("taken", size), taken
+    figures["beside"] = worst * 1e3
+    figures["memory"] = (_ask(system, sink, "VmHWM") - before) / size
 
 
 def _flood(

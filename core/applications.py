@@ -1,134 +1,93 @@
 """Applications: deployments brought up together, each a backend and the endpoint of its name.
 
-New code is a new backend beside the old one (tag ``app#deployment#<code hash>``). Traffic moves
-when all its replicas run; only then the old one is stopped. If the new code cannot start, it is
-deleted and the old one goes on serving. Settings alone are changed in place.
+Both are named ``application#deployment``. New code is a rolling update of the backend, which goes
+back by itself when the new code cannot start; see :mod:`understudy.core.releases`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from understudy.core.config import ActorOptions, BackendConfig, validated
+from understudy.core.definitions import APPLICATION, BACKEND, ENDPOINT, Definition, Key
+from understudy.core.deployments import (
+    SpecLike,
+    backend_of,
+    check_code,
+    deployment_progress,
+    endpoint_of,
+)
 from understudy.core.endpoints import check_free, check_route
 from understudy.core.errors import InvalidRequestError
 from understudy.core.goals import Progress
 from understudy.core.names import wrong_with
-from understudy.core.records import (
-    ApplicationRecord,
-    BackendRecord,
-    DeploymentRecord,
-    EndpointRecord,
-)
-from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
+from understudy.core.records import ApplicationRecord
 
 if TYPE_CHECKING:
     from understudy.core.cluster import Cluster
 
-TAG_HASH_LENGTH = 12
 
-
-class SpecLike(Protocol):
-    """One deployment, as a deploy call describes it."""
-
-    @property
-    def name(self) -> str:
-        """Its name within the application."""
-
-    @property
-    def code(self) -> bytes:
-        """What a replica loads."""
-
-    @property
-    def code_hash(self) -> str:
-        """What makes two backends equal: code and version."""
-
-    @property
-    def version(self) -> str | None:
-        """What the user calls it."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Fields of BackendConfig."""
-
-    @property
-    def actor_options(self) -> Mapping[str, Any]:
-        """Fields of ActorOptions."""
-
-
-def endpoint_name(application: str, deployment: str) -> str:
-    """Return the name of a deployment's endpoint, which handles ask for."""
+def qualified(application: str, deployment: str) -> str:
+    """Return the name of a deployment's backend, and of its endpoint, which handles ask for."""
     return f"{application}#{deployment}"
 
 
-def backend_tag(application: str, deployment: str, code_hash: str) -> str:
-    """Return the tag of the backend that runs this code of a deployment."""
-    return f"{endpoint_name(application, deployment)}#{code_hash[:TAG_HASH_LENGTH]}"
-
-
-def deploy(
+def wanted(
     cluster: Cluster,
     name: str,
     ingress: str,
     route_prefix: str | None,
     specs: Iterable[SpecLike],
-) -> bool:
-    """Change the application's records to these deployments; False when nothing changes."""
+) -> dict[Key, Definition | None]:
+    """Return what there should be for an application of these deployments; changes nothing.
+
+    Raises InvalidRequestError and ConflictError.
+    """
     specs = tuple(specs)
-    configs = _check(cluster, name, ingress, route_prefix, specs)
-    before = cluster.applications.get(name)
-    changed = before is None or before.deleting
-    # What is being deleted serves no more: such an application comes up like a new one.
-    old = {} if before is None or before.deleting else dict(before.deployments)
-    new: dict[str, DeploymentRecord] = {}
-    for spec in specs:
-        tag = backend_tag(name, spec.name, spec.code_hash)
-        previous = old.get(spec.name)
-        changed |= _bring_up(cluster, name, tag, spec, configs[spec.name])
-        if previous is None:
-            new[spec.name] = DeploymentRecord(name=spec.name, target=tag)
-        else:
-            if previous.target not in {previous.serving, tag}:
-                _delete_backend(cluster, previous.target)
-            changed |= bool(previous.target != tag or previous.failure)
-            new[spec.name] = replace(previous, target=tag, failure="", exception=None)
-        route = route_prefix if spec.name == ingress else None
-        changed |= _put_endpoint(cluster, name, new[spec.name], route)
-    for gone in set(old) - set(new):
-        _delete_deployment(cluster, name, old[gone])
-        changed = True
+    _check(cluster, name, ingress, route_prefix, specs)
     record = ApplicationRecord(
-        name=name, ingress=ingress, route_prefix=route_prefix, deployments=new
+        name=name,
+        ingress=ingress,
+        route_prefix=route_prefix,
+        deployments=tuple(spec.name for spec in specs),
     )
-    cluster.put_application(record)
-    return changed
+    definitions: dict[Key, Definition | None] = {(APPLICATION, name): record}
+    before = cluster.applications.get(name)
+    for gone in () if before is None else before.deployments:
+        both = qualified(name, gone)
+        definitions |= {(ENDPOINT, both): None, (BACKEND, both): None}
+    backends = {qualified(name, spec.name): backend_of(spec, application=name) for spec in specs}
+    for spec in specs:
+        both = qualified(name, spec.name)
+        route = route_prefix if spec.name == ingress else None
+        endpoint = replace(endpoint_of(cluster, both, route, spec.name), application=name)
+        if not backends.keys() >= endpoint.traffic.keys():  # it was split with one that goes now
+            endpoint = replace(endpoint, traffic={both: 1.0})
+        definitions[BACKEND, both] = backends[both]
+        definitions[ENDPOINT, both] = endpoint
+    return definitions
 
 
-def delete(cluster: Cluster, name: str) -> None:
-    """Drop the application's endpoints at once, and have its backends drained."""
-    application = cluster.applications[name]
-    for deployment in application.deployments.values():
-        _delete_deployment(cluster, name, deployment)
-    cluster.put_application(replace(application, deleting=True))
+def unwanted(cluster: Cluster, name: str) -> dict[Key, Definition | None]:
+    """Return what there should be without the application; nothing where there is none."""
+    application = cluster.applications.get(name)
+    if application is None:
+        return {}
+    definitions: dict[Key, Definition | None] = {(APPLICATION, name): None}
+    for deployment in application.deployments:
+        both = qualified(name, deployment)
+        definitions |= {(ENDPOINT, both): None, (BACKEND, both): None}
+    return definitions
 
 
 def advance(cluster: Cluster, name: str) -> None:
-    """Move traffic to what has come up, go back from what has failed, forget what is gone."""
+    """Forget an application that is deleted when the last of its backends is gone."""
     application = cluster.applications.get(name)
-    if application is None:
+    if application is None or not application.deleting:
         return
-    if application.deleting:
-        if not any(b.record.application == name for b in cluster.backends.values()):
-            cluster.drop_application(name)
-        return
-    deployments = {
-        key: _advance_deployment(cluster, application, deployment)
-        for key, deployment in application.deployments.items()
-    }
-    cluster.put_application(replace(application, deployments=deployments))
+    if not cluster.backends_of(name):
+        cluster.drop_application(name)
 
 
 def progress(cluster: Cluster, name: str) -> Progress:
@@ -138,24 +97,14 @@ def progress(cluster: Cluster, name: str) -> Progress:
         return Progress(done=True)
     if application.deleting:
         return Progress()
-    for deployment in application.deployments.values():
-        if deployment.failure:
-            text = f"deployment {deployment.name!r} of application {name!r}: {deployment.failure}"
-            return Progress(error=text, exception=deployment.exception)
-    return Progress(done=all(is_up(cluster, name, d) for d in application.deployments.values()))
-
-
-def is_up(cluster: Cluster, application: str, deployment: DeploymentRecord) -> bool:
-    """Tell whether a deployment's target serves, and every proxy holds its tables."""
-    backend = cluster.backends.get(deployment.target)
-    held = cluster.long_poll.held_by_all
-    return (
-        deployment.serving == deployment.target
-        and backend is not None
-        and backend.settled
-        and held(BACKEND_PREFIX + deployment.target)
-        and held(ENDPOINT_PREFIX + endpoint_name(application, deployment.name))
-    )
+    steps = []
+    for deployment in application.deployments:
+        step = deployment_progress(cluster, qualified(name, deployment))
+        if step.error:
+            text = f"deployment {deployment!r} of application {name!r}: {step.error}"
+            return step._replace(error=text)
+        steps.append(step)
+    return Progress(done=all(step.done for step in steps))
 
 
 def _check(
@@ -164,7 +113,7 @@ def _check(
     ingress: str,
     route_prefix: str | None,
     specs: tuple[SpecLike, ...],
-) -> dict[str, tuple[BackendConfig, ActorOptions]]:
+) -> None:
     names = [spec.name for spec in specs]
     if bad := [each for each in [name, *names] if wrong_with(each)]:
         wrong = wrong_with(bad[0])
@@ -174,111 +123,8 @@ def _check(
             f"application {name!r}: deployments {names!r} must be different and contain the "
             f"ingress {ingress!r}"
         )
-    if not all(isinstance(s.code, bytes) and isinstance(s.code_hash, str) for s in specs):
+    for spec in specs:
         # Refused here, because the first deployments of a list must not come up without the last.
-        raise InvalidRequestError(f"application {name!r}: expected code as bytes, and its hash")
-    endpoint = endpoint_name(name, ingress)
-    others = {e.name: e for e in cluster.endpoints.values() if e.application != name}
-    check_free(others, endpoint, check_route(route_prefix))
-    return {spec.name: _settings(spec) for spec in specs}
-
-
-def _settings(spec: SpecLike) -> tuple[BackendConfig, ActorOptions]:
-    try:
-        return (
-            validated(BackendConfig, spec.config),
-            validated(ActorOptions, spec.actor_options),
-        )
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"deployment {spec.name!r}: {error}") from None
-
-
-def _bring_up(
-    cluster: Cluster,
-    application: str,
-    tag: str,
-    spec: SpecLike,
-    settings: tuple[BackendConfig, ActorOptions],
-) -> bool:
-    """Have a backend for this code with these settings; False when there is just that."""
-    config, options = settings
-    backend = cluster.backends.get(tag)
-    if backend is None:
-        record = BackendRecord(
-            tag=tag,
-            code_hash=spec.code_hash,
-            code_digest=hashlib.sha256(spec.code).hexdigest(),
-            config=config.model_dump(),
-            actor_options=options.model_dump(),
-            version=spec.version,
-            application=application,
-            deployment=spec.name,
-        )
-        cluster.add_backend(record, spec.code)
-        return True
-    cluster.keep_code(backend.record, spec.code)
-    changed = backend.set_config(config)
-    if backend.record.deleting or backend.record.failure:
-        backend.try_again()
-        changed = True
-    if backend.record.actor_options != options.model_dump():
-        backend.update(actor_options=options.model_dump())
-        changed = True
-    cluster.touch(tag)
-    return changed
-
-
-def _put_endpoint(
-    cluster: Cluster, application: str, deployment: DeploymentRecord, route: str | None
-) -> bool:
-    name = endpoint_name(application, deployment.name)
-    record = EndpointRecord(
-        name=name,
-        route=route,
-        traffic={deployment.serving or deployment.target: 1.0},
-        application=application,
-    )
-    if cluster.endpoints.get(name) == record:
-        return False
-    cluster.put_endpoint(record)
-    return True
-
-
-def _advance_deployment(
-    cluster: Cluster, application: ApplicationRecord, deployment: DeploymentRecord
-) -> DeploymentRecord:
-    backend = cluster.backends.get(deployment.target)
-    if backend is None or deployment.serving == deployment.target:
-        return deployment
-    if backend.record.failure:
-        return _give_up(cluster, deployment)
-    if not backend.settled:
-        return deployment
-    old, deployment = deployment.serving, replace(deployment, serving=deployment.target)
-    route = application.route_prefix if deployment.name == application.ingress else None
-    _put_endpoint(cluster, application.name, deployment, route)
-    if old is not None:
-        _delete_backend(cluster, old)
-    return deployment
-
-
-def _give_up(cluster: Cluster, deployment: DeploymentRecord) -> DeploymentRecord:
-    failed = cluster.backends[deployment.target].record
-    changes: dict[str, Any] = {"failure": failed.failure, "exception": failed.exception}
-    if deployment.serving is not None:
-        _delete_backend(cluster, deployment.target)
-        changes["target"] = deployment.serving
-    return replace(deployment, **changes)
-
-
-def _delete_deployment(cluster: Cluster, application: str, deployment: DeploymentRecord) -> None:
-    cluster.drop_endpoint(endpoint_name(application, deployment.name))
-    for tag in {deployment.target, deployment.serving} - {None}:
-        _delete_backend(cluster, str(tag))
-
-
-def _delete_backend(cluster: Cluster, tag: str) -> None:
-    backend = cluster.backends.get(tag)
-    if backend is not None:
-        backend.delete()
-        cluster.touch(tag)
+        check_code(f"application {name!r}", spec)
+    others = [e for e in cluster.endpoints.at(route_prefix) if e.application != name]
+    check_free(others, qualified(name, ingress), check_route(route_prefix))

@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
+from understudy.core import releases
+from understudy.core.capacity import Capacity, needs_of
 from understudy.core.config import BackendConfig
 from understudy.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
-from understudy.core.records import BackendRecord
-from understudy.core.replica_states import LIVE, ReplicaEvent, ReplicaState, next_state
+from understudy.core.records import BackendRecord, Release
+from understudy.core.replica_states import LEAVING, LIVE, ReplicaEvent, ReplicaState
+from understudy.core.replicas import Replica
+from understudy.core.retries import Retries
+from understudy.core.sizes import Sized
 from understudy.core.tables import BackendTable, ReplicaTable
 
 RESEND_S = 1.0
@@ -31,71 +35,74 @@ SILENT_START_S = 30.0  # a process that has not reported by then is taken for br
 KILL_MARGIN_S = 1.0  # past the drain time, before SIGKILL
 SILENT_EXIT_S = 5.0  # past that; one that has never reported is then taken for gone
 RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
-BACKOFF_S = 0.1
-MAX_BACKOFF_S = 10.0
-STABLE_S = 30.0  # a replica that ran this long was no crash loop
 TRIES_PER_REPLICA = 3  # Ray Serve's rule: min(max_constructor_retry_count, 3 * num_replicas)
 MAX_MISSED_CHECKS = 3
 
 
-@dataclass(slots=True, eq=False)
-class Replica:
-    """What is observed of one replica."""
+class Backend(Sized):
+    """A backend's record and its replicas."""
 
-    tag: str
-    state: ReplicaState = ReplicaState.SHOULD_START
-    since: float = 0.0  # when it came to this state
-    address: Any = None
-    process: Any = None
-    config_id: int = 0  # the newest that it has applied
-    told_config_id: int = 0
-    ongoing: int = 0
-    ask_at: float = 0.0  # when to send again what its state asks for, or the next health check
-    check_id: int = 0
-    check_sent_at: float | None = None
-    missed_checks: int = 0
-    reported: bool = False
-    recovering: bool = False  # known from the record only
-
-    def move(self, event: ReplicaEvent, now: float) -> None:
-        """Take the table's transition."""
-        self.state, self.since = next_state(self.state, event), now
-
-
-class Backend:
-    """A backend's record and its replicas.
-
-    ``changed`` is set when the record was replaced and needs saving.
-    """
-
-    def __init__(self, record: BackendRecord, now: float) -> None:
-        self.record = record
-        self.config = BackendConfig(**record.config)
-        self.changed = False
+    def __init__(self, record: BackendRecord, now: float, capacity: Capacity | None = None) -> None:
+        super().__init__(record)
+        self.capacity = capacity or Capacity()
+        self.waiting = ""  # why a replica that is wanted has no room, and what would make it fit
         # Recorded replicas may have a process already: they are asked, as if just told to start.
         self.replicas = {
-            tag: Replica(tag, ReplicaState.STARTING, since=now, ask_at=now, recovering=True)
-            for tag in record.replicas
+            tag: Replica(tag, number, ReplicaState.STARTING, since=now, ask_at=now, recovering=True)
+            for tag, number in releases.release_numbers(record).items()
         }
-        self._failures = 0  # constructors that raised or died, since the last success
-        self._last_error = ""
-        self._crashes = 0
-        self._start_at = 0.0  # no new replica before
+        for tag in self.replicas:
+            self._take_room(tag)
+        self.retries = Retries()
+        self.proven = False  # all replicas have taken the newest settings, at some time
+        self._start_due_at = float("inf")  # when one is to start that has to wait
 
     # --- What is wanted -------------------------------------------------------------------------
-
-    def update(self, **changes: Any) -> None:
-        """Replace fields of the record."""
-        self.record = replace(self.record, **changes)
-        self.changed = True
 
     def set_config(self, config: BackendConfig) -> bool:
         """Take a new config; False when it is the present one."""
         if config == self.config:
             return False
-        self.config = config
-        self.update(config=config.model_dump(), config_id=self.record.config_id + 1)
+        target, config_id = self.target_with(config), self.record.config_id + 1
+        before = self.target
+        fallback = self.record.config if self.proven else self.record.fallback_config
+        self.config, self.proven = config, False
+        self.update(
+            config=config.model_dump(),
+            config_id=config_id,
+            fallback_config=fallback,
+            target=target,
+            update_failure="",
+        )
+        self.note_rescaling(before)
         return True
+
+    def deploy(self, **release: Any) -> bool:
+        """Have the newest release made of these fields; False when it is, and all is well.
+
+        They are ``code_hash``, ``code_digest``, ``config``, ``actor_options`` and ``version``. Only
+        other settings are changed in place; else the replicas are replaced, some at a time.
+        """
+        wanted, again = self.wanted, self.record.deleting or bool(self.record.failure)
+        target = self.target_with(BackendConfig(**release["config"]), anew=again)
+        if again:
+            self.try_again()
+        if releases.is_release(self.record, release):
+            changed = self.set_config(BackendConfig(**release["config"]))
+            if again:
+                self.update(target=target)
+            if self.record.update_failure:
+                self.update(update_failure="", exception=None)
+                changed = True
+            return changed or again
+        self.retries.begin_anew()
+        self._take_release(releases.updated(self.record, release, wanted))
+        self.update(target=target)
+        return True
+
+    def _take_release(self, record: BackendRecord) -> None:
+        self.record, self.changed = releases.pruned(record), True
+        self.config, self.proven = BackendConfig(**record.config), False
 
     def delete(self, *, force: bool = False) -> None:
         """Have all replicas stopped, then the backend gone; with ``force`` without draining."""
@@ -104,21 +111,41 @@ class Backend:
 
     def try_again(self) -> None:
         """Start anew after it was given up or was to be deleted, as if it had never run."""
-        self._failures, self._start_at, self._last_error = 0, 0.0, ""
-        self.update(deleting=False, force=False, ran=False, failure="", exception=None)
+        self.retries.begin_anew()
+        self.record = releases.as_never_run(self.record)  # nor is there anything to go back to
+        self.update(deleting=False, force=False, failure="", update_failure="", exception=None)
 
     @property
-    def wanted(self) -> int:
-        """How many replicas there should be."""
-        return 0 if self.record.deleting or self.record.failure else self.config.num_replicas
+    def running(self) -> int:
+        """How many replicas run."""
+        return _running(list(self.replicas.values()))
 
     @property
     def settled(self) -> bool:
         """Whether exactly the wanted replicas run, with the newest config."""
-        live = [r for r in self.replicas.values() if r.state in LIVE]
+        live = self._live()
         return len(live) == self.wanted and all(
-            r.state is ReplicaState.RUNNING and r.config_id >= self.record.config_id for r in live
+            r.state is ReplicaState.RUNNING
+            and r.release == self.record.release
+            and r.config_id >= self.record.config_id
+            for r in live
         )
+
+    @property
+    def updating(self) -> bool:
+        """Whether replicas of another release are to be replaced, or are there to go back to."""
+        old = any(r.release != self.record.release for r in self._live())
+        return old or releases.fallback(self.record) is not None
+
+    def release_of(self, replica: str) -> Release:
+        """Return the release that a replica runs."""
+        return releases.release_of(self.record, replica)
+
+    def _take_room(self, replica: str) -> None:
+        self.capacity.take(replica, needs_of(self.release_of(replica).actor_options))
+
+    def _live(self) -> list[Replica]:
+        return [replica for replica in self.replicas.values() if replica.state in LIVE]
 
     @property
     def recovered(self) -> bool:
@@ -132,8 +159,10 @@ class Backend:
 
     @property
     def trouble(self) -> str:
-        """The last error of a constructor or a death, while it is not overcome; else ''."""
-        return self.record.failure or (self._last_error if not self.settled else "")
+        """Why a replica has no room, and the last error, while they are not overcome; else ''."""
+        if self.record.failure or self.settled:
+            return self.record.failure
+        return "; ".join(filter(None, (self.waiting, self.retries.last_error)))
 
     def table(self) -> BackendTable:
         """Return what routers are told."""
@@ -177,11 +206,22 @@ class Backend:
         if check_id:
             self._checked(replica, check_id, config_id, error, now)
             return
-        if error and replica.state is ReplicaState.RUNNING and config_id > replica.config_id:
-            self._last_error = error  # reconfigure raised; the replica goes on as it is
+        if error and state == "running" and config_id > replica.config_id:
+            self._refused(replica, config_id, error, exception)
         replica.config_id = max(config_id, replica.config_id)
         if replica.state is ReplicaState.STARTING:
             self._start_reported(replica, state, error, exception, now)
+
+    def _refused(
+        self, replica: Replica, config_id: int, error: str, exception: bytes | None
+    ) -> None:
+        """Go back to the last settings that all took, for reconfigure raised on these."""
+        newest = (self.record.release, self.record.config_id)
+        if (replica.release, config_id) != newest:
+            return
+        if self.record.fallback_config is not None:
+            self.set_config(BackendConfig(**self.record.fallback_config))
+        self.update(update_failure=error, exception=exception)
 
     def _start_reported(
         self, replica: Replica, state: str, error: str, exception: bytes | None, now: float
@@ -192,7 +232,7 @@ class Backend:
         elif state in {"failed", "draining"}:
             replica.move(ReplicaEvent.FAILED, now)
             if state == "failed":
-                self._failed(error, exception, now)
+                self._failed(replica, error, exception, now)
 
     def exited(self, tag: str, now: float) -> None:
         """Take note that a replica's process is gone."""
@@ -203,27 +243,37 @@ class Backend:
         replica.recovering = False
         replica.move(ReplicaEvent.EXITED, now)
         if before is ReplicaState.STARTING:
-            self._failed("its process died while it was starting", None, now)
+            self._failed(replica, "its process died while it was starting", None, now)
+        elif before is ReplicaState.RUNNING and self.updating:
+            self._failed(replica, "a replica's process died", None, now)
         elif before is ReplicaState.RUNNING:
-            self._crashes = 0 if lived_s > STABLE_S else self._crashes + 1
-            self._last_error = "a replica's process died"
-            if self._crashes > 1:
-                self._start_at = now + _backoff(self._crashes - 1)
+            self.retries.died("a replica's process died", lived_s, now)
 
     def _came_up(self) -> None:
-        self._failures, self._last_error = 0, ""
+        self.retries.came_up()
+        self.proven = True
         if not self.record.ran:
             self.update(ran=True)
 
-    def _failed(self, error: str, exception: bytes | None, now: float) -> None:
-        self._failures += 1
-        self._last_error = error
-        self._start_at = now + _backoff(self._failures)
-        limit = min(
-            self.config.max_constructor_retry_count, TRIES_PER_REPLICA * self.config.num_replicas
-        )
-        if not self.record.ran and self._failures >= limit and not self.record.failure:
+    def _failed(self, replica: Replica, error: str, exception: bytes | None, now: float) -> None:
+        if replica.release != self.record.release:
+            self.retries.old_failed(error, now)
+            return
+        self.retries.failed(error, now)
+        tried = releases.surge(self.wanted) if self.updating else self.wanted
+        limit = min(self.config.max_constructor_retry_count, TRIES_PER_REPLICA * max(tried, 1))
+        if not self.record.ran and self.retries.failures >= limit and not self.record.failure:
+            self._give_up(error, exception)
+
+    def _give_up(self, error: str, exception: bytes | None) -> None:
+        earlier = releases.fallback(self.record)
+        if earlier is None:
             self.update(failure=error, exception=exception)
+            return
+        self.retries.went_back()
+        target = self.target_with(BackendConfig(**earlier.config))
+        self._take_release(releases.rolled_back(self.record, earlier, error))
+        self.update(exception=exception, target=target)
 
     def _checked(
         self, replica: Replica, check_id: int, config_id: int, error: str, now: float
@@ -233,9 +283,10 @@ class Backend:
         replica.check_sent_at = None
         replica.ask_at = now + self.config.health_check_period_s
         replica.missed_checks = replica.missed_checks + 1 if error else 0
+        replica.config_id = max(replica.config_id, config_id)  # its report may have been lost
         replica.told_config_id = min(replica.told_config_id, config_id)  # or it is told again
         if error:
-            self._last_error = error
+            self.retries.last_error = error
 
     # --- The next steps -------------------------------------------------------------------------
 
@@ -250,20 +301,29 @@ class Backend:
         released = publish(self.table())
         for replica in list(self.replicas.values()):
             effects += self._STEPS[replica.state](self, replica, released, now)
-        tags = tuple(t for t, r in self.replicas.items() if r.state is not ReplicaState.STOPPED)
-        if len(tags) < len(self.replicas) or tags != self.record.replicas:
-            self.replicas = {tag: self.replicas[tag] for tag in tags}
-            self.update(replicas=tags)
+        self._record_replicas()
         if self.wanted and self.settled:
             self._came_up()
+        if self.settled and len(self.replicas) == self.wanted:
+            self.rescaling = ""
+        if (pruned := releases.pruned(self.record)) is not self.record:
+            self.record, self.changed = pruned, True
         return effects
+
+    def _record_replicas(self) -> None:
+        tags = tuple(t for t, r in self.replicas.items() if r.state is not ReplicaState.STOPPED)
+        if len(tags) < len(self.replicas) or tags != self.record.replicas:
+            for tag in self.replicas.keys() - set(tags):
+                self.capacity.give_back(tag)
+            self.replicas = {tag: self.replicas[tag] for tag in tags}
+            numbers = {tag: self.replicas[tag].release for tag in tags}
+            outdated = {t: n for t, n in numbers.items() if n != self.record.release}
+            self.update(replicas=tags, outdated=outdated)
 
     def due_at(self) -> float:
         """Return when :meth:`reconcile` has something to do, if nothing happens before."""
         times = [self._due_at(replica) for replica in self.replicas.values()]
-        if sum(r.state in LIVE for r in self.replicas.values()) < self.wanted:
-            times.append(self._start_at)
-        return min(times, default=float("inf"))
+        return min([*times, self._start_due_at])
 
     def _due_at(self, replica: Replica) -> float:
         if replica.state is ReplicaState.RUNNING:
@@ -286,7 +346,7 @@ class Backend:
             if silent and now >= replica.since + SILENT_START_S:
                 replica.recovering = False
                 replica.move(ReplicaEvent.FAILED, now)
-                self._failed("its process did not report", None, now)
+                self._failed(replica, "its process did not report", None, now)
                 effects.append(Kill(replica.tag))
         return effects
 
@@ -299,18 +359,60 @@ class Backend:
                 replica.check_sent_at = None
                 replica.missed_checks += 1
             if replica.missed_checks >= MAX_MISSED_CHECKS:
-                self._last_error = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+                error = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+                self.retries.last_error = error
                 replica.move(ReplicaEvent.RETIRE, now)
+                if self.updating:
+                    self._failed(replica, error, None, now)
 
     def _choose(self, now: float) -> None:
-        live = [r for r in self.replicas.values() if r.state in LIVE]
-        surplus = len(live) - self.wanted
-        if surplus > 0:
-            self._retire_surplus(live, surplus, now)
-        elif surplus < 0 and now >= self._start_at:
-            for _ in range(-surplus):
-                tag = f"{self.record.tag}#{secrets.token_hex(3)}"
-                self.replicas[tag] = Replica(tag, since=now)
+        self._start_due_at, self.waiting = float("inf"), ""
+        live = self._live()
+        if not self.wanted and self.record.capacity:
+            self.update(capacity=0)  # what autoscaling ended is not brought back by an update
+        if self.wanted and self.updating:
+            self._choose_for_update(live, now)
+            live = [r for r in self._live() if r.release == self.record.release]
+        elif len(live) < self.wanted:
+            self._add(self.wanted - len(live), self.record.release, self.retries.start_at, now)
+        if len(live) > self.wanted:
+            self._retire_surplus(live, len(live) - self.wanted, now)
+
+    def _choose_for_update(self, live: list[Replica], now: float) -> None:
+        if any(replica.recovering for replica in live):
+            return  # what runs is not known yet, so neither is what is missing
+        new = [r for r in live if r.release == self.record.release]
+        old = [r for r in live if r.release != self.record.release]
+        earlier = releases.fallback(self.record)
+        steps = releases.next_steps(
+            releases.Counts(
+                wanted=self.wanted,
+                capacity=self.record.capacity,
+                live=len(new),
+                running=_running(new),
+                old_live=len(old),
+                old_running=_running(old),
+                leaving=sum(r.state in LEAVING for r in self.replicas.values()),
+                can_start_old=earlier is not None,
+            )
+        )
+        self._retire_surplus(old, steps.retire_old, now)
+        self._add(steps.start, self.record.release, self.retries.start_at, now)
+        if earlier is not None:
+            self._add(steps.start_old, earlier.number, self.retries.start_old_at, now)
+
+    def _add(self, count: int, release: int, start_at: float, now: float) -> None:
+        if count and now < start_at:
+            self._start_due_at = min(self._start_due_at, start_at)
+            return
+        needs = needs_of(releases.numbered(self.record, release).actor_options)
+        for _ in range(count):
+            if not self.capacity.has_room(needs):
+                self.waiting = self.capacity.why_not(needs)
+                return
+            tag = f"{self.record.tag}#{secrets.token_hex(3)}"
+            self.replicas[tag] = Replica(tag, release, since=now)
+            self.capacity.take(tag, needs)
 
     def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
         if any(replica.recovering for replica in live):
@@ -337,7 +439,8 @@ class Backend:
 
     def _keep(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if max(replica.config_id, replica.told_config_id) < self.record.config_id:
+        newest = replica.release == self.record.release
+        if newest and max(replica.config_id, replica.told_config_id) < self.record.config_id:
             replica.told_config_id = self.record.config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
         if replica.check_sent_at is None and now >= replica.ask_at:
@@ -382,5 +485,5 @@ class Backend:
     }
 
 
-def _backoff(failures: int) -> float:
-    return min(BACKOFF_S * 2.0 ** (failures - 1), MAX_BACKOFF_S)
+def _running(replicas: list[Replica]) -> int:
+    return sum(replica.state is ReplicaState.RUNNING for replica in replicas)

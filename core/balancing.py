@@ -21,9 +21,11 @@ class RoutedReplica:
     table: ReplicaTable
     backend: str
     ongoing: dict[int, Ticket] = field(default_factory=dict)
+    unconfirmed: dict[int, Ticket] = field(default_factory=dict)  # answered, but did it arrive?
     saturated_until: float = 0.0  # it rejected a ticket, and is left alone for a moment
     draining: bool = False  # it rejected a ticket because it is to stop: for good
     retired: bool = False  # no longer in the table; lives on until its tickets are done
+    models: frozenset[str] = frozenset()  # multiplexed ones, that it has or loads
     level: int = -1  # where it stands in its backend's Levels; -1 is nowhere
 
 

@@ -18,7 +18,10 @@ class Changes:
         return bool(self.puts or self.deletes or self.code)
 
     def put(self, kind: str, name: str, record: Any) -> None:
-        """Have a record saved; the last one counts."""
+        """Have a record saved; the last one counts. None has it deleted."""
+        if record is None:
+            self.delete(kind, name)
+            return
         self.deletes.discard((kind, name))
         self.puts[kind, name] = record
 

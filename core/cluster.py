@@ -11,28 +11,50 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from understudy.core import applications
+from understudy.core import applications, releases
+from understudy.core.autoscaler import Autoscaler
 from understudy.core.backends import Backend
+from understudy.core.capacity import Capacity
 from understudy.core.changes import Changes
+from understudy.core.code_use import CodeUse
 from understudy.core.config import ActorOptions, BackendConfig, validated
+from understudy.core.definitions import (
+    APPLICATION,
+    BACKEND,
+    ENDPOINT,
+    Definition,
+    Key,
+    backend_definition,
+)
+from understudy.core.deployments import deployment_progress
+from understudy.core.differences import AllDifferences
 from understudy.core.effects import Effect
 from understudy.core.endpoints import (
+    Endpoints,
     check_free,
+    check_known,
     check_methods,
     check_route,
-    check_traffic,
+    check_weights,
+    is_made_alike,
+    owner_of,
     table_of,
     users_of,
+    with_shadow,
 )
 from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from understudy.core.goals import Goals, Progress, Subject
+from understudy.core.history import Author, History
+from understudy.core.loads import Loads
 from understudy.core.long_poll import LongPoll
 from understudy.core.names import MAX_TAG_BYTES, wrong_with
+from understudy.core.present import Present
 from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
+from understudy.core.rollouts import ROLLOUT, Rollouts
 from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
@@ -42,26 +64,49 @@ MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happen
 class Cluster:
     """Backends, endpoints, applications and goals. ``now`` is always monotonic seconds."""
 
-    def __init__(self, records: Mapping[str, Mapping[str, Any]], epoch: int, now: float) -> None:
-        self.endpoints: dict[str, EndpointRecord] = dict(records.get("endpoint", {}))
+    def __init__(
+        self,
+        records: Mapping[str, Mapping[str, Any]],
+        epoch: int,
+        now: float,
+        capacity: Capacity | None = None,
+    ) -> None:
+        self.capacity = capacity or Capacity()
+        self.endpoints = Endpoints(records.get("endpoint", {}))
         self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
         self.goals = Goals(records.get("goal", {}))
+        self.history = History(records.get("history", {}))
         self.backends = {
-            tag: Backend(record, now) for tag, record in records.get("backend", {}).items()
+            tag: Backend(record, now, self.capacity)
+            for tag, record in records.get("backend", {}).items()
         }
+        self._of_application: dict[str, set[str]] = {}
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
         self._recovery_ends_at = now + RECOVERY_S
         self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
+        self._waiting: set[str] = set()  # backends with replicas for which there is no room
         self.long_poll = LongPoll(epoch, closed=bool(self._recovering))
+        self.loads = Loads(now)
+        self.differences = AllDifferences()
+        self.autoscaler = Autoscaler(self.loads)
         self._touched = set(self.backends)
         self._touched_applications = set(self.applications)
         self._due: list[tuple[float, str]] = []
         self._due_at: dict[str, float] = {}
         self._changes = Changes()
         self.lost_code: set[str] = set()  # digests that the store was asked for in vain
+        self.code_use = CodeUse()
+        self.code_use.hold("history", self.history.digests())
+        for tag, backend in self.backends.items():
+            self._count(backend.record)
+            # A change that is not under way has succeeded, or was taken back.
+            subjects = (BACKEND, tag), ("deployment", tag), (APPLICATION, backend.names[1])
+            backend.proven = not any(map(self.goals.pending_for, subjects))
+        self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
         for name, endpoint in self.endpoints.items():
             self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(endpoint))
+        self.rollouts = Rollouts(self, records.get(ROLLOUT, {}))
 
     # --- Requests: backends ---------------------------------------------------------------------
 
@@ -90,7 +135,8 @@ class Cluster:
                     f"backend {tag!r} exists with other code or settings; use "
                     "update_backend_config, or delete it first"
                 )
-            self.keep_code(record, code)
+            if hashlib.sha256(code).hexdigest() == record.code_digest:
+                self.keep_code(record.code_digest, code)
             if not record.failure:
                 return self.goals.pending_for(("backend", tag))
             present.try_again()
@@ -114,6 +160,7 @@ class Cluster:
     ) -> str | None:
         """Change the given settings; the goal is reached when every replica has them."""
         backend = self._backend(tag)
+        self.note((BACKEND, tag))
         if not backend.set_config(backend.config.updated(changes)):
             return self.goals.pending_for(("backend", tag))
         self.touch(tag)
@@ -124,19 +171,19 @@ class Cluster:
         backend = self.backends.get(tag)
         if backend is None:
             return None
-        users = users_of(self.endpoints, tag)
+        if owner := owner_of(backend.record):
+            raise ConflictError(f"backend {tag!r} belongs to {owner}; delete or redeploy that")
+        self.rollouts.check_unused(tag)
+        users = users_of(self.endpoints.using(tag), tag)
         if users:
+            uses = ", ".join(f"{use} of endpoint {name!r}" for name, use in users.items())
             raise ConflictError(
-                f"backend {tag!r} has traffic of endpoint {', '.join(users)}; delete the endpoint "
-                "or set its traffic elsewhere first"
-            )
-        if backend.record.application:
-            raise ConflictError(
-                f"backend {tag!r} belongs to application {backend.record.application!r}; delete "
-                "or redeploy that"
+                f"backend {tag!r} has {uses}; delete the endpoint, set its traffic elsewhere, or "
+                "end the shadow first"
             )
         if backend.record.deleting and (backend.record.force or not force):
             return self.goals.pending_for(("backend", tag))
+        self.note((BACKEND, tag))
         backend.delete(force=force)
         self.touch(tag)
         return self.goals.create(("backend", tag), "delete backend", wall_now)
@@ -150,7 +197,11 @@ class Cluster:
     def create_endpoint(
         self, name: str, *, backend: str, route: str | None, methods: tuple[str, ...]
     ) -> None:
-        """Name a backend; the same call again is a no-op, another one a ConflictError."""
+        """Name a backend; the same call again is a no-op, another one a ConflictError.
+
+        It is the same call, too, when the endpoint's traffic was moved meanwhile: scripts that set
+        up an endpoint and then its traffic may run again.
+        """
         if wrong := wrong_with(name, MAX_TAG_BYTES):
             raise InvalidRequestError(f"endpoint name {name!r}: {wrong}")
         record = EndpointRecord(
@@ -158,78 +209,94 @@ class Cluster:
             route=check_route(route),
             methods=check_methods(methods),
             traffic={backend: 1.0},
+            made_with=backend,
         )
-        self._backend(backend)
-        self._check_traffic(record, record.traffic)
         present = self.endpoints.get(name)
-        if present == record:
+        if present is not None and is_made_alike(present, record):
             return
+        self._backend(backend)
         if present is not None:
             raise ConflictError(
                 f"endpoint {name!r} exists with other settings: route {present.route!r}, methods "
                 f"{present.methods}, traffic {dict(present.traffic)}; delete it first"
             )
-        check_free(self.endpoints, name, record.route)
+        check_known(f"endpoint {name!r}", "backend", [backend], self.usable_backends(""))
+        check_free(self.endpoints.at(record.route), name, record.route)
         self.put_endpoint(record)
 
     def delete_endpoint(self, name: str) -> None:
-        """Forget an endpoint; its backend stays. Harmless when there is none."""
-        present = self.endpoints.get(name)
-        if present is None:
+        """Forget an endpoint; its backends stay. Harmless when there is none."""
+        if (present := self.endpoints.get(name)) is None:
             return
-        if present.application:
-            raise ConflictError(
-                f"endpoint {name!r} belongs to application {present.application!r}; delete that"
-            )
+        if owner := owner_of(present):
+            raise ConflictError(f"endpoint {name!r} belongs to {owner}; delete that")
         self.drop_endpoint(name)
 
     def set_traffic(self, name: str, weights: Mapping[str, float]) -> None:
-        """Send an endpoint's traffic to a backend."""
-        present = self.endpoints.get(name)
-        if present is None:
-            raise UnknownNameError(f"no endpoint is named {name!r}")
-        self._check_traffic(present, weights)
-        if dict(present.traffic) != dict(weights):
-            self.put_endpoint(replace(present, traffic=dict(weights)))
+        """Give an endpoint's traffic to backends by weight; refused while a rollout decides."""
+        present = self.endpoint(name)
+        weights = check_weights(name, weights)
+        known = self.usable_backends(present.application)
+        check_known(f"traffic of endpoint {name!r}", "weights", weights, known)
+        if present.traffic != weights:
+            self.rollouts.check_traffic(name)
+            self.put_endpoint(replace(present, traffic=weights))
 
-    def _check_traffic(self, endpoint: EndpointRecord, weights: Mapping[str, float]) -> None:
-        # An application deletes its backends when it is redeployed, whoever else may use them.
-        known = [
-            tag
-            for tag, backend in self.backends.items()
-            if not backend.record.deleting and backend.record.application == endpoint.application
-        ]
-        check_traffic(endpoint.name, weights, known)
+    def shadow_traffic(
+        self, name: str, backend: str, proportion: float, compare: object = None
+    ) -> None:
+        """Have a proportion of an endpoint's queries copied to a backend; 0 ends it."""
+        known = self.usable_backends("")
+        changed = with_shadow(self.endpoint(name), backend, proportion, known, compare)
+        if changed != self.endpoints[name]:
+            self.put_endpoint(changed)
 
-    # --- Requests: applications -----------------------------------------------------------------
+    def endpoint(self, name: str) -> EndpointRecord:
+        """Return an endpoint, or raise UnknownNameError."""
+        if name not in self.endpoints:
+            known = ", ".join(sorted(self.endpoints)) or "none"
+            raise UnknownNameError(f"no endpoint is named {name!r}; there are: {known}")
+        return self.endpoints[name]
 
-    def deploy_application(
-        self,
-        name: str,
-        *,
-        ingress: str,
-        route_prefix: str | None,
-        deployments: tuple[Any, ...],
-        wall_now: float,
-    ) -> str | None:
-        """Bring an application to these deployments; see :mod:`understudy.core.applications`."""
-        changed = applications.deploy(self, name, ingress, route_prefix, deployments)
-        self._touched_applications.add(name)
-        subject = ("application", name)
-        if not changed:
-            return self.goals.pending_for(subject)
-        return self.goals.create(subject, "deploy application", wall_now)
+    def usable_backends(self, application: str) -> Collection[str]:
+        """Return where an application's queries may go: others' backends go when those like."""
+        return Present(self.backends, self.backends_of(application))
 
-    def delete_application(self, name: str, wall_now: float) -> str | None:
-        """Delete an application's endpoints and deployments; harmless when there is none."""
-        if name not in self.applications:
-            return None
-        subject = ("application", name)
-        if self.applications[name].deleting:
-            return self.goals.pending_for(subject)
-        applications.delete(self, name)
-        self._touched_applications.add(name)
-        return self.goals.create(subject, "delete application", wall_now)
+    # --- Changes --------------------------------------------------------------------------------
+
+    def change(self, author: Author, what: str, make: Callable[[], Any], wall_now: float) -> Any:
+        """Make a change and its entry in the history; a repeat of the request makes none."""
+        if self._before is not None:
+            return make()  # a part of the change that is being made
+        repeated = self.history.answered(author.request_id)
+        if repeated is not None:
+            return repeated.answer
+        self._before = {}
+        try:
+            answer = make()
+        finally:
+            before, self._before = self._before, None
+        after = {key: self.definition(key) for key in before}
+        if after != before:
+            self.history.add(author, what, answer, before, after, wall_now, self._changes)
+            self._hold("history", self.history.digests())
+        return answer
+
+    def definition(self, key: Key) -> Definition | None:
+        """Return what the last change has made of something; None where there is none."""
+        kind, name = key
+        if kind == ENDPOINT:
+            return self.endpoints.get(name)
+        if kind == APPLICATION:
+            application = self.applications.get(name)
+            return None if application is None or application.deleting else application
+        backend = self.backends.get(name)
+        return None if backend is None else backend_definition(backend.record)
+
+    def note(self, key: Key) -> None:
+        """Keep for the history what is about to be changed; to be called before each change."""
+        if self._before is not None and key not in self._before:
+            self._before[key] = self.definition(key)
 
     def goal(self, goal_id: str) -> GoalRecord:
         """Return a goal, or raise UnknownNameError."""
@@ -246,7 +313,7 @@ class Cluster:
         if backend_tag is None:
             return False
         self.backends[backend_tag].reported(tag, now=now, **report)
-        self.touch(backend_tag)
+        self._touched.add(backend_tag)
         return True
 
     def replica_exited(self, tag: str, now: float) -> None:
@@ -254,7 +321,7 @@ class Cluster:
         backend_tag = self._by_replica.get(tag)
         if backend_tag is not None:
             self.backends[backend_tag].exited(tag, now)
-            self.touch(backend_tag)
+            self._touched.add(backend_tag)
 
     def backend_of(self, replica: str) -> Backend | None:
         """Return the backend that a replica belongs to."""
@@ -266,37 +333,39 @@ class Cluster:
 
     # --- Reconciliation -------------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Effect]:
-        """Take the next steps of everything that was touched or is due."""
+    def advance(self, now: float, wall_now: float = 0.0) -> list[Effect]:
+        """Take the next steps of what was touched or is due; ``wall_now`` is for the history."""
         while self._due and self._due[0][0] <= now:
             due_at, tag = heapq.heappop(self._due)
             if self._due_at.get(tag) == due_at:
                 del self._due_at[tag]
-                self.touch(tag)
-        effects: list[Effect] = []
+                self._touched.add(tag)
+        effects = self.autoscaler.advance(now)
+        self._touched |= self.autoscaler.take_rescaled()
         while self._touched or self._touched_applications:
             touched, self._touched = self._touched, set()
             for tag in sorted(touched):
                 effects += self._advance_backend(tag, now)
+            if self.capacity.freed:
+                self.capacity.freed = False
+                self._touched |= self._waiting
             names, self._touched_applications = self._touched_applications, set()
             for name in sorted(names):
                 applications.advance(self, name)
+        self.rollouts.advance(now, wall_now)
         if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
             self.long_poll.open()
         self.goals.advance(self._progress)
         for goal_id, goal in self.goals.take_changed().items():
-            if goal is None:
-                self._changes.delete("goal", goal_id)
-            else:
-                self._changes.put("goal", goal_id, goal)
+            self.save("goal", goal_id, goal)
         return effects
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
-        times = [self._due[0][0]] if self._due else []
-        if self.long_poll.closed:
-            times.append(self._recovery_ends_at)
-        return min(times, default=None)
+        due_at = self._due[0][0] if self._due else float("inf")
+        opens_at = self._recovery_ends_at if self.long_poll.closed else float("inf")
+        due_at = min(due_at, opens_at, self.autoscaler.next_due_at(), self.rollouts.due_at())
+        return due_at if due_at < float("inf") else None
 
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
@@ -316,6 +385,8 @@ class Cluster:
         if backend.recovered:
             self._recovering.discard(tag)
         (self._releasing.add if backend.releasing else self._releasing.discard)(tag)
+        (self._waiting.add if backend.waiting else self._waiting.discard)(tag)
+        self.autoscaler.watch(tag, backend, now)
         if backend.record.application:
             self._touched_applications.add(backend.record.application)
         if backend.record.deleting and not backend.replicas:
@@ -324,6 +395,7 @@ class Cluster:
         if backend.changed:
             backend.changed = False
             self._changes.put("backend", tag, backend.record)
+            self._count(backend.record)
         self._schedule(tag, max(backend.due_at(), now + MIN_STEP_S))
         return effects
 
@@ -338,62 +410,82 @@ class Cluster:
 
     def _remove_backend(self, tag: str) -> None:
         removed = self.backends.pop(tag).record
+        self._waiting.discard(tag)
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
         self._changes.delete("backend", tag)
-        if all(b.record.code_digest != removed.code_digest for b in self.backends.values()):
-            self._changes.delete_code(removed.code_digest)
+        self._hold(("backend", tag), ())
+        self._of_application.get(removed.application, set()).discard(tag)
 
     def _progress(self, subject: Subject) -> Progress:
         kind, name = subject
-        if kind == "application":
+        if kind == APPLICATION:
             return applications.progress(self, name)
-        backend = self.backends.get(name)
-        if backend is None:
-            return Progress(done=True)
-        if backend.record.deleting:
-            return Progress()
-        if backend.record.failure:
-            return Progress(error=backend.record.failure, exception=backend.record.exception)
-        held = self.long_poll.held_by_all(BACKEND_PREFIX + name)
-        return Progress(done=backend.settled and held)
+        if kind == ROLLOUT:
+            return self.rollouts.progress(name)
+        if kind == ENDPOINT:
+            return Progress(done=self.long_poll.held_by_all(ENDPOINT_PREFIX + name))
+        return deployment_progress(self, name)  # a backend alone is one without an endpoint
 
-    # --- For the applications module ------------------------------------------------------------
+    def _count(self, record: BackendRecord) -> None:
+        self._of_application.setdefault(record.application, set()).add(record.tag)
+        self._hold(("backend", record.tag), releases.digests(record))
+
+    def _hold(self, holder: Hashable, digests: Iterable[str]) -> None:
+        for digest in self.code_use.hold(holder, digests):
+            self._changes.delete_code(digest)
+
+    # --- For the other modules of the core ------------------------------------------------------
+
+    def backends_of(self, application: str) -> set[str]:
+        """Return the tags of an application's backends, those that are being deleted too."""
+        return self._of_application.get(application, set())
 
     def touch(self, backend: str) -> None:
-        """Have a backend looked at in the next :meth:`advance`."""
+        """Have a changed backend looked at in the next :meth:`advance`."""
         self._touched.add(backend)
+        self._count(self.backends[backend].record)
 
-    def add_backend(self, record: BackendRecord, code: bytes) -> None:
-        """Add a backend and its code."""
-        self.backends[record.tag] = Backend(record, 0.0)
+    def add_backend(self, record: BackendRecord, code: bytes | None) -> None:
+        """Add a backend and its code, None where that is stored already."""
+        self.note((BACKEND, record.tag))
+        self.backends[record.tag] = Backend(record, 0.0, self.capacity)
         self._changes.put("backend", record.tag, record)
-        self._changes.put_code(record.code_digest, code)
+        if code is not None:
+            self.keep_code(record.code_digest, code)
         self.touch(record.tag)
 
-    def keep_code(self, record: BackendRecord, code: bytes) -> None:
-        """Have a backend's code saved again, if the store has lost it and this is it."""
-        digest = record.code_digest
-        if digest in self.lost_code and hashlib.sha256(code).hexdigest() == digest:
+    def keep_code(self, digest: str, code: bytes) -> None:
+        """Have code saved, unless it is stored already and not lost."""
+        if digest in self.lost_code or not self.code_use.is_held(digest):
             self._changes.put_code(digest, code)
             self.lost_code.discard(digest)
 
     def put_endpoint(self, record: EndpointRecord) -> None:
         """Add or replace an endpoint."""
+        self.note((ENDPOINT, record.name))
         self.endpoints[record.name] = record
         self._changes.put("endpoint", record.name, record)
         self.long_poll.publish(ENDPOINT_PREFIX + record.name, table_of(record))
 
     def drop_endpoint(self, name: str) -> None:
         """Remove an endpoint."""
+        self.note((ENDPOINT, name))
         if self.endpoints.pop(name, None) is not None:
+            self.rollouts.forget(name)
             self._changes.delete("endpoint", name)
             self.long_poll.publish(ENDPOINT_PREFIX + name, None)
 
     def put_application(self, record: ApplicationRecord) -> None:
         """Add or replace an application."""
+        self._touched_applications.add(record.name)
+        self.note((APPLICATION, record.name))
         if self.applications.get(record.name) != record:
             self.applications[record.name] = record
             self._changes.put("application", record.name, record)
+
+    def save(self, kind: str, name: str, record: Any) -> None:
+        """Have a record saved that another module keeps; None has it deleted."""
+        self._changes.put(kind, name, record)
 
     def drop_application(self, name: str) -> None:
         """Remove an application's record."""

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
 
-from understudy.core.errors import InvalidRequestError
+from understudy.core.scaling_config import AUTO, MAX_REPLICAS, AutoscalingConfig
+from understudy.core.validation import Settings, describe, validated
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "ActorOptions",
+    "BackendConfig",
+    "HTTPOptions",
+    "Settings",
+    "describe",
+    "validated",
+]
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
-
-M = TypeVar("M", bound=BaseModel)
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, and unknown names are refused rather than ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ActorOptions(Settings):
@@ -35,9 +39,14 @@ class ActorOptions(Settings):
 
 
 class BackendConfig(Settings):
-    """How a backend is run; every field can be changed while it serves."""
+    """How a backend is run; every field can be changed while it serves.
 
-    num_replicas: int = Field(default=1, ge=1, le=10_000)
+    ``num_replicas`` is a number, or None where ``autoscaling_config`` decides on it; "auto" stands
+    for an autoscaling_config from 1 to 100 replicas, whose other fields may be given beside it.
+    """
+
+    num_replicas: int | None = Field(default=1, ge=1, le=MAX_REPLICAS)
+    autoscaling_config: AutoscalingConfig | None = None
     user_config: Any = None
     max_ongoing_requests: int = Field(default=100, ge=1)
     max_queued_requests: int = Field(default=-1, ge=-1, description="-1 is unlimited")
@@ -58,9 +67,45 @@ class BackendConfig(Settings):
             raise ValueError(f"must be JSON-able: {error}") from error
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _auto_is_autoscaling(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("num_replicas") != "auto":
+            return values
+        given = values.get("autoscaling_config") or {}
+        if isinstance(given, AutoscalingConfig):
+            given = given.model_dump(exclude_unset=True)
+        others = {name: value for name, value in values.items() if name != "num_replicas"}
+        scaling = {**AUTO, **given} if isinstance(given, Mapping) else given
+        return {**others, "autoscaling_config": scaling}
+
+    @model_validator(mode="after")
+    def _one_decides_on_the_number(self) -> Self:
+        scaled = self.autoscaling_config is not None
+        if scaled and self.num_replicas is not None and "num_replicas" in self.model_fields_set:
+            raise ValueError(
+                f"num_replicas={self.num_replicas}: cannot be given with autoscaling_config, which "
+                "has min_replicas, initial_replicas and max_replicas instead"
+            )
+        number = None if scaled else self.num_replicas or 1
+        self.__dict__["num_replicas"] = number  # not by name: it is frozen, and was not given
+        return self
+
     def updated(self, changes: Mapping[str, Any]) -> BackendConfig:
         """Return a copy with ``changes`` applied; all bad fields are named in one error."""
-        return validated(BackendConfig, {**self.model_dump(), **changes})
+        return validated(BackendConfig, self.merged(changes))
+
+    def merged(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields with ``changes`` applied, not yet validated.
+
+        Of a number of replicas and autoscaling, the one that is given replaces the other.
+        """
+        values = {**self.model_dump(), **changes}
+        if changes.get("num_replicas") is not None:
+            values["autoscaling_config"] = changes.get("autoscaling_config")
+        elif changes.get("autoscaling_config") is not None:
+            values["num_replicas"] = None
+        return values
 
 
 class HTTPOptions(Settings):
@@ -77,18 +122,10 @@ class HTTPOptions(Settings):
     max_body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1)
 
 
-def validated(model: type[M], values: Mapping[str, Any]) -> M:
-    """Make ``model`` from ``values``; raise one InvalidRequestError that names every bad field."""
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        raise InvalidRequestError(describe(model.__name__, error)) from None
-
-
-def describe(what: str, error: ValidationError) -> str:
-    """Put every problem of a ValidationError into one line: field, value, expectation."""
-    problems = (
-        f"{'.'.join(map(str, item['loc'])) or what}={item['input']!r}: {item['msg']}"
-        for item in error.errors()
-    )
-    return f"invalid {what}: " + "; ".join(problems)
+def config_shown(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a backend's settings without its policy's code: for people, and for replicas."""
+    scaling = config.get("autoscaling_config")
+    if scaling is None:
+        return dict(config)
+    policy = {name: value for name, value in scaling["policy"].items() if name != "code"}
+    return {**config, "autoscaling_config": {**scaling, "policy": policy}}

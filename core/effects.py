@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Start(NamedTuple):
@@ -39,4 +39,12 @@ class Kill(NamedTuple):
     replica: str
 
 
-Effect = Start | Reconfigure | Check | Stop | Kill
+class AskPolicy(NamedTuple):
+    """Ask a backend's own autoscaling policy; the answer carries ``ask_id``."""
+
+    backend: str
+    ask_id: int
+    question: dict[str, Any]  # plain values
+
+
+Effect = Start | Reconfigure | Check | Stop | Kill | AskPolicy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,25 +30,25 @@ class Goals:
         # In the order of their last change, as far as it is known: see KEPT_ENDED.
         ordered = sorted(records.values(), key=lambda goal: (goal.created_at, goal.id))
         self._goals = {goal.id: goal for goal in ordered}
+        self._pending = {goal.subject: goal.id for goal in ordered if goal.state == "pending"}
         self._changed: set[str] = set()
 
     def create(self, subject: Subject, what: str, wall_now: float) -> str:
         """Add a goal and return its id."""
-        for goal in self.pending():
-            if goal.subject == subject:
-                self._put(replace(goal, state="succeeded"))
+        older = self.pending_for(subject)
+        if older is not None:
+            self._put(replace(self._goals[older], state="succeeded"))
         goal = GoalRecord(id=secrets.token_hex(8), subject=subject, what=what, created_at=wall_now)
         self._put(goal)
         return goal.id
 
     def pending(self) -> list[GoalRecord]:
         """Return the goals that have not ended."""
-        return [goal for goal in self._goals.values() if goal.state == "pending"]
+        return [self._goals[goal_id] for goal_id in self._pending.values()]
 
     def pending_for(self, subject: Subject) -> str | None:
         """Return the id of the subject's goal under way, if there is one."""
-        ids = [goal.id for goal in self.pending() if goal.subject == subject]
-        return ids[-1] if ids else None
+        return self._pending.get(subject)
 
     def get(self, goal_id: str) -> GoalRecord | None:
         """Return the goal, ended or not."""
@@ -65,10 +66,12 @@ class Goals:
                 self._put(replace(goal, state="failed", error=now.error, exception=now.exception))
             elif now.done:
                 self._put(replace(goal, state="succeeded"))
-        ended = [goal.id for goal in self._goals.values() if goal.state != "pending"]
-        for goal_id in ended[:-KEPT_ENDED]:
-            del self._goals[goal_id]
-            self._changed.add(goal_id)
+        surplus = len(self._goals) - len(self._pending) - KEPT_ENDED
+        if surplus > 0:
+            ended = (goal.id for goal in self._goals.values() if goal.state != "pending")
+            for goal_id in list(itertools.islice(ended, surplus)):
+                del self._goals[goal_id]
+                self._changed.add(goal_id)
 
     def take_changed(self) -> dict[str, GoalRecord | None]:
         """Return what to save since the last call; None for what is no longer kept."""
@@ -78,4 +81,8 @@ class Goals:
     def _put(self, goal: GoalRecord) -> None:
         self._goals.pop(goal.id, None)
         self._goals[goal.id] = goal
+        if goal.state == "pending":
+            self._pending[goal.subject] = goal.id
+        else:
+            self._pending.pop(goal.subject, None)
         self._changed.add(goal.id)

@@ -1,9 +1,14 @@
 """Long poll with snapshot ids per key: who holds what, and who waits for something newer.
 
-A listener sends the snapshot ids that it holds and is answered when a key has a newer one, when
-there is a key that it lacks, or when one of its keys is gone. Ids only grow, also over restarts of
-the controller, because the first one comes from the store's epoch. So any restart on either side
-heals itself: what a listener claims to hold is compared, never assumed.
+Theory of operation. Every change of a key, its deletion too, has an id, and ids only grow, also
+over restarts of the controller, because the first one comes from the store's epoch. A listener says
+up to which id it holds everything, and is answered when there is something newer; the answer says
+up to which id it reaches. So what a call costs follows what has changed, not what there is, and a
+listener that waits costs an entry in a dict.
+
+What a listener claims to hold is compared, never assumed. One that has restarted holds nothing, and
+one that has its tables from an earlier epoch cannot know what was deleted meanwhile: both are
+answered with all there is, marked as complete. So any restart on either side heals itself.
 
 A long poll may begin *closed*: it answers nobody until it is opened. A new controller does not know
 yet which replicas run, and would have proxies forget those that serve.
@@ -11,21 +16,24 @@ yet which replicas run, and would have proxies forget those that serve.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import heapq
+import itertools
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 IDS_PER_EPOCH = 2**32
-DELETED = (0, None)
+NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1
+MAX_DELETED = 1_000  # deletions that are remembered at least, for listeners that have yet to hear
 
 Snapshots = dict[str, tuple[int, Any]]
 
 
-@dataclass(slots=True)
-class _Listener:
-    known: dict[str, int] = field(default_factory=dict)
-    parked: bool = False
-    behind: bool = True  # it may lack more than what has changed of late
+class News(NamedTuple):
+    """What a listener lacks, by key; None means deleted."""
+
+    snapshots: Snapshots
+    upto: int  # the listener's ``seen`` once it holds them
+    complete: bool  # whether what is not among them does not exist
 
 
 class LongPoll:
@@ -33,65 +41,75 @@ class LongPoll:
 
     def __init__(self, epoch: int, *, closed: bool = False) -> None:
         self.closed = closed
-        self._last_id = epoch * IDS_PER_EPOCH
-        self._snapshots: Snapshots = {}
-        self._listeners: dict[Hashable, _Listener] = {}
-        self._changed: set[str] = set()
+        self._first = self._last = epoch * IDS_PER_EPOCH
+        self._values: dict[str, Any] = {}
+        self._changes: dict[str, int] = {}  # key -> id of its last change, the oldest change first
+        self._forgotten = self._first  # deletions up to here may be missing from the changes
+        self._seen: dict[Hashable, int] = {}  # by listener; NOTHING_SEEN for earlier epochs' ids
+        self._parked: dict[Hashable, None] = {}  # in the order in which they came
+        self._lowest: list[tuple[int, int, Hashable]] = []  # a heap of what listeners have seen
+        self._order = itertools.count()
+        self._has_news = False  # perhaps; a listener that parks lacks nothing, while it is open
+        self._forget_at = MAX_DELETED
+        self._everything = News({}, NOTHING_SEEN, True)  # for those who have seen nothing
 
     def open(self) -> None:
         """Answer listeners from now on; those that wait are in :meth:`take_news`."""
-        self.closed = False
+        self.closed, self._has_news = False, True
 
     def publish(self, key: str, value: Any) -> None:
         """Make ``value`` the key's newest snapshot, unless it equals the present one."""
-        present = self._snapshots.get(key)
-        if (present is None and value is None) or (present is not None and present[1] == value):
+        if self._values.get(key) == value:
             return
-        self._changed.add(key)
+        self._last += 1
+        self._has_news = True
+        self._changes.pop(key, None)
+        self._changes[key] = self._last
         if value is None:
-            del self._snapshots[key]
+            del self._values[key]
+            self._forget_deleted()
         else:
-            self._last_id += 1
-            self._snapshots[key] = (self._last_id, value)
+            self._values[key] = value
 
-    def listen(self, listener: Hashable, known: Mapping[str, int]) -> Snapshots:
-        """Note what a listener holds; return what it lacks, or park it when that is nothing.
+    def listen(self, listener: Hashable, seen: int) -> News | None:
+        """Note up to which id a listener holds everything; return what it lacks.
 
-        A listener that asks for the first time is answered even with nothing.
+        None parks it: its call is answered by :meth:`take_news`. A repeat takes the place of its
+        earlier call.
         """
-        entry = self._listeners.setdefault(listener, _Listener())
-        entry.known = dict(known)
-        if self.closed:
-            entry.parked = entry.behind = True
-            return {}
-        news = self._lacking(known, {*self._snapshots, *known})
-        entry.parked = not news and not entry.behind
-        entry.behind = False
-        return news
+        if not self._forgotten <= seen <= self._last:
+            seen = NOTHING_SEEN
+        if self._seen.get(listener) != seen:
+            self._seen[listener] = seen
+            self._note_seen(listener, seen)
+        if self.closed or seen == self._last:
+            self._parked[listener] = None
+            return None
+        self._parked.pop(listener, None)
+        return self._news_since(seen)
 
-    def is_parked(self, listener: Hashable) -> bool:
-        """Tell whether the listener's call is still unanswered."""
-        return self._listeners[listener].parked
-
-    def take_news(self) -> dict[Hashable, Snapshots]:
-        """Return what has changed since the last call, for each parked listener; unpark those."""
-        if self.closed:
+    def take_news(self) -> dict[Hashable, News]:
+        """Return, and unpark, the parked listeners for whom there is something newer."""
+        if self.closed or not self._has_news:
             return {}
-        changed, self._changed = self._changed, set()
-        answers: dict[Hashable, Snapshots] = {}
-        for listener, entry in self._listeners.items():
-            if not entry.parked or not (changed or entry.behind):
+        self._has_news = False
+        news: dict[int, News] = {}
+        answers: dict[Hashable, News] = {}
+        for listener in self._parked:
+            seen = self._seen[listener]
+            if seen == self._last:
                 continue
-            keys = {*self._snapshots, *entry.known} if entry.behind else changed
-            news = self._lacking(entry.known, keys)
-            if news or entry.behind:
-                answers[listener] = news
-                entry.parked = entry.behind = False
+            if seen not in news:
+                news[seen] = self._news_since(seen)
+            answers[listener] = news[seen]
+        for listener in answers:
+            del self._parked[listener]
         return answers
 
     def forget(self, listener: Hashable) -> None:
         """Count a listener no more; it is gone."""
-        self._listeners.pop(listener, None)
+        self._seen.pop(listener, None)
+        self._parked.pop(listener, None)
 
     def held_by_all(self, key: str) -> bool:
         """Tell whether every listener has said that it holds the key's newest snapshot.
@@ -99,11 +117,45 @@ class LongPoll:
         False while there is no listener: after a restart the proxies have yet to be heard of, and
         nothing may be said in their name.
         """
-        if not self._listeners:
+        if not self._seen:
             return False
-        snapshot_id = self._snapshots.get(key, DELETED)[0]
-        return all(e.known.get(key, 0) == snapshot_id for e in self._listeners.values())
+        return self._seen_by_all() >= self._changes.get(key, self._first)
 
-    def _lacking(self, known: Mapping[str, int], keys: Iterable[str]) -> Snapshots:
-        newest = {key: self._snapshots.get(key, DELETED) for key in keys}
-        return {key: new for key, new in newest.items() if known.get(key, 0) != new[0]}
+    def _news_since(self, seen: int) -> News:
+        complete = seen == NOTHING_SEEN
+        if complete and self._everything.upto == self._last:
+            return self._everything  # all proxies ask for it when a controller is new
+        snapshots: Snapshots = {}
+        for key, changed in reversed(self._changes.items()):
+            if changed <= seen:
+                break
+            value = self._values.get(key)
+            if value is not None or not complete:
+                snapshots[key] = (changed, value)
+        news = News(snapshots, self._last, complete)
+        if complete:
+            self._everything = news
+        return news
+
+    def _note_seen(self, listener: Hashable, seen: int) -> None:
+        if len(self._lowest) > 2 * len(self._seen) + 100:  # mostly what counts no more
+            self._lowest = [(each, next(self._order), who) for who, each in self._seen.items()]
+            heapq.heapify(self._lowest)
+        else:
+            heapq.heappush(self._lowest, (seen, next(self._order), listener))
+
+    def _seen_by_all(self) -> int:
+        heap = self._lowest
+        while self._seen.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)  # of a listener that is gone, or has seen more since
+        return heap[0][0]
+
+    def _forget_deleted(self) -> None:
+        """Forget deletions that all listeners have heard of, when there are many."""
+        if len(self._changes) < self._forget_at:
+            return
+        heard = self._seen_by_all() if self._seen else self._last
+        known = [k for k, changed in self._changes.items() if changed > heard or k in self._values]
+        self._changes = {key: self._changes[key] for key in known}
+        self._forgotten = max(self._forgotten, heard)
+        self._forget_at = 2 * len(known) + MAX_DELETED

@@ -11,8 +11,22 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class Release:
+    """What a backend ran before its newest release; see :mod:`understudy.core.releases`."""
+
+    number: int
+    code_hash: str
+    code_digest: str
+    config: Mapping[str, Any]
+    config_id: int
+    actor_options: Mapping[str, Any]
+    version: str | None
+    ran: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackendRecord:
-    """A backend, and the tags of its replicas that may have a process."""
+    """A backend, its newest release, and the tags of its replicas that may have a process."""
 
     tag: str
     code_hash: str  # what makes two backends equal: code and version
@@ -25,10 +39,29 @@ class BackendRecord:
     deployment: str = ""
     deleting: bool = False
     force: bool = False  # deleting without draining
-    ran: bool = False  # all its replicas ran at once, at some time
+    ran: bool = False  # all replicas of the newest release ran at once, at some time
     failure: str = ""  # why it was given up
-    exception: bytes | None = None
+    update_failure: str = ""  # why the last update was rolled back
+    fallback_config: Mapping[str, Any] | None = None  # the last but this that all replicas took
+    exception: bytes | None = None  # of either
     replicas: tuple[str, ...] = ()
+    release: int = 1  # the number of the newest release
+    earlier: tuple[Release, ...] = ()  # oldest first
+    outdated: Mapping[str, int] = field(default_factory=dict)  # replica -> its earlier release
+    capacity: int = 0  # in an update: how many replicas were wanted before
+    target: int | None = None  # how many replicas autoscaling wants; None without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRecord:
+    """How a shadow's answers are compared; ``settings`` are fields of core.comparing.Compare."""
+
+    id: str  # of these settings; what was found belongs to it
+    settings: Mapping[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        shown = {name: value for name, value in self.settings.items() if name != "code" and value}
+        return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +71,12 @@ class EndpointRecord:
     name: str
     route: str | None = None
     methods: tuple[str, ...] = ()
-    traffic: Mapping[str, float] = field(default_factory=dict)
+    traffic: Mapping[str, float] = field(default_factory=dict)  # backend -> weight
+    shadows: Mapping[str, float] = field(default_factory=dict)  # backend -> proportion
+    compares: Mapping[str, CompareRecord] = field(default_factory=dict)  # by the shadow
+    made_with: str = ""  # the backend it was created with, whatever its traffic is now
     application: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeploymentRecord:
-    """One deployment of an application: the backend it should run, and the one that serves."""
-
-    name: str
-    target: str
-    serving: str | None = None
-    failure: str = ""  # why the last change failed; the serving backend is an earlier one
-    exception: bytes | None = None
+    deployment: str = ""  # whose endpoint it is, so that it goes with that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +86,7 @@ class ApplicationRecord:
     name: str
     ingress: str
     route_prefix: str | None
-    deployments: Mapping[str, DeploymentRecord]
+    deployments: tuple[str, ...]  # names; the backend and the endpoint of each bear both names
     deleting: bool = False
 
 
@@ -75,3 +101,49 @@ class GoalRecord:
     state: str = "pending"  # or succeeded, failed
     error: str = ""
     exception: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRecord:
+    """A move of an endpoint's traffic to a backend, step by step; the last one of its endpoint.
+
+    ``step`` is the one whose weights the endpoint has, -1 before the first. What a step has shown
+    is kept coarsely: the proxies that live have the rest.
+    """
+
+    id: str
+    endpoint: str
+    to: str
+    before: Mapping[str, float]  # the traffic to go back to
+    steps: tuple[float, ...]  # the new backend's weights
+    hold_s: float
+    abort_if: Mapping[str, float]
+    alpha: float
+    min_samples: int
+    ready_timeout_s: float
+    release: int  # of the new backend
+    started_at: float  # seconds since the epoch
+    state: str = "under way"  # or promoted, went back, interrupted
+    reason: str = ""  # of its end
+    step: int = -1
+    held_s: float = 0.0  # in this step
+    counted: Mapping[str, Any] = field(default_factory=dict)  # proxy -> backend -> tally
+    slowness: Any = None  # core.judging.Slowness, once it is settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRecord:
+    """An acknowledged change. ``before`` and ``after`` are what it found and what it left.
+
+    They are definitions by kind and name; see :mod:`understudy.core.definitions`.
+    """
+
+    id: int
+    at: float  # seconds since the epoch
+    user: str
+    address: str
+    what: str
+    request_id: str  # a repeat of the request is answered with ``answer``
+    answer: Any
+    before: Mapping[tuple[str, str], Any]
+    after: Mapping[tuple[str, str], Any]

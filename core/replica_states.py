@@ -52,6 +52,7 @@ TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
 }
 
 LIVE = frozenset({S.SHOULD_START, S.STARTING, S.RUNNING})
+LEAVING = frozenset({S.SHOULD_STOP, S.STOPPING})
 
 
 class IllegalTransitionError(RuntimeError):

@@ -4,7 +4,11 @@ Theory of operation. Each query gets a ticket. A ticket is *queued* at its backe
 one replica, or ended. Queues are first in, first out per backend; a replica never holds more than
 max_ongoing_requests tickets; the replica with the fewest is taken first. A ticket's slot is taken
 at assignment and given back when the replica reports its outcome or rejects it, or dies: not when
-the caller has lost interest, because the replica may still be busy with it.
+the caller has lost interest, because the replica may still be busy with it. An answered ticket has
+no slot, and is kept until its answer is known to have arrived: its replica may die before that.
+
+Where an endpoint has shadows, some queries that were let in get a copy: a ticket without a caller,
+which runs once or not at all, and whose end nobody hears of but the metrics.
 
 Every method takes the time and returns effects, in the order in which to perform them.
 """
@@ -13,11 +17,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
-from understudy.core.balancing import Levels, RoutedReplica
+from understudy.core import counting
+from understudy.core.balancing import RoutedReplica
+from understudy.core.copies import Copies
 from understudy.core.errors import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -26,23 +31,25 @@ from understudy.core.errors import (
     ReplicaUnavailableError,
     UnderstudyError,
 )
+from understudy.core.queueing import RoutedBackend
 from understudy.core.refusals import died, not_found, refusal, unavailable
 from understudy.core.routes import Routes
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
-from understudy.core.tickets import Assign, Cancel, Effects, Ended, QueryLike, Ticket
-from understudy.core.traffic import choose_backend
+from understudy.core.tickets import (
+    Cancel,
+    Dropped,
+    Effects,
+    Ended,
+    Lost,
+    QueryLike,
+    Starved,
+    Ticket,
+)
+from understudy.core.traffic import RoutedEndpoint, choose_shadows
 
 MAX_ATTEMPTS = 3  # a query that kills its replica must not kill all of them in turn
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 CANCELLED_STATUS = 499
-
-
-@dataclass(slots=True, eq=False)
-class _Backend:
-    table: BackendTable
-    queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
-    replicas: dict[str, RoutedReplica] = field(default_factory=dict)
-    levels: Levels = field(default_factory=Levels)
 
 
 class Router:
@@ -50,12 +57,14 @@ class Router:
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw
-        self._endpoints: dict[str, EndpointTable] = {}
+        self._endpoints: dict[str, RoutedEndpoint] = {}
         self._routes = Routes()
-        self._backends: dict[str, _Backend] = {}
+        self._backends: dict[str, RoutedBackend] = {}
         self._replicas: dict[str, RoutedReplica] = {}  # also the retired ones with tickets
         self._saturated: list[RoutedReplica] = []
         self._tickets: dict[Hashable, dict[int, Ticket]] = {}  # by caller, then query id
+        self._copies = Copies()
+        self._with_traffic: Counter[str] = Counter()  # endpoints by backend
         self._timed: dict[int, Ticket] = {}  # those with a deadline, by number
         self._deadlines: list[tuple[float, int]] = []  # a heap; ended ones leave it late
         self._numbers = itertools.count(1)
@@ -66,37 +75,67 @@ class Router:
         """Return prefix -> endpoint."""
         return self._routes.all()
 
-    def load(self) -> dict[str, tuple[int, int]]:
-        """Return backend -> (queued, ongoing)."""
-        ongoing = dict.fromkeys(self._backends, 0)
-        for replica in self._replicas.values():
-            ongoing[replica.backend] = ongoing.get(replica.backend, 0) + len(replica.ongoing)
-        return {tag: (len(b.queue), ongoing[tag]) for tag, b in self._backends.items()}
+    def busy(self) -> dict[str, tuple[int, int]]:
+        """Return backend -> (queued, ongoing) of those that have any, copies included."""
+        return counting.by_backend(self._open_tickets())
 
-    def ongoing(self) -> dict[str, int]:
-        """Return replica -> tickets it has."""
-        return {tag: len(replica.ongoing) for tag, replica in self._replicas.items()}
+    def load_by_endpoint(self) -> tuple[counting.LoadByEndpoint, counting.LoadByEndpoint]:
+        """Return (endpoint, backend) -> (queued, ongoing), of queries and of shadows' copies."""
+        return counting.by_endpoint(self._endpoints, self._open_tickets())
+
+    def overdue(self, before: float) -> Counter[tuple[str, str]]:
+        """Return how many queries of each (endpoint, backend) are open since before that time."""
+        return counting.overdue(self._open_tickets(), before)
+
+    def _open_tickets(self) -> Iterator[Ticket]:
+        for tickets in (*self._tickets.values(), self._copies.open):
+            for ticket in tickets.values():
+                if not ticket.answered:
+                    yield ticket
+
+    def ongoing(self, among: Iterable[str] | None = None) -> dict[str, int]:
+        """Return replica -> tickets it has, of all that it knows or of those among these."""
+        tags = self._replicas if among is None else self._replicas.keys() & set(among)
+        return {tag: len(self._replicas[tag].ongoing) for tag in tags}
 
     def set_endpoint(self, name: str, table: EndpointTable | None, now: float) -> Effects:
         """Take an endpoint's newest table; None forgets it.
 
         What replicas have of it runs on. What is queued where it has no traffic any more is routed
-        anew: nothing may run there again.
+        anew, and copies where it has no shadow any more are dropped: nothing may run there again.
         """
-        old = self._endpoints.pop(name, None)
-        if old is not None and old.route is not None:
-            self._routes.remove(old.route, name)
+        nothing = RoutedEndpoint(EndpointTable(name=name))
+        old = self._endpoints.pop(name, nothing)
+        if old.table.route is not None:
+            self._routes.remove(old.table.route, name)
+        new = nothing if table is None else RoutedEndpoint(table)
         if table is not None:
-            self._endpoints[name] = table
+            self._endpoints[name] = new
             if table.route is not None:
                 self._routes.set(table.route, name)
-        left = set(old.traffic) - set(table.traffic if table is not None else ()) if old else set()
-        return [e for tag in sorted(left) for e in self._route_queue_anew(tag, name, now)]
+        left = old.places() - new.places()  # before slots are free that its queue must not get
+        effects = [e for at in sorted(left) for e in self._route_queue_anew(at, name, now)]
+        return effects + self._note_traffic(old, new, now)
+
+    def _note_traffic(self, old: RoutedEndpoint, new: RoutedEndpoint, now: float) -> Effects:
+        """Keep slots free for queries where a shadow has traffic, too, and not where it has not."""
+        self._with_traffic.update(new.split.tags)
+        self._with_traffic.subtract(old.split.tags)
+        effects: Effects = []
+        for tag in sorted({*old.split.tags, *new.split.tags}):
+            if not self._with_traffic[tag]:
+                del self._with_traffic[tag]
+            backend = self._backends.get(tag)
+            if backend is not None:
+                backend.has_traffic = tag in self._with_traffic
+                effects += self._fill(backend, now)
+        return effects
 
     def set_backend(self, tag: str, table: BackendTable | None, now: float) -> Effects:
         """Take a backend's newest table; None forgets it and routes what is queued anew."""
-        backend = self._backends.setdefault(tag, _Backend(table or BackendTable(tag=tag)))
+        backend = self._backends.setdefault(tag, RoutedBackend(table or BackendTable(tag=tag)))
         backend.table = table or BackendTable(tag=tag, unavailable="it was deleted")
+        backend.has_traffic = tag in self._with_traffic
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:
@@ -108,7 +147,7 @@ class Router:
         if table is not None:
             return effects + self._fill(backend, now)
         del self._backends[tag]
-        tickets = list(backend.queue.values())
+        tickets = backend.take_waiting()
         return effects + [e for ticket in tickets for e in self._reroute(ticket, now)]
 
     # --- Queries --------------------------------------------------------------------------------
@@ -122,16 +161,18 @@ class Router:
         endpoint = self._endpoints.get(name) if name is not None else None
         if endpoint is None:
             return [not_found(caller, query)]
-        if query.http_method and endpoint.methods and query.http_method not in endpoint.methods:
-            text = f"{query.http_method} is not allowed; allowed are {', '.join(endpoint.methods)}"
-            return [refusal(caller, query, MethodNotAllowedError, text, endpoint.methods)]
-        ticket = Ticket(
-            next(self._numbers), caller, query, endpoint.name, endpoint.route or "/", now
-        )
+        table = endpoint.table
+        if query.http_method and table.methods and query.http_method not in table.methods:
+            text = f"{query.http_method} is not allowed; allowed are {', '.join(table.methods)}"
+            return [refusal(caller, query, MethodNotAllowedError, text, table.methods)]
+        ticket = Ticket(next(self._numbers), caller, query, table.name, table.route or "/", now)
         if tickets is None:
             tickets = self._tickets[caller] = {}
         tickets[query.id] = ticket
-        return self._route(ticket, endpoint, now)
+        effects = self._route(ticket, endpoint, now)
+        if table.shadows and query.id in tickets:  # else it was refused
+            effects += self._copy(ticket, table, now)
+        return effects
 
     def cancel(self, caller: Hashable, query_id: int, now: float) -> Effects:
         """Drop a query wherever it is; the caller no longer wants an answer."""
@@ -149,11 +190,12 @@ class Router:
         while self._deadlines and self._deadlines[0][0] <= now:
             due_at, number = heapq.heappop(self._deadlines)
             ticket = self._timed.get(number)
-            if ticket is None or ticket.abandoned:
+            if ticket is None or ticket.abandoned or ticket.answered:
                 continue
-            text = f"no answer within {due_at - ticket.submitted_at:.6g} s"
-            effects.append(refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
-            effects += self._abandon(ticket, QueryTimeoutError.http_status, now)
+            if not ticket.is_copy:
+                text = f"no answer within {due_at - ticket.submitted_at:.6g} s"
+                effects.append(refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
+            effects += self._drop(ticket, QueryTimeoutError.http_status, now)
         return effects
 
     def next_deadline_at(self) -> float | None:
@@ -177,6 +219,55 @@ class Router:
         holder.saturated_until = 0.0
         return self._after_release(holder, effects, now)
 
+    def holds(self, replica: str, models: Iterable[str]) -> None:
+        """Know which multiplexed models a replica has; queries for them go there if they can."""
+        if replica in self._replicas:
+            self._replicas[replica].models = frozenset(models)
+
+    def begun(self, replica: str, numbers: Iterable[int]) -> None:
+        """Note that parts of answers have left, which nobody can take back."""
+        holder = self._replicas.get(replica)
+        for number in numbers:
+            ticket = None if holder is None else holder.ongoing.get(number)
+            if ticket is not None:
+                ticket.begun = True
+
+    def answered(self, replica: str, outcomes: Iterable[tuple[int, int]], now: float) -> Effects:
+        """Free the slots of (ticket, status) pairs whose answers are on their way to callers.
+
+        :meth:`delivered` ends them; copies end here, for their answers go nowhere.
+        """
+        holder = self._replicas.get(replica)
+        if holder is None:
+            return []
+        effects: Effects = []
+        for number, status in outcomes:
+            ticket = holder.ongoing.pop(number, None)
+            if ticket is None:
+                continue
+            if ticket.caller is None:
+                effects.append(self._end(ticket, ticket.abandoned or status, now))
+                continue
+            ticket.answered, ticket.answered_at = ticket.abandoned or status, now
+            holder.unconfirmed[number] = ticket
+        holder.saturated_until = 0.0
+        return self._after_release(holder, effects, now)
+
+    def delivered(self, replica: str, numbers: Iterable[int]) -> Effects:
+        """End answered tickets: their callers have the answers, or are dead."""
+        holder = self._replicas.get(replica)
+        if holder is None:
+            return []
+        unconfirmed = holder.unconfirmed
+        effects: Effects = [
+            self._end(ticket, ticket.answered, ticket.answered_at)
+            for number in numbers
+            if (ticket := unconfirmed.pop(number, None)) is not None
+        ]
+        if holder.retired:
+            self._forget_if_done(holder)
+        return effects
+
     def rejected(
         self, replica: str, numbers: Iterable[int], now: float, *, draining: bool
     ) -> Effects:
@@ -196,7 +287,10 @@ class Router:
     def replica_lost(self, replica: str, unsent: Iterable[int], now: float) -> Effects:
         """Send what a dead replica had to others where it may be repeated; fail the rest.
 
-        ``unsent`` are tickets that never left for the replica; any of them may be repeated.
+        ``unsent`` are tickets that never left for the replica; any of them may be repeated. So are
+        repeatable ones that it answered when nobody knows whether the answer arrived: callers
+        ignore a second one. Copies are not, once they left: one that kills a replica must not kill
+        the next.
         """
         holder = self._replicas.pop(replica, None)
         if holder is None:
@@ -206,17 +300,21 @@ class Router:
             self._retire(backend, holder)
         not_run = set(unsent)
         effects: Effects = []
+        lost: Effects = []
         again: list[Ticket] = []
-        for ticket in holder.ongoing.values():
+        for ticket in (*holder.unconfirmed.values(), *holder.ongoing.values()):
+            ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
                 again.append(ticket)
-            elif ticket.abandoned or (ticket.query.repeatable and ticket.attempts < MAX_ATTEMPTS):
+            elif ticket.abandoned or _may_repeat(ticket):
                 again.append(ticket)
+                if not (ticket.abandoned or ticket.is_copy):
+                    lost.append(Lost(ticket.endpoint, ticket.backend))
             else:
                 effects += self._fail(ticket, ReplicaUnavailableError, died(ticket), now)
-        holder.ongoing = {}
-        return effects + self._put_back(again, now)
+        holder.ongoing, holder.unconfirmed = {}, {}
+        return effects + self._put_back(again, now) + lost
 
     def wake(self, now: float) -> Effects:
         """Try again replicas that had rejected; to be called SATURATED_S after a rejection."""
@@ -231,7 +329,7 @@ class Router:
 
     # --- Inside: replicas -----------------------------------------------------------------------
 
-    def _add_replica(self, backend: _Backend, table: ReplicaTable, now: float) -> Effects:
+    def _add_replica(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> Effects:
         effects: Effects = []
         holder = self._replicas.get(table.tag)
         if holder is not None and holder.table != table:
@@ -244,24 +342,29 @@ class Router:
         self._set_level(backend, holder, now)
         return effects
 
-    def _retire(self, backend: _Backend, replica: RoutedReplica) -> None:
+    def _retire(self, backend: RoutedBackend, replica: RoutedReplica) -> None:
         replica.retired = True
         del backend.replicas[replica.table.tag]
         backend.levels.remove(replica)
-        if not replica.ongoing:
-            self._replicas.pop(replica.table.tag, None)
+        self._forget_if_done(replica)
+
+    def _forget_if_done(self, replica: RoutedReplica) -> None:
+        if replica.ongoing or replica.unconfirmed:
+            return
+        if self._replicas.get(replica.table.tag) is replica:
+            del self._replicas[replica.table.tag]
 
     def _after_release(self, replica: RoutedReplica, effects: Effects, now: float) -> Effects:
         """Use a replica's room, if it may be used; return ``effects`` and those of that."""
         if replica.retired:
-            if not replica.ongoing and self._replicas.get(replica.table.tag) is replica:
-                del self._replicas[replica.table.tag]
+            self._forget_if_done(replica)
             return effects
         backend = self._backends[replica.backend]
         self._set_level(backend, replica, now)
-        return effects + self._fill(backend, now) if backend.queue else effects
+        waiting = backend.queue or backend.copies
+        return effects + self._fill(backend, now) if waiting else effects
 
-    def _set_level(self, backend: _Backend, replica: RoutedReplica, now: float) -> None:
+    def _set_level(self, backend: RoutedBackend, replica: RoutedReplica, now: float) -> None:
         if replica.draining or replica.saturated_until > now:
             backend.levels.remove(replica)
         else:
@@ -269,42 +372,57 @@ class Router:
 
     # --- Inside: tickets ------------------------------------------------------------------------
 
-    def _route(self, ticket: Ticket, endpoint: EndpointTable, now: float) -> Effects:
-        tag = choose_backend(endpoint.traffic, ticket.query.shard_key, self._draw)
+    def _route(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
+        tag = endpoint.split.choose(ticket.query.shard_key, self._draw)
         backend = self._backends.get(tag) if tag is not None else None
         if backend is None:
-            text = f"endpoint {endpoint.name!r} has no backend with traffic"
+            text = f"endpoint {ticket.endpoint!r} has no backend with traffic"
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
         ticket.backend = table.tag
         self._set_deadline(ticket, table)
-        if not backend.queue:
-            replica = backend.levels.least_loaded(table.max_ongoing_requests)
-            if replica is not None:
-                return [_assign(ticket, backend, replica)]
+        if not backend.queue and (replica := backend.choose(ticket, table.max_ongoing_requests)):
+            return [backend.assign(ticket, replica)]
         if table.unavailable and not backend.replicas:
             return self._fail(ticket, DeploymentUnavailableError, unavailable(ticket, table), now)
         queued = len(backend.queue)
         if 0 <= table.max_queued_requests <= queued:
-            text = f"{endpoint.name} has {queued} queries queued, its limit"
+            text = f"{ticket.endpoint} has {queued} queries queued, its limit"
             return self._fail(ticket, BackPressureError, text, now)
         backend.queue[ticket.number] = ticket
-        return []
+        return [] if queued or backend.replicas else [Starved(table.tag)]
+
+    def _copy(self, original: Ticket, endpoint: EndpointTable, now: float) -> Effects:
+        """Have shadows run what somebody's query asks for, where that costs nobody anything."""
+        effects: Effects = []
+        for tag in choose_shadows(endpoint.shadows, self._draw):
+            backend = self._backends.get(tag)
+            copy = self._copies.make(original, next(self._numbers), backend, endpoint, now)
+            if copy is None or backend is None:
+                effects.append(Dropped(endpoint.name, tag))
+            else:
+                if not (backend.replicas or backend.queue or len(backend.copies) > 1):
+                    effects.append(Starved(tag))
+                self._set_deadline(copy, backend.table)
+                effects += self._fill(backend, now)
+        return effects
 
     def _reroute(self, ticket: Ticket, now: float) -> Effects:
         endpoint = self._endpoints.get(ticket.endpoint)
-        if endpoint is None:
+        if endpoint is None or ticket.is_copy:
             text = f"{ticket.endpoint} was deleted"
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         return self._route(ticket, endpoint, now)
 
-    def _route_queue_anew(self, tag: str, endpoint: str, now: float) -> Effects:
+    def _route_queue_anew(self, place: tuple[str, bool], endpoint: str, now: float) -> Effects:
+        tag, is_shadow = place
         backend = self._backends.get(tag)
         if backend is None:
             return []
-        tickets = [ticket for ticket in backend.queue.values() if ticket.endpoint == endpoint]
+        queue = backend.copies if is_shadow else backend.queue
+        tickets = [ticket for ticket in queue.values() if ticket.endpoint == endpoint]
         for ticket in tickets:
-            del backend.queue[ticket.number]
+            del queue[ticket.number]
         return [e for ticket in tickets for e in self._reroute(ticket, now)]
 
     def _set_deadline(self, ticket: Ticket, table: BackendTable) -> None:
@@ -315,18 +433,11 @@ class Router:
             self._timed[ticket.number] = ticket
             heapq.heappush(self._deadlines, (ticket.deadline_at, ticket.number))
 
-    def _fill(self, backend: _Backend, now: float) -> Effects:
-        effects: Effects = []
-        queue, table = backend.queue, backend.table
-        while queue:
-            replica = backend.levels.least_loaded(table.max_ongoing_requests)
-            if replica is None:
-                break
-            effects.append(_assign(queue.popitem(last=False)[1], backend, replica))
-        if queue and table.unavailable and not backend.replicas:
-            tickets = list(queue.values())
-            queue.clear()
-            for ticket in tickets:
+    def _fill(self, backend: RoutedBackend, now: float) -> Effects:
+        effects: Effects = [*backend.assign_waiting()]
+        table = backend.table
+        if table.unavailable and not backend.replicas:
+            for ticket in backend.take_waiting():
                 text = unavailable(ticket, table)
                 effects += self._fail(ticket, DeploymentUnavailableError, text, now)
         return effects
@@ -334,50 +445,59 @@ class Router:
     def _put_back(self, tickets: list[Ticket], now: float) -> Effects:
         """Queue tickets again, before all others and in their order."""
         effects: Effects = []
-        back: list[tuple[Ticket, _Backend]] = []
+        back: list[tuple[Ticket, RoutedBackend]] = []
         for ticket in tickets:
             ticket.replica = None
             endpoint = self._endpoints.get(ticket.endpoint)
             backend = self._backends.get(ticket.backend)
             if ticket.abandoned:
                 effects.append(self._end(ticket, ticket.abandoned, now))
-            elif endpoint is None or backend is None or ticket.backend not in endpoint.traffic:
+            elif endpoint is None or backend is None or not endpoint.sends(ticket):
                 effects += self._reroute(ticket, now)
             else:
                 back.append((ticket, backend))
         for ticket, backend in reversed(back):
-            backend.queue[ticket.number] = ticket
-            backend.queue.move_to_end(ticket.number, last=False)
+            backend.put_first(ticket)
         for backend in dict.fromkeys(backend for _, backend in back):
             effects += self._fill(backend, now)
         return effects
 
-    def _abandon(self, ticket: Ticket, status: int, now: float) -> Effects:
+    def _abandon(self, original: Ticket, status: int, now: float) -> Effects:
+        """Drop what nobody wants any more, with its copies: a stream may have no end of its own."""
+        if original.answered:
+            original.abandoned = original.abandoned or status  # if its replica dies, it ends there
+            return []
+        unwanted = [original, *self._copies.of(original)]
+        return [e for each in unwanted for e in self._drop(each, status, now)]
+
+    def _drop(self, ticket: Ticket, status: int, now: float) -> Effects:
         if ticket.replica is None:
-            self._backends[ticket.backend].queue.pop(ticket.number, None)
+            self._backends[ticket.backend].queue_of(ticket).pop(ticket.number, None)
             return [self._end(ticket, status, now)]
-        if ticket.abandoned:
+        if ticket.abandoned or ticket.answered:
             return []
         ticket.abandoned = status
         return [Cancel(ticket.replica, ticket)]
 
     def _fail(self, ticket: Ticket, kind: type[UnderstudyError], text: str, now: float) -> Effects:
-        answer = refusal(ticket.caller, ticket.query, kind, text)
-        return [answer, self._end(ticket, kind.http_status, now)]
+        ended = self._end(ticket, kind.http_status, now)
+        return (
+            [ended] if ticket.is_copy else [refusal(ticket.caller, ticket.query, kind, text), ended]
+        )
 
-    def _end(self, ticket: Ticket, status: int, now: float) -> Ended:
+    def _end(self, ticket: Ticket, status: int, now: float) -> Ended | Dropped:
+        if ticket.deadline_at is not None:
+            del self._timed[ticket.number]
+        if ticket.caller is None:
+            return self._copies.end(ticket, status, now)
         tickets = self._tickets[ticket.caller]
         del tickets[ticket.query.id]
         if not tickets:
             del self._tickets[ticket.caller]
-        if ticket.deadline_at is not None:
-            del self._timed[ticket.number]
         return Ended(ticket.endpoint, ticket.backend, status, now - ticket.submitted_at)
 
 
-def _assign(ticket: Ticket, backend: _Backend, replica: RoutedReplica) -> Assign:
-    ticket.replica = tag = replica.table.tag
-    ticket.attempts += 1
-    replica.ongoing[ticket.number] = ticket
-    backend.levels.place(replica)
-    return Assign(tag, ticket)
+def _may_repeat(ticket: Ticket) -> bool:
+    if ticket.is_copy or ticket.begun:
+        return False
+    return ticket.query.repeatable and ticket.attempts < MAX_ATTEMPTS

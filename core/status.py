@@ -5,27 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.core.backends import Backend, Replica
+from understudy.core.applications import qualified
+from understudy.core.backends import Backend
 from understudy.core.cluster import Cluster
-from understudy.core.records import ApplicationRecord, DeploymentRecord
+from understudy.core.config import config_shown
+from understudy.core.deployments import get, names
+from understudy.core.records import ApplicationRecord, EndpointRecord
 from understudy.core.replica_states import LIVE
+from understudy.core.replicas import Replica
 
 
 def backends(cluster: Cluster) -> dict[str, Any]:
     """Return tag -> state and settings."""
-    return {tag: backend_status(backend) for tag, backend in sorted(cluster.backends.items())}
+    return {
+        tag: backend_status(backend) | cluster.loads.of(tag)._asdict()
+        for tag, backend in sorted(cluster.backends.items())
+    }
 
 
 def endpoints(cluster: Cluster) -> dict[str, Any]:
-    """Return name -> route, methods, traffic, shadows."""
+    """Return name -> route, methods, traffic, shadows; and compares, where shadows are compared."""
+    return {name: _endpoint(record) for name, record in sorted(cluster.endpoints.items())}
+
+
+def _endpoint(record: EndpointRecord) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "route": record.route,
+        "methods": list(record.methods),
+        "traffic": dict(record.traffic),
+        "shadows": dict(record.shadows),
+    }
+    if record.compares:
+        shown["compares"] = {tag: str(each) for tag, each in record.compares.items()}
+    return shown
+
+
+def differences(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return shadow -> by what its answers are compared, and what was found; UnknownNameError."""
+    endpoint = cluster.endpoint(name)
     return {
-        name: {
-            "route": e.route,
-            "methods": list(e.methods),
-            "traffic": dict(e.traffic),
-            "shadows": {},
-        }
-        for name, e in sorted(cluster.endpoints.items())
+        tag: {"by": str(each), **cluster.differences.of((name, tag, each.id))}
+        for tag, each in sorted(endpoint.compares.items())
     }
 
 
@@ -52,6 +72,21 @@ def goals(cluster: Cluster) -> list[dict[str, Any]]:
     ]
 
 
+def deployments(cluster: Cluster) -> dict[str, Any]:
+    """Return name -> settings and state of the deployments that stand alone."""
+    return {name: deployment(cluster, name) for name in names(cluster)}
+
+
+def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return the settings and the state of a deployment that stands alone; UnknownNameError."""
+    record = get(cluster, name)
+    endpoint = cluster.endpoints.get(name)
+    shown = backend_status(cluster.backends[name]) | cluster.loads.of(name)._asdict()
+    route_prefix = endpoint.route if endpoint is not None else None
+    options = dict(record.actor_options)
+    return {"name": name, "route_prefix": route_prefix, "actor_options": options, **shown}
+
+
 def backend_status(backend: Backend) -> dict[str, Any]:
     """Return one backend's state and settings."""
     record = backend.record
@@ -61,9 +96,11 @@ def backend_status(backend: Backend) -> dict[str, Any]:
         "message": message,
         "version": record.version,
         "code_hash": record.code_hash,
-        "config": dict(record.config),
+        "application": record.application,
+        "deployment": record.deployment,
+        "config": config_shown(record.config),
         "target_replicas": backend.wanted,
-        "replicas": [_replica(replica, "") for replica in backend.replicas.values()],
+        "replicas": [_replica(backend, replica, "") for replica in backend.replicas.values()],
     }
 
 
@@ -72,8 +109,8 @@ def application_status(
 ) -> dict[str, Any]:
     """Return one application's state, as the worst of its deployments' states."""
     deployments = {
-        name: _deployment(cluster, deployment, host)
-        for name, deployment in application.deployments.items()
+        name: _deployment(cluster, qualified(application.name, name), host)
+        for name in application.deployments
     }
     states = {each["status"] for each in deployments.values()}
     messages = [f"{name}: {each['message']}" for name, each in deployments.items()]
@@ -95,45 +132,68 @@ def application_status(
     }
 
 
-def _deployment(cluster: Cluster, deployment: DeploymentRecord, host: str) -> dict[str, Any]:
-    tags = [deployment.target]
-    if deployment.serving not in {None, deployment.target}:
-        tags.append(str(deployment.serving))
-    found = [cluster.backends[tag] for tag in tags if tag in cluster.backends]
-    status, message = "UPDATING", ""
-    if deployment.failure:
-        status, message = "DEPLOY_FAILED", deployment.failure
-    elif found:
-        status, message = _health(found[0])
-        if deployment.serving != deployment.target and status == "HEALTHY":
-            status = "UPDATING"
+def _deployment(cluster: Cluster, tag: str, host: str) -> dict[str, Any]:
+    backend = cluster.backends.get(tag)
+    if backend is None:
+        return {
+            "status": "UPDATING",
+            "message": "",
+            "version": None,
+            "target_replicas": 0,
+            "replicas": [],
+        }
+    status, message = _health(backend)
     return {
         "status": status,
         "message": message,
-        "version": found[0].record.version if found else None,
-        "target_replicas": found[0].wanted if found else 0,
-        "replicas": [_replica(r, host) for backend in found for r in backend.replicas.values()],
+        "version": backend.record.version,
+        "target_replicas": backend.wanted,
+        "replicas": [_replica(backend, replica, host) for replica in backend.replicas.values()],
     }
 
 
 def _health(backend: Backend) -> tuple[str, str]:
-    if backend.record.failure:
-        return "DEPLOY_FAILED", backend.record.failure
+    if failure := backend.record.failure or backend.record.update_failure:
+        return "DEPLOY_FAILED", failure
     if backend.record.deleting:
         return "DELETING", ""
+    if backend.rescaling and not backend.updating and (backend.waiting or not backend.trouble):
+        message = f"{backend.running} of {backend.wanted} replicas run"
+        return backend.rescaling, f"{message}; {backend.waiting}" if backend.waiting else message
     if backend.settled:
         return "HEALTHY", ""
-    live = [r for r in backend.replicas.values() if r.state in LIVE]
+    newest = [r for r in backend.replicas.values() if r.release == backend.record.release]
+    live = [r for r in newest if r.state in LIVE]
     wait = f"{sum(r.state == 'RUNNING' for r in live)} of {backend.wanted} replicas run"
+    if backend.updating:
+        old = len(backend.replicas) - len(newest)
+        wait += f" the new version, {old} an old one"
     message = f"{wait}; {backend.trouble}" if backend.trouble else wait
     return ("UNHEALTHY" if backend.record.ran else "UPDATING"), message
 
 
-def _replica(replica: Replica, host: str) -> Mapping[str, Any]:
+def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]:
+    """Return tag -> bounds, target, load and the latest decisions of each autoscaled backend."""
+    return {
+        tag: {
+            "application": backend.record.application,
+            "deployment": backend.record.deployment,
+            "target_replicas": backend.wanted,
+            "running_replicas": backend.running,
+            "config": config_shown(backend.record.config)["autoscaling_config"],
+            **cluster.autoscaler.describe(tag, now, wall_now),
+        }
+        for tag, backend in sorted(cluster.backends.items())
+        if backend.config.autoscaling_config is not None
+    }
+
+
+def _replica(backend: Backend, replica: Replica, host: str) -> Mapping[str, Any]:
     return {
         "tag": replica.tag,
         "pid": replica.process.pid if replica.process is not None else None,
         "host": host,
+        "version": backend.release_of(replica.tag).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,
     }

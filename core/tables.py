@@ -1,7 +1,9 @@
 """What routers are told: plain values, one per endpoint and one per backend.
 
 The controller publishes them under long-poll keys ``endpoint/<name>`` and ``backend/<tag>``; a
-router holds the newest of each. Addresses and processes are opaque here.
+router holds the newest of each. Addresses and processes are opaque here. While an endpoint has a
+rollout, ``rollout/<name>`` names its step, a string: for as long as it stands, proxies count what
+becomes of the endpoint's queries, and begin anew when it changes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 ENDPOINT_PREFIX = "endpoint/"
 BACKEND_PREFIX = "backend/"
+ROLLOUT_PREFIX = "rollout/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +40,15 @@ class BackendTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTable:
-    """An endpoint's route and methods, and where its traffic goes. ``methods`` empty means all."""
+    """An endpoint's route and methods, and where its queries go. ``methods`` empty means all.
+
+    ``traffic`` is backend -> weight, ``shadows`` backend -> proportion of queries to copy there,
+    and ``compares`` has (id, settings) for the shadows whose answers are compared.
+    """
 
     name: str
     route: str | None = None
     methods: tuple[str, ...] = ()
     traffic: Mapping[str, float] = field(default_factory=dict)
+    shadows: Mapping[str, float] = field(default_factory=dict)
+    compares: Mapping[str, tuple[str, Any]] = field(default_factory=dict)

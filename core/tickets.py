@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -38,14 +38,33 @@ class QueryLike(Protocol):
     def shard_key(self) -> str | None:
         """What decides on the backend; None for chance."""
 
+    @property
+    def multiplexed_model_id(self) -> str:
+        """The model that it needs, and some replicas may have; empty for none."""
+
+    @property
+    def call(self) -> Sized:
+        """What is called with what; of interest for its length alone."""
+
+
+class Pairing(NamedTuple):
+    """A query's and its copy's answers are to meet at a replica of the shadow.
+
+    ``settings`` is for the copy, and says by which comparison, as (id, settings).
+    """
+
+    number: int  # the copy's
+    replica: str
+    settings: tuple[str, Any] | None = None
+
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One query while the router has it."""
+    """One query while the router has it, or a copy of one for a shadow, which has no caller."""
 
     number: int
-    caller: Hashable
-    query: Any  # QueryLike
+    caller: Hashable  # None for a copy
+    query: Any  # QueryLike; a copy shares the original's
     endpoint: str
     route: str
     submitted_at: float
@@ -54,6 +73,16 @@ class Ticket:
     replica: str | None = None  # which has it; None while it is queued
     attempts: int = 0  # replicas that may have begun to run it
     abandoned: int = 0  # the status it was ended with while its replica may still be busy with it
+    begun: bool = False  # a part of its answer has left, so it cannot be repeated
+    answered: int = 0  # the status that its replica has answered with
+    answered_at: float = 0.0
+    copies: tuple[Ticket, ...] = ()  # of an original: those made of it, some of them ended perhaps
+    compare: tuple[Pairing, ...] = ()  # where its answer is compared with others'
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is for a shadow, so that nobody hears of its end."""
+        return self.caller is None
 
 
 class Assign(NamedTuple):
@@ -88,7 +117,28 @@ class Ended(NamedTuple):
     backend: str
     status: int
     seconds: float
+    is_copy: bool = False
 
 
-Effect = Assign | Cancel | Refuse | Ended
+class Dropped(NamedTuple):
+    """For the metrics: a copy for a shadow ended before it was run."""
+
+    endpoint: str
+    backend: str
+
+
+class Lost(NamedTuple):
+    """For the judgement of a rollout: a replica died with a query, which is sent to another."""
+
+    endpoint: str
+    backend: str
+
+
+class Starved(NamedTuple):
+    """For whoever starts replicas: a query waits first in line at a backend that has none."""
+
+    backend: str
+
+
+Effect = Assign | Cancel | Refuse | Ended | Dropped | Lost | Starved
 Effects = list[Effect]

@@ -80,7 +80,7 @@ class AccessLog:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o640)
+            self._file = os.open(self._path, flags, 0o600)
         rest = memoryview(b"\n" + lines if self._torn else lines)
         while rest:
             written = os.write(self._file, rest)

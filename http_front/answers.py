@@ -38,7 +38,7 @@ _NOT_PASSED_ON = frozenset(
         b"x-request-id",
     }
 )
-_WITHOUT_BODY = frozenset({204, 205, 304})
+WITHOUT_BODY = frozenset({204, 205, 304})
 
 _is_token = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _forbidden_in_value = re.compile(rb"[^\t\x20-\x7e\x80-\xff]").search
@@ -60,16 +60,21 @@ def reply_to(answer: HttpAnswer | FailedAnswer, exchange: Exchange) -> Reply:
 
 def _user_reply(answer: HttpAnswer, method: str) -> Reply:
     _, status, answer_headers, body = answer
-    if not 200 <= status <= 999:
-        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 999")
+    check_status(status)
     headers = passed_on(answer_headers)
-    if status in _WITHOUT_BODY:
+    if status in WITHOUT_BODY:
         return Reply(status, headers, b"")
     length = b"%d" % len(body)
     if method == "HEAD" and not body:
-        length = _declared_length(answer_headers) or length
+        length = declared_length(answer_headers) or length
     headers.append((b"content-length", length))
     return Reply(status, headers, body)
+
+
+def check_status(status: int) -> None:
+    """Raise BadHeaderError for a status that is none of a response's."""
+    if not 200 <= status <= 999:
+        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 999")
 
 
 def passed_on(answer_headers: tuple[tuple[bytes, bytes], ...]) -> Headers:
@@ -96,8 +101,8 @@ def _header_name(name: bytes) -> bytes | None:
     return name.lower() if _is_token(name) else None
 
 
-def _declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
-    """Return the length that an answer to HEAD says a GET would have."""
+def declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
+    """Return the Content-Length that user code declares, if it is one."""
     for name, value in headers:
         if name.lower() == b"content-length" and value.isdigit():
             return value

@@ -17,12 +17,14 @@ import falcon
 import falcon.asgi
 
 from understudy.actors.messages import FailedAnswer, HttpCall
+from understudy.actors.streams import Stream
 from understudy.core.errors import InvalidRequestError, NotRunningError, UnderstudyError
 from understudy.http_front.access_log import AccessLog
 from understudy.http_front.answers import error_reply, failed_reply, reply_to
 from understudy.http_front.dispatcher import Dispatcher
 from understudy.http_front.exchange import SCOPE_KEY, Exchange, Reply
 from understudy.http_front.front import Front
+from understudy.http_front.streaming import stream_with
 
 if TYPE_CHECKING:
     from understudy.actors.settings import HostSettings
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 PAGE_TIMEOUT_S = 5.0
+MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
+HOOKS = frozenset({"reconfigure", "check_health"})
 REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
 
@@ -89,6 +93,7 @@ class QuerySink:
         timeout = head.get(b"x-request-timeout-seconds")
         call_method = head.get(b"x-serve-call-method")
         shard_key = head.get(b"x-serve-shard-key")
+        model_id = head.get(MODEL_HEADER)
         answer = await self._ask(
             path=exchange.path,
             http_method=exchange.method,
@@ -97,13 +102,23 @@ class QuerySink:
             request_id=exchange.request_id,
             timeout_s=self._timeout_s if timeout is None else parse_timeout(timeout),
             repeatable=exchange.method in REPEATABLE,
-            shard_key=None if shard_key is None else shard_key.decode("latin-1"),
+            shard_key=None if shard_key is None else parse_text(shard_key),
+            multiplexed_model_id="" if model_id is None else parse_text(model_id),
         )
-        answer_with(reply_to(answer, exchange), resp, exchange)
+        if isinstance(answer, Stream):
+            reply = stream_with(answer, resp, exchange)
+        else:
+            reply = reply_to(answer, exchange)
+        if reply is not None:
+            answer_with(reply, resp, exchange)
 
 
 def http_call(exchange: Exchange) -> HttpCall:
-    """Return the request as user code will see it; its path includes the root path, as in ASGI."""
+    """Return the request as user code will see it; its path includes the root path, as in ASGI.
+
+    Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
+    for one, X_Forwarded_For would pass for X-Forwarded-For.
+    """
     scope = exchange.scope
     full_path = exchange.full_path
     return HttpCall(
@@ -111,7 +126,9 @@ def http_call(exchange: Exchange) -> HttpCall:
         full_path,
         exchange.raw_path,
         scope["query_string"],
-        tuple(scope["headers"]),
+        tuple(
+            [each for each in scope["headers"] if b"_" not in each[0] or each[0] == MODEL_HEADER]
+        ),
         exchange.body,
         scope["scheme"],
         scope["http_version"],
@@ -137,10 +154,19 @@ def parse_call_method(value: bytes) -> str:
     name = value.decode("latin-1")
     if name == "__call__":
         return ""
-    # A client must not reach what a class keeps to itself, its __init__ above all.
-    if not name.isidentifier() or name.startswith("_"):
+    # A client must not reach what a class keeps to itself, its __init__ above all, nor what it has
+    # for the controller.
+    if not name.isidentifier() or name.startswith("_") or name in HOOKS:
         raise _bad_header("X-Serve-Call-Method", value, "the name of a public method")
     return name
+
+
+def parse_text(value: bytes) -> str:
+    """Read a shard key or model id: UTF-8, so that it is the same as a handle's, else Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _bad_header(name: str, value: bytes, expected: str) -> InvalidRequestError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from understudy.actors.messages import FailedAnswer, HttpAnswer
+from understudy.actors.streams import Stream
 
 
 class Dispatcher(Protocol):
@@ -34,7 +35,8 @@ class Dispatcher(Protocol):
         timeout_s: float | None,
         repeatable: bool,
         shard_key: str | None,
-    ) -> HttpAnswer | FailedAnswer:
+        multiplexed_model_id: str,
+    ) -> HttpAnswer | FailedAnswer | Stream:
         """Run one query and return its answer; never raises for what went wrong with it.
 
         ``path`` is what routes are matched against; ``call`` is a pickled HttpCall. Cancelling the

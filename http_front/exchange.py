@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 Scope = dict[str, Any]
 Event = dict[str, Any]
@@ -54,16 +54,23 @@ class RequestIds:
 CLOSE = (b"connection", b"close")
 
 
+class Leaving(Protocol):
+    """Who takes the requests."""
+
+    leaving: bool
+    """Whether answers ask clients to close their connections."""
+
+
 class Exchange:
     """A request and the state of its answer; ``path`` is the one to route by."""
 
     __slots__ = (
+        "_front",
         "_send",
         "body",
         "bytes_out",
         "full_path",
         "head",
-        "is_last",
         "method",
         "path",
         "raw_path",
@@ -74,7 +81,7 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, scope: Scope, send: Send, ids: RequestIds) -> None:
+    def __init__(self, scope: Scope, send: Send, ids: RequestIds, front: Leaving) -> None:
         self.started_at = perf_counter()
         self.scope = scope
         self.head: dict[bytes, bytes] = dict(scope["headers"])
@@ -86,9 +93,9 @@ class Exchange:
         self.body = b""
         # Headers to send in place of Falcon's: it keeps one value per name, as str.
         self.reply_headers: Headers | None = None
-        self.is_last = False  # whether the answer asks the client to close the connection
         self.status = 0  # 0 until the answer has begun
         self.bytes_out = 0
+        self._front = front
         self._send = send
 
     def resolve_target(self, root_path: str) -> None:
@@ -118,7 +125,9 @@ class Exchange:
             if headers is None:
                 headers = list(event["headers"])
             headers.append((b"x-request-id", self.request_id.encode("ascii")))
-            if self.is_last:
+            # Also to what was asked before the front began to leave: the client's next request
+            # on this connection would be refused.
+            if self._front.leaving and CLOSE not in headers:
                 headers.append(CLOSE)
             event = {"type": "http.response.start", "status": self.status, "headers": headers}
         else:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from understudy.actors.messages import FailedAnswer, HttpAnswer, HttpCall
+from understudy.actors.streams import Stream
 
-HttpOutcome = HttpAnswer | FailedAnswer
+HttpOutcome = HttpAnswer | FailedAnswer | Stream
 
 
 class Asked(NamedTuple):
@@ -23,6 +24,7 @@ class Asked(NamedTuple):
     timeout_s: float | None
     repeatable: bool
     shard_key: str | None
+    multiplexed_model_id: str
 
 
 Handler = Callable[[Asked], HttpOutcome | Awaitable[HttpOutcome]]
@@ -63,6 +65,7 @@ class FakeDispatcher:
         timeout_s: float | None,
         repeatable: bool,
         shard_key: str | None,
+        multiplexed_model_id: str,
     ) -> HttpOutcome:
         """Answer by the handler; counts the awaits that were cancelled."""
         asked = Asked(
@@ -74,6 +77,7 @@ class FakeDispatcher:
             timeout_s,
             repeatable,
             shard_key,
+            multiplexed_model_id,
         )
         self.asked.append(asked)
         outcome = self.handler(asked)

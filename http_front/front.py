@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import perf_counter, time
 
+from understudy.actors.streams import StreamFailedError
 from understudy.core.config import HTTPOptions
 from understudy.http_front.access_log import AccessLog, Entry
 from understudy.http_front.answers import error_reply, retry_after
@@ -58,7 +59,7 @@ class Front:
         self, options: HTTPOptions, dispatcher: Dispatcher, answer: App, access_log: AccessLog
     ) -> None:
         self.draining = False
-        self.handing_over = False
+        self.leaving = False
         self.in_flight = 0
         self.access_log = access_log
         self._dispatcher = dispatcher
@@ -71,7 +72,7 @@ class Front:
         """Serve one ASGI scope: a request, a websocket, or the worker's lifespan."""
         kind = scope["type"]
         if kind == "http":
-            await self._serve(Exchange(scope, send, self._ids), receive)
+            await self._serve(Exchange(scope, send, self._ids, self), receive)
         elif kind == "lifespan":
             await self._live(receive, send)
         else:
@@ -90,6 +91,9 @@ class Front:
         except asyncio.CancelledError:
             exchange.status = CLIENT_LEFT
             raise
+        except StreamFailedError as error:
+            _logger.warning("request %s was cut off: %s", exchange.request_id, error)
+            raise  # the server cuts the connection, so that the client knows
         except Exception:
             # Falcon catches what its own code and ours raise; this is for what it cannot.
             _logger.exception("request %s failed", exchange.request_id)
@@ -107,7 +111,6 @@ class Front:
         if self.draining:
             text = "this server is stopping"
             return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), CLOSE])
-        exchange.is_last = self.handing_over
         head = exchange.head
         if b"host" not in head and exchange.scope["http_version"] == "1.1":
             text = "the Host header is missing, which HTTP/1.1 requires"
@@ -152,7 +155,7 @@ class Front:
 
     async def _refuse_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 403: a replica answers queries, it holds no connections."""
-        exchange = Exchange({**scope, "method": "GET"}, send, self._ids)
+        exchange = Exchange({**scope, "method": "GET"}, send, self._ids, self)
         await receive()
         await send({"type": "websocket.close", "code": 1008})
         exchange.status = 403

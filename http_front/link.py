@@ -1,21 +1,20 @@
-"""A gunicorn worker's link to the router: batches queries, from asyncio to the port's thread.
+"""A gunicorn worker's link to the router, on the worker's own event loop.
 
-All queries that arrive in one pass of the event loop cross to the port's thread together, and all
-answers of one message come back together, so a busy worker pays for the crossings once per batch.
+All queries that arrive in one pass of that loop, or while the last message is on its way, go to the
+router in one message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from understudy.actors.dispatch import Caller
+from understudy.actors.large_bytes import beside
 from understudy.actors.messages import (
     Address,
-    Answer,
     AnswerQueries,
     AskProxy,
     AskProxyReply,
@@ -27,8 +26,9 @@ from understudy.actors.messages import (
 )
 from understudy.actors.port import PROXY, Finder, Port
 from understudy.actors.processes import RunRecords, this_process
-from understudy.actors.settings import OWN, HostSettings
-from understudy.core.errors import DeploymentUnavailableError, NotRunningError
+from understudy.actors.settings import HostSettings
+from understudy.actors.streams import Stream
+from understudy.core.errors import DeploymentUnavailableError
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -41,16 +41,12 @@ class Link:
     def __init__(self, settings: HostSettings) -> None:
         self.ready = False
         self._settings = settings
-        self._on_one_loop = settings.transport == OWN  # then nothing has to cross
         self._process: Process = this_process()
         self._records = RunRecords(settings.run_dir)
         self._port: Port | None = None
         self._caller: Caller | None = None
         self._finder: Finder | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._outgoing: list[Callable[[Caller], None]] = []
-        self._incoming: list[tuple[asyncio.Future[Any], Any]] = []
-        self._lock = threading.Lock()
         self._asked: dict[str, asyncio.Future[Any]] = {}
 
     async def start(self) -> None:
@@ -66,7 +62,7 @@ class Link:
         if self._connecting is not None:
             self._connecting.cancel()
         if self._port is not None:
-            await asyncio.to_thread(self._port.close)
+            self._port.detach()
 
     async def ask(
         self,
@@ -79,7 +75,8 @@ class Link:
         timeout_s: float | None,
         repeatable: bool,
         shard_key: str | None,
-    ) -> HttpAnswer | FailedAnswer:
+        multiplexed_model_id: str,
+    ) -> HttpAnswer | FailedAnswer | Stream:
         """Have a query answered; cancelling this cancels the query wherever it is."""
         caller = self._caller or await self._wait_connected()
         if caller is None:
@@ -92,18 +89,19 @@ class Link:
             path=path,
             http_method=http_method,
             call_method=call_method,
-            call=call,
+            call=beside(call),
             request_id=request_id,
             timeout_s=timeout_s,
             repeatable=repeatable,
             shard_key=shard_key,
+            multiplexed_model_id=multiplexed_model_id,
         )
-        future: asyncio.Future[HttpAnswer | FailedAnswer] = self._loop.create_future()
-        self._out(lambda caller: caller.submit(query, lambda answer: self._in(future, answer)))
+        future: asyncio.Future[HttpAnswer | FailedAnswer | Stream] = self._loop.create_future()
+        caller.submit(query, partial(_settle, future))
         try:
             return await future
         except asyncio.CancelledError:
-            self._out(lambda caller: caller.cancel(query.id))
+            caller.cancel(query.id)
             raise
 
     async def routes(self) -> dict[str, str]:
@@ -121,46 +119,33 @@ class Link:
         return self._caller
 
     async def _connect(self) -> None:
-        while self._port is None:
-            settings = self._settings
-            port = Port(settings.admin_port, self._process, settings.transport, self._loop)
-            try:
-                await asyncio.to_thread(port.open)
-            except NotRunningError:
-                await asyncio.sleep(CONNECT_RETRY_S)
-            else:
-                self._connected(port)
-
-    def _connected(self, port: Port) -> None:
-        caller = Caller(port.loop, self._process)
-        caller.on_ready = lambda: self._set_ready(ready=True)
-        self._finder = finder = Finder(port, PROXY, caller.met_proxy, lambda: self._lost(caller))
-        port.on(AnswerQueries, lambda message, _: caller.answered(message))
+        settings = self._settings
+        port = self._port = Port(settings.admin_port, self._process, self._loop, settings.transport)
+        while not await port.answers():
+            await asyncio.sleep(CONNECT_RETRY_S)
+        self._caller = caller = Caller(port.loop, self._process)
+        caller.on_ready = self._met
+        self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
+        port.on(AnswerQueries, caller.answered)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))
         port.on(AskProxyReply, self._proxy_replied)
-        self._port, self._caller = port, caller
-        port.loop.post(finder.start)
+        self._finder.start()
 
-    def _lost(self, caller: Caller) -> None:
-        caller.lost_proxy()
-        self._set_ready(ready=False)
+    def _met(self) -> None:
+        self.ready = True
 
-    def _set_ready(self, *, ready: bool) -> None:
-        def set_it() -> None:
-            self.ready = ready
-
-        self._loop.call_soon_threadsafe(set_it)
+    def _lost(self) -> None:
+        self.ready = False
+        if self._caller is not None:
+            self._caller.lost_proxy()
 
     async def _ask_proxy(self, what: str) -> Any:
+        found = self._finder.found if self._finder is not None else None
+        if found is None or self._port is None:
+            return None
         request_id = secrets.token_hex(8)
         future = self._asked[request_id] = self._loop.create_future()
-
-        def send(_caller: Caller) -> None:
-            found = self._finder.found if self._finder is not None else None
-            if found is not None and self._port is not None:
-                self._port.loop.send(found[0], AskProxy(request_id=request_id, what=what))
-
-        self._out(send)
+        self._port.loop.send(found[0], AskProxy(request_id=request_id, what=what))
         try:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)
         except asyncio.TimeoutError:  # its own class until 3.11
@@ -171,45 +156,9 @@ class Link:
     def _proxy_replied(self, message: AskProxyReply, _sender: Address) -> None:
         future = self._asked.get(message.request_id)
         if future is not None:
-            self._in(future, message.value)
+            _settle(future, message.value)
 
-    # --- The two crossings --------------------------------------------------------------------
 
-    def _out(self, action: Callable[[Caller], None]) -> None:
-        if self._on_one_loop:
-            if self._caller is not None:
-                action(self._caller)
-            return
-        if not self._outgoing:
-            self._loop.call_soon(self._flush_out)
-        self._outgoing.append(action)
-
-    def _flush_out(self) -> None:
-        actions, self._outgoing = self._outgoing, []
-        caller, port = self._caller, self._port
-        if caller is None or port is None:
-            return
-
-        def run() -> None:
-            for action in actions:
-                action(caller)
-
-        port.loop.post(run)
-
-    def _in(self, future: asyncio.Future[Any], value: Answer | Any) -> None:
-        if self._on_one_loop:
-            if not future.done():
-                future.set_result(value)
-            return
-        with self._lock:
-            first = not self._incoming
-            self._incoming.append((future, value))
-        if first:
-            self._loop.call_soon_threadsafe(self._flush_in)
-
-    def _flush_in(self) -> None:
-        with self._lock:
-            arrived, self._incoming = self._incoming, []
-        for future, value in arrived:
-            if not future.done():
-                future.set_result(value)
+def _settle(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():  # cancelled meanwhile
+        future.set_result(value)

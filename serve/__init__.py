@@ -20,19 +20,34 @@ if TYPE_CHECKING:
         start,
         status,
     )
+    from understudy.serve.asgi import ingress
+    from understudy.serve.batching import batch
     from understudy.serve.client import Client
     from understudy.serve.config import HTTPOptions
+    from understudy.serve.context import (
+        get_batch_request_context,
+        get_replica_context,
+        get_request_context,
+    )
     from understudy.serve.deployments import Application, Deployment, deployment
+    from understudy.serve.multiplex import get_multiplexed_model_id, multiplexed
 
 __all__ = [
     "Application",
     "Client",
     "Deployment",
     "HTTPOptions",
+    "batch",
     "delete",
     "deployment",
     "get_app_handle",
+    "get_batch_request_context",
     "get_deployment_handle",
+    "get_multiplexed_model_id",
+    "get_replica_context",
+    "get_request_context",
+    "ingress",
+    "multiplexed",
     "run",
     "shutdown",
     "start",
@@ -44,7 +59,14 @@ _MODULES = {
     "Client": "client",
     "Deployment": "deployments",
     "HTTPOptions": "config",
+    "batch": "batching",
     "deployment": "deployments",
+    "get_batch_request_context": "context",
+    "get_multiplexed_model_id": "multiplex",
+    "get_replica_context": "context",
+    "get_request_context": "context",
+    "ingress": "asgi",
+    "multiplexed": "multiplex",
 } | dict.fromkeys(
     ("delete", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start", "status"),
     "api",

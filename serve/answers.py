@@ -6,7 +6,7 @@ import pickle
 import sys
 from typing import Any, NamedTuple
 
-from understudy.actors.messages import Answer, FailedAnswer, HttpAnswer
+from understudy.actors.messages import Answer, FailedAnswer, ValueAnswer
 from understudy.core.errors import (
     MethodNotAllowedError,
     UnderstudyError,
@@ -33,7 +33,7 @@ def decode(answer: Answer, what: str) -> Outcome:
     """Unpickle an answer of ``what``; runs user code, so never on a message loop."""
     if isinstance(answer, FailedAnswer):
         return Outcome(error=_error_of(answer, what))
-    if isinstance(answer, HttpAnswer):
+    if not isinstance(answer, ValueAnswer):
         return Outcome(error=UnderstudyError(f"{what} answered a call with an HTTP response"))
     try:
         return Outcome(pickle.loads(answer.value))

@@ -10,7 +10,7 @@ from typing import Any
 
 from understudy.core.config import HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError, NotRunningError
-from understudy.serve import operations, session
+from understudy.serve import local_testing, operations, session
 from understudy.serve.build import not_an_application
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle
@@ -23,6 +23,7 @@ def run(
     name: str = "default",
     route_prefix: str | None = "/",
     blocking: bool = False,
+    _local_testing_mode: bool = False,
 ) -> DeploymentHandle:
     """Bring up an application, wait until it serves, and return its ingress's handle.
 
@@ -30,10 +31,14 @@ def run(
     again changes nothing; changed code replaces what runs. ``route_prefix`` None gives it no route.
     ``blocking`` waits for Ctrl-C, then deletes the application and exits. Raises the constructor's
     own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
+
+    With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     operations.check_target(name, route_prefix)
+    if _local_testing_mode:
+        return local_testing.run(target, name)
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(name)
@@ -58,12 +63,14 @@ def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
 
 def shutdown() -> None:
     """Stop the system, with all applications, and delete its state; nothing if none runs."""
+    local_testing.shutdown()
     session.current().shutdown()
 
 
 def delete(name: str) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
-    operations.delete(session.current().connect(), name)
+    if not local_testing.delete(name):
+        operations.delete(session.current().connect(), name)
 
 
 def status() -> ServeStatus:
@@ -78,14 +85,18 @@ def status() -> ServeStatus:
 
 def get_app_handle(name: str) -> DeploymentHandle:
     """Return a handle of an application's ingress; UnknownNameError if there is none."""
-    report = operations.read_report(session.current().connect())
-    return DeploymentHandle(operations.ingress_of(report, name), name)
+    ingress = local_testing.ingress_of(name)
+    if ingress is None:
+        report = operations.read_report(session.current().connect())
+        ingress = operations.ingress_of(report, name)
+    return DeploymentHandle(ingress, name)
 
 
 def get_deployment_handle(deployment_name: str, app_name: str = "default") -> DeploymentHandle:
     """Return a handle of any deployment; UnknownNameError if there is none."""
-    report = operations.read_report(session.current().connect())
-    operations.check_deployment(report, deployment_name, app_name)
+    if local_testing.ingress_of(app_name) is None:
+        report = operations.read_report(session.current().connect())
+        operations.check_deployment(report, deployment_name, app_name)
     return DeploymentHandle(deployment_name, app_name)
 
 

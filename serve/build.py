@@ -12,6 +12,7 @@ from understudy.serve.deployments import Application, Deployment
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.options import name_problem
 from understudy.serve.packing import pack_code
+from understudy.serve.scaling import packed
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class _Builder:
                 code=code.pickled,
                 code_hash=code.hash,
                 version=deployment.version,
-                config=deployment.config.model_dump(),
+                config=packed(what, deployment.config),
                 actor_options=deployment.actor_options.model_dump(),
             )
         )

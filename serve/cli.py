@@ -57,6 +57,36 @@ def _http(function: F) -> F:
     return function
 
 
+def _capacity(function: F) -> F:
+    """Add the flags that say what replicas may take of the host."""
+    for flag in (
+        click.option("--resources", metavar="JSON", help='Resources of your own: {"disk": 2}.'),
+        click.option("--memory", type=float, metavar="BYTES", help="Memory [what there is]."),
+        click.option("--num-gpus", type=float, help="GPUs [what there is]."),
+        click.option("--num-cpus", type=float, help="CPUs that replicas may take [what there is]."),
+    ):
+        function = flag(function)
+    return function
+
+
+def _cluster(function: F) -> F:
+    """Add the flags of a host that others reach."""
+    for flag in (
+        click.option("--tls-ca", metavar="PATH", help="PEM: whose certificates to believe."),
+        click.option("--tls-key", metavar="PATH", help="PEM: its private key."),
+        click.option("--tls-cert", metavar="PATH", help="PEM: a certificate, for TLS with hosts."),
+        click.option(
+            "--key-file", metavar="PATH", help="The cluster's key, from a host that runs."
+        ),
+        click.option("--join", metavar="HOST:PORT", help="A system to join; needs --bind."),
+        click.option(
+            "--bind", metavar="A.B.C.D", help="This host's address for other hosts [none]."
+        ),
+    ):
+        function = flag(function)
+    return function
+
+
 def _application(function: F) -> F:
     """Add the arguments that name an application."""
     for parameter in (
@@ -79,6 +109,8 @@ def main() -> None:
 @main.command()
 @_where
 @_http
+@_cluster
+@_capacity
 @click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 def start(block: bool, **flags: Any) -> None:
     """Start this host's system, unless it runs."""
@@ -91,6 +123,7 @@ def start(block: bool, **flags: Any) -> None:
 @_where
 @_address
 @_http
+@_capacity
 @_application
 @click.option("--reload", is_flag=True, help="Deploy again when a .py file under DIR changes.")
 @click.option("--non-blocking", is_flag=True, help="Deploy and leave it running.")
@@ -124,12 +157,14 @@ def run(
 @_where
 @_address
 @_application
+@click.option("--plan", is_flag=True, help="Show what would change, and change nothing.")
 def deploy(
     target: str,
     arguments: tuple[str, ...],
     name: str,
     route_prefix: str,
     app_dir: str,
+    plan: bool,
     **flags: Any,
 ) -> None:
     """Deploy an application on a system that runs."""
@@ -139,7 +174,33 @@ def deploy(
     source = commands.Source(
         target, arguments=arguments, app_dir=app_dir, name=name, route_prefix=route_prefix
     )
-    commands.deploy(settings, source)
+    commands.deploy(settings, source, plan=plan)
+
+
+@main.command()
+@_where
+@_address
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with every field.")
+@click.option("-n", "most", type=click.IntRange(1), default=20, help="How many changes [20].")
+def history(as_json: bool, most: int, **flags: Any) -> None:
+    """Show the last changes: when, by whom, and what they changed."""
+    from understudy.serve import commands
+
+    commands.history(commands.settings_from(flags), as_json=as_json, most=most)
+
+
+@main.command()
+@_where
+@_address
+@click.argument("change_id", metavar="[ID]", type=int, required=False)
+def undo(change_id: int | None, **flags: Any) -> None:
+    """Restore what was before a change, by default the last one.
+
+    This is a change of its own, which can be undone too. ID is what history shows.
+    """
+    from understudy.serve import commands
+
+    commands.undo(commands.settings_from(flags), change_id)
 
 
 @main.command()
@@ -156,14 +217,86 @@ def delete(name: str, **flags: Any) -> None:
 @main.command()
 @_where
 @_address
+@click.argument("endpoint")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(as_json: bool, **flags: Any) -> None:
+def diff(endpoint: str, as_json: bool, **flags: Any) -> None:
+    """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
+    from understudy.serve import commands
+
+    commands.diff(commands.settings_from(flags), endpoint, as_json=as_json)
+
+
+@main.command()
+@_where
+@_address
+@click.argument("endpoint")
+@click.option("--to", metavar="BACKEND", help="The backend that is to get the traffic.")
+@click.option("--steps", default="0.01,0.1,0.5,1", help="Its shares [0.01,0.1,0.5,1].")
+@click.option("--hold-s", default=300.0, help="Seconds that a step stands at least [300].")
+@click.option(
+    "--abort-if",
+    multiple=True,
+    metavar="RULE=NUMBER",
+    help="error_rate, error_rate_increase, p95_latency_s or p95_latency_ratio; more than once "
+    "for several [error_rate_increase=0.005 p95_latency_ratio=1.5].",
+)
+@click.option("--alpha", default=0.01, help="Chance of going back without cause [0.01].")
+@click.option("--min-samples", default=100, help="Queries that a step needs [100].")
+@click.option("--ready-timeout-s", default=60.0, help="Seconds without a replica [60].")
+@click.option("--wait", is_flag=True, help="Wait for its end; exit code 1 if it goes back.")
+@click.option("--abort", is_flag=True, help="Go back now.")
+@click.option("--promote", is_flag=True, help="Give the new backend all traffic now.")
+def rollout(
+    endpoint: str,
+    to: str | None,
+    steps: str,
+    abort_if: tuple[str, ...],
+    hold_s: float,
+    alpha: float,
+    min_samples: int,
+    ready_timeout_s: float,
+    wait: bool,
+    abort: bool,
+    promote: bool,
+    **flags: Any,
+) -> None:
+    """Move ENDPOINT's traffic to a backend step by step, and back if that does worse."""
+    from understudy.serve import commands, rollouts
+
+    if sum((to is not None, abort, promote)) != 1:
+        raise click.UsageError("give one of --to BACKEND, --abort, --promote")
+    settings = commands.settings_from(flags)
+    if to is None:
+        commands.end_rollout(settings, endpoint, promote=promote)
+        return
+    with commands.usage():
+        asked = rollouts.settings_from(
+            to,
+            steps,
+            abort_if,
+            hold_s=hold_s,
+            alpha=alpha,
+            min_samples=min_samples,
+            ready_timeout_s=ready_timeout_s,
+        )
+    commands.start_rollout(settings, endpoint, asked, wait=wait)
+
+
+@main.command()
+@_where
+@_address
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--autoscaling", is_flag=True, help="Show what autoscaling decided, and why.")
+def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
     """Show hosts, applications, deployments and replicas.
 
-    The exit code is 0 only when all of them are healthy.
+    The exit code is 0 only when all of them are healthy; always, with --autoscaling.
     """
     from understudy.serve import commands
 
+    if autoscaling:
+        commands.autoscaling(commands.settings_from(flags), as_json=as_json)
+        return
     if not commands.status(commands.settings_from(flags), as_json=as_json):
         sys.exit(1)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,28 +13,61 @@ from typing_extensions import Self
 from understudy.actors import system
 from understudy.actors.connection import Connection
 from understudy.actors.messages import (
+    AbortRollout,
     CreateBackend,
     CreateEndpoint,
     DeleteBackend,
+    DeleteDeployment,
     DeleteEndpoint,
+    DeleteEverything,
+    DeployDeployment,
+    DeploymentSpec,
     GetBackendConfig,
+    GetDeployment,
+    GetDifferences,
     ListBackends,
+    ListDeployments,
     ListEndpoints,
+    ListHistory,
+    ListRollouts,
+    PromoteRollout,
     SetTraffic,
+    ShadowTraffic,
+    StartRollout,
     StopCluster,
+    UndoChange,
     UpdateBackendConfig,
 )
 from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.comparing import Compare
 from understudy.core.config import ActorOptions, BackendConfig, Settings, validated
-from understudy.core.errors import InvalidRequestError, UnderstudyError, UnknownNameError
+from understudy.core.endpoints import check_proportion, check_weights
+from understudy.core.errors import (
+    InvalidRequestError,
+    NotRunningError,
+    UnderstudyError,
+    UnknownNameError,
+)
+from understudy.core.judging import DEFAULT_RULES
+from understudy.core.rollout_settings import (
+    DEFAULT_ALPHA,
+    DEFAULT_HOLD_S,
+    DEFAULT_MIN_SAMPLES,
+    DEFAULT_READY_TIMEOUT_S,
+    DEFAULT_STEPS,
+    check_settings,
+)
 from understudy.serve import operations
 from understudy.serve.deployments import Deployment
+from understudy.serve.differences import CompareFunction, packed_compare
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.operations import new
 from understudy.serve.packing import pack_code
+from understudy.serve.scaling import packed, packed_changes
 from understudy.serve.schema import ServeStatus
 
 S = TypeVar("S", bound=Settings)
+_BY_NAME = "/<name>"  # no route; stands for the deployment's name
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
@@ -82,16 +116,12 @@ class Client:
     ) -> str | None:
         """Run code under a tag; returns the goal's id."""
         _check_name("tag", tag)
-        target = func_or_class
-        if isinstance(target, Deployment):
-            target = target.func_or_class
-        if not callable(target) or not hasattr(target, "__name__"):
-            raise InvalidRequestError(f"backend {tag!r}: {target!r} is no function or class")
-        code = pack_code(f"backend {tag!r}", target, init_args, {}, version)
+        what = f"backend {tag!r}"
+        code = pack_code(what, _callable(what, func_or_class), init_args, {}, version)
         request = new(
             CreateBackend,
             tag=tag,
-            config=_made(BackendConfig, config).model_dump(),
+            config=packed(f"backend {tag!r}", _made(BackendConfig, config)),
             actor_options=_made(ActorOptions, actor_options).model_dump(),
             version=version,
             code=code.pickled,
@@ -104,12 +134,9 @@ class Client:
     ) -> str | None:
         """Change the given settings of a backend and no others; returns the goal's id."""
         _check_name("tag", tag)
-        if isinstance(config, BackendConfig):
-            changes = config.model_dump(exclude_unset=True)
-        else:
+        if not isinstance(config, BackendConfig):
             _check_mapping("config", config)
-            values = BackendConfig().updated(config).model_dump()
-            changes = {name: values[name] for name in config}
+        changes = packed_changes(f"backend {tag!r}", config)
         return self._goal(new(UpdateBackendConfig, tag=tag, changes=changes))
 
     def get_backend_config(self, tag: str) -> BackendConfig:
@@ -151,10 +178,168 @@ class Client:
         return dict(self._connection.request(new(ListEndpoints)))
 
     def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
-        """Give an endpoint's traffic to backends by weight; returns when every proxy knows it."""
+        """Give an endpoint's traffic to backends by weight; returns when every proxy knows it.
+
+        Each weight is from 0 to 1, and they sum to 1. Queries with a shard key stay where they are,
+        as far as the weights allow; the others are drawn.
+        """
         _check_name("endpoint", endpoint)
-        request = new(SetTraffic, endpoint=endpoint, weights=_weights(endpoint, weights))
+        checked = check_weights(endpoint, weights)
+        self._connection.request(new(SetTraffic, endpoint=endpoint, weights=checked))
+
+    def shadow_traffic(
+        self,
+        endpoint: str,
+        backend: str,
+        proportion: float,
+        compare: str | Mapping[str, Any] | Compare | CompareFunction | None = None,
+    ) -> None:
+        """Copy a proportion of an endpoint's queries to a backend, until it is set to 0.
+
+        Returns when every proxy knows it. The copies' results are discarded, and copies that the
+        backend cannot follow with are dropped: nobody waits for a shadow, nor fails with it.
+
+        With ``compare`` the shadow's answers are compared with those that clients get, and
+        :meth:`diff` tells what is different: "status", "json", a dict with ``how`` and
+        ``relative_tolerance``, ``absolute_tolerance`` and ``ignore`` (JSON pointers), or a function
+        of both answers, each with ``status``, ``headers``, ``body``, ``value`` and ``json()``. It
+        returns None or True for no difference, else a text that names it, or False.
+        """
+        _check_name("endpoint", endpoint)
+        _check_name("backend", backend)
+        checked = check_proportion(endpoint, backend, proportion)
+        what = f"shadow {backend!r} of endpoint {endpoint!r}"
+        request = new(
+            ShadowTraffic,
+            endpoint=endpoint,
+            backend=backend,
+            proportion=checked,
+            compare=None if compare is None else packed_compare(what, compare).model_dump(),
+        )
         self._connection.request(request)
+
+    def diff(self, endpoint: str) -> dict[str, dict[str, Any]]:
+        """Return by shadow what comparing its answers has found: counts, causes and examples."""
+        return dict(self._connection.request(new(GetDifferences, endpoint=endpoint)))
+
+    def rollout(
+        self,
+        endpoint: str,
+        *,
+        to: str,
+        steps: Sequence[float] = DEFAULT_STEPS,
+        hold_s: float = DEFAULT_HOLD_S,
+        abort_if: Mapping[str, float] | None = None,
+        alpha: float = DEFAULT_ALPHA,
+        min_samples: int = DEFAULT_MIN_SAMPLES,
+        ready_timeout_s: float = DEFAULT_READY_TIMEOUT_S,
+    ) -> str | None:
+        """Move an endpoint's traffic to a backend step by step; returns the goal's id.
+
+        Each of ``steps`` is the new backend's share, and stands for ``hold_s`` seconds at least and
+        until ``min_samples`` queries of either side have ended; the last is 1. ``abort_if`` limits
+        error_rate, error_rate_increase, p95_latency_s or p95_latency_ratio: once the evidence
+        against one is beyond 1/``alpha``, all traffic goes back, and the goal fails with the
+        reason. It goes back, too, when no replica runs for ``ready_timeout_s``. The chance that a
+        backend which keeps all limits is sent back for its evidence is at most ``alpha``. The page
+        docs/rollouts.md has the method.
+        """
+        _check_name("endpoint", endpoint)
+        settings = check_settings(
+            to=to,
+            steps=steps,
+            hold_s=hold_s,
+            abort_if=DEFAULT_RULES if abort_if is None else abort_if,
+            alpha=alpha,
+            min_samples=min_samples,
+            ready_timeout_s=ready_timeout_s,
+        )
+        return self._goal(new(StartRollout, endpoint=endpoint, **settings))
+
+    def abort_rollout(self, endpoint: str) -> None:
+        """Go back to the traffic before the rollout; returns when every proxy knows it."""
+        self._connection.request(new(AbortRollout, endpoint=endpoint))
+
+    def promote_rollout(self, endpoint: str) -> None:
+        """Give the new backend all traffic now; returns when every proxy knows it."""
+        self._connection.request(new(PromoteRollout, endpoint=endpoint))
+
+    def list_rollouts(self) -> dict[str, dict[str, Any]]:
+        """Return where the last rollout of each endpoint stands, and why."""
+        return dict(self._connection.request(new(ListRollouts)))
+
+    def deploy(
+        self,
+        name: str,
+        func_or_class: Callable[..., Any] | Deployment,
+        *,
+        init_args: Sequence[Any] = (),
+        init_kwargs: Mapping[str, Any] | None = None,
+        version: str | None = None,
+        prev_version: str | None = None,
+        route_prefix: str | None = _BY_NAME,
+        config: BackendConfig | Mapping[str, Any] | None = None,
+        actor_options: ActorOptions | Mapping[str, Any] | None = None,
+    ) -> str | None:
+        """Run a backend and an endpoint of the same name; returns the goal's id.
+
+        Other code, arguments, options or another ``version`` than what runs is a rolling update:
+        new replicas start before old ones stop, and when they cannot start, the old version stays
+        and the goal fails. Other settings alone are changed in place. ``prev_version`` makes it a
+        compare-and-set: unless just that version is deployed, ConflictError, and nothing changes.
+        ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
+        own options count where none are given here.
+        """
+        _check_name("name", name)
+        if isinstance(func_or_class, Deployment):
+            version = func_or_class.version if version is None else version
+            config = func_or_class.config if config is None else config
+            options = func_or_class.actor_options
+            actor_options = options if actor_options is None else actor_options
+        for field, value in (("version", version), ("prev_version", prev_version)):
+            if value is not None:
+                _check_name(field, value)
+        route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
+        if problem := operations.route_problem("route_prefix", route):
+            raise InvalidRequestError(problem)
+        what = f"deployment {name!r}"
+        target = _callable(what, func_or_class)
+        code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
+        spec = DeploymentSpec(
+            name=name,
+            code=code.pickled,
+            code_hash=code.hash,
+            version=version,
+            config=_made(BackendConfig, config).model_dump(),
+            actor_options=_made(ActorOptions, actor_options).model_dump(),
+        )
+        return self._goal(
+            new(DeployDeployment, spec=spec, route_prefix=route, prev_version=prev_version)
+        )
+
+    def delete_deployment(self, name: str) -> str | None:
+        """Delete a deployment and its endpoint; returns the goal's id, None if there was none."""
+        return self._goal(new(DeleteDeployment, name=name))
+
+    def get_deployment_info(self, name: str) -> dict[str, Any]:
+        """Return a deployment's version, route, settings and state; UnknownNameError if none."""
+        return dict(self._connection.request(new(GetDeployment, name=name)))
+
+    def list_deployments(self) -> dict[str, dict[str, Any]]:
+        """Return by name what :meth:`get_deployment_info` tells of each."""
+        return dict(self._connection.request(new(ListDeployments)))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the changes that are kept, oldest first: id, at, user, address, what, changes."""
+        return list(self._connection.request(new(ListHistory)))
+
+    def undo(self, change_id: int | None = None) -> dict[str, Any]:
+        """Restore what was before a change, by default the last one, as a new change.
+
+        Returns what was undone, with the goal's id as ``goal``. Raises ConflictError saying why
+        where that cannot be, and UnknownNameError for a change that is not kept.
+        """
+        return dict(self._connection.request(new(UndoChange, change_id=change_id)))
 
     def get_handle(self, endpoint: str, missing_ok: bool = False) -> DeploymentHandle:
         """Return a handle of an endpoint; UnknownNameError if it is missing, unless that is ok."""
@@ -176,8 +361,23 @@ class Client:
         """Return the state of all applications."""
         return ServeStatus.of(operations.read_report(self._connection))
 
-    def shutdown(self) -> None:
-        """Stop the system, with everything on it, and delete its state."""
+    def shutdown(self) -> list[str]:
+        """Delete everything, stop the system, and delete its state.
+
+        Returns the ids of the deletions' goals, which have been reached: every replica has finished
+        what it had, or was ended after its time limit. What takes more than a minute, or a
+        controller that does not answer, is not waited for: the processes are killed then.
+        """
+        deadline = time.monotonic() + system.STOP_TIMEOUT_S
+        goals: list[str] = []
+        with contextlib.suppress(TimeoutError, NotRunningError):
+            goals = self._connection.request(new(DeleteEverything), timeout_s=system.STOP_TIMEOUT_S)
+            for goal in goals:
+                self.wait_for_goal(goal, deadline - time.monotonic())
+        self._stop()
+        return goals
+
+    def _stop(self) -> None:
         if self._settings.address is None:
             self.close()
             system.stop(self._settings, forget=True)
@@ -194,6 +394,15 @@ class Client:
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)
         return goal
+
+
+def _callable(what: str, func_or_class: Any) -> Any:
+    target = func_or_class
+    if isinstance(target, Deployment):
+        target = target.func_or_class
+    if not callable(target) or not hasattr(target, "__name__"):
+        raise InvalidRequestError(f"{what}: {target!r} is no function or class")
+    return target
 
 
 def _check_name(what: str, name: object) -> None:
@@ -223,17 +432,3 @@ def _methods(methods: Sequence[str]) -> tuple[str, ...]:
     if bad or not upper:
         raise InvalidRequestError(f"methods={methods!r}: expected some of {', '.join(METHODS)}")
     return upper
-
-
-def _weights(endpoint: str, weights: Mapping[str, float]) -> dict[str, float]:
-    _check_mapping("weights", weights)
-    problems = [
-        f"{tag!r}: {weight!r}: must be a number from 0 to 1"
-        for tag, weight in weights.items()
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1
-    ]
-    if not problems and not math.isclose(sum(weights.values()), 1.0, abs_tol=1e-6):
-        problems.append(f"they sum to {sum(weights.values()):g}: must be 1")
-    if problems:
-        raise InvalidRequestError(f"weights of endpoint {endpoint!r}: {'; '.join(problems)}")
-    return {tag: float(weight) for tag, weight in weights.items()}

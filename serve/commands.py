@@ -16,9 +16,9 @@ from understudy.actors import system
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import InvalidRequestError, UnderstudyError
-from understudy.serve import operations
+from understudy.serve import changes, differences, operations, rollouts
 from understudy.serve.deployments import Application
-from understudy.serve.display import Progress, front_url, problems_of, show_status
+from understudy.serve.display import Progress, front_url, problems_of, show_autoscaling, show_status
 from understudy.serve.importing import ImportFailedError, load_application, read_arguments
 from understudy.serve.logs import Line, Logs
 
@@ -82,11 +82,47 @@ def stop(settings: HostSettings, *, forget: bool) -> None:
     click.echo(f"stopped; {kept}" if stopped else "nothing was running")
 
 
-def deploy(settings: HostSettings, source: Source) -> None:
-    """Bring up an application on a system that runs."""
+def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
+    """Bring up an application on a system that runs; with ``plan`` only say what would change."""
     application = source.load()
     with connected(settings) as connection:
-        bring_up(connection, application, source)
+        if plan:
+            told = changes.plan(connection, application, source.name, source.route_prefix)
+            changes.show_plan(told, source.name)
+        else:
+            bring_up(connection, application, source)
+
+
+def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
+    """Print who changed what."""
+    with connected(settings) as connection:
+        changes.show_history(connection, as_json=as_json, most=most)
+
+
+def undo(settings: HostSettings, change_id: int | None) -> None:
+    """Restore what was before a change."""
+    with connected(settings) as connection:
+        changes.undo(connection, change_id)
+
+
+def start_rollout(
+    settings: HostSettings, endpoint: str, asked: dict[str, Any], *, wait: bool
+) -> None:
+    """Move an endpoint's traffic to another backend step by step."""
+    with connected(settings) as connection:
+        rollouts.start(connection, endpoint, asked, wait=wait)
+
+
+def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None:
+    """End a rollout now, one way or the other."""
+    with connected(settings) as connection:
+        rollouts.end(connection, endpoint, promote=promote)
+
+
+def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
+    """Print how the answers of an endpoint's shadows differ."""
+    with connected(settings) as connection:
+        differences.show(connection, endpoint, as_json=as_json)
 
 
 def delete(settings: HostSettings, name: str) -> None:
@@ -105,6 +141,16 @@ def status(settings: HostSettings, *, as_json: bool) -> bool:
     else:
         show_status(report)
     return not problems_of(report)
+
+
+def autoscaling(settings: HostSettings, *, as_json: bool) -> None:
+    """Print what autoscaling goes by and has decided."""
+    with connected(settings) as connection, Progress("asking the controller"):
+        report = operations.read_autoscaling(connection, STATUS_TIMEOUT_S)
+    if as_json:
+        click.echo(json.dumps(report, indent=2, default=str))
+    else:
+        show_autoscaling(report)
 
 
 def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) -> None:
@@ -159,16 +205,18 @@ class Source:
 
 def bring_up(connection: Connection, application: Application, source: Source) -> None:
     """Deploy an application and say where; where its constructor fails, show the traceback."""
-    try:
-        with Progress(f"deploying {source.name!r}"):
-            operations.deploy(connection, application, source.name, source.route_prefix)
-    except (UnderstudyError, TimeoutError, OSError):
-        raise
-    except Exception as error:  # the constructor's own
-        notes = getattr(error, "__notes__", ())
-        click.echo("\n".join(notes), err=True)
-        told = f"{type(error).__name__}: {error}"
-        raise UnderstudyError(f"{source.name!r} could not be deployed: {told}") from error
+    text = f"deploying {source.name!r}"
+    with (
+        changes.told_of_user_code(f"{source.name!r} could not be deployed"),
+        Progress(text) as progress,
+    ):
+        operations.deploy(
+            connection,
+            application,
+            source.name,
+            source.route_prefix,
+            on_wait=lambda told: progress.say(f"{text}: {told}" if told else text),
+        )
     click.echo(f"deployed {source.name!r}{_where(connection, source.route_prefix)}")
 
 

@@ -1,5 +1,15 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
 from understudy.core.config import ActorOptions, BackendConfig, HTTPOptions
+from understudy.core.policy_context import AutoscalingContext
+from understudy.core.scaling_config import AutoscalingConfig, AutoscalingPolicy, QueueLengthPolicy
 
-__all__ = ["ActorOptions", "BackendConfig", "HTTPOptions"]
+__all__ = [
+    "ActorOptions",
+    "AutoscalingConfig",
+    "AutoscalingContext",
+    "AutoscalingPolicy",
+    "BackendConfig",
+    "HTTPOptions",
+    "QueueLengthPolicy",
+]

@@ -56,8 +56,8 @@ class Deployment:
         return self.settings.actor_options
 
     @property
-    def num_replicas(self) -> int:
-        """How many replicas are wanted."""
+    def num_replicas(self) -> int | None:
+        """How many replicas are wanted; None where autoscaling decides."""
         return self.config.num_replicas
 
     @property
@@ -107,7 +107,8 @@ def deployment(
 ) -> Deployment | Callable[[Callable[..., Any]], Deployment]:
     """Make a function or class a deployment; used bare, or with any of these options.
 
-    ``name`` (its own), ``version``, ``num_replicas`` (1), ``user_config``, ``max_ongoing_requests``
+    ``name`` (its own), ``version``, ``num_replicas`` (1; "auto" for autoscaling from 1 to 100),
+    ``autoscaling_config`` (None), ``user_config``, ``max_ongoing_requests``
     (100), ``max_queued_requests`` (-1: unlimited), ``request_timeout_s``,
     ``health_check_period_s``, ``health_check_timeout_s``, ``graceful_shutdown_timeout_s``,
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count``, ``logging_config``, and

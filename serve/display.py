@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_HEALTHY = ("HEALTHY", "UPSCALING", "DOWNSCALING")  # what autoscaling does is no problem
 QUIET_S = 1.0  # what takes less needs no progress
 _STYLES = {
     "RUNNING": "green",
@@ -90,8 +91,13 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         problems += [
             _told(f"deployment {deployment!r} of {name!r}", state)
             for deployment, state in application["deployments"].items()
-            if state["status"] != "HEALTHY"
+            if state["status"] not in _HEALTHY
         ]
+    problems += [
+        _told(f"backend {tag!r}", state)
+        for tag, state in report.get("backends", {}).items()
+        if not state.get("application") and state["status"] not in (*_HEALTHY, "DELETING")
+    ]
     return problems
 
 
@@ -126,8 +132,77 @@ def show_status(report: Mapping[str, Any]) -> None:
     console = Console()
     _show_hosts(console, report)
     _show_applications(console, report)
+    _show_endpoints(console, report)
     _show_backends(console, report)
+    _show_rollouts(console, report)
+    _show_resources(console, report)
     _show_goals(console, report)
+
+
+def _show_rollouts(console: Console, report: Mapping[str, Any]) -> None:
+    from understudy.serve.rollouts import lines_of  # noqa: PLC0415  # it imports this module
+
+    for line in lines_of(report.get("rollouts") or {}):
+        console.print(line, markup=False, highlight=False)
+
+
+def _show_resources(console: Console, report: Mapping[str, Any]) -> None:
+    taken = {
+        name: amounts
+        for name, amounts in (report.get("resources") or {}).items()
+        if amounts["taken"]
+    }
+    if not taken:
+        return
+    table = _table("resource", "taken", "of")
+    for name, amounts in taken.items():
+        table.add_row(_text(name), f"{amounts['taken']:.9g}", f"{amounts['total']:.9g}")
+    console.print(table)
+
+
+def show_autoscaling(report: Mapping[str, Any]) -> None:
+    """Print what GetAutoscaling answered: a table of backends, then their latest decisions."""
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console()
+    if not report:
+        console.print("no backend has an autoscaling_config")
+        return
+    columns = ("run", "target", "bounds", "queued", "ongoing", "average", "policy", "failed")
+    table = _table("backend", *columns)
+    for tag, backend in report.items():
+        config = backend["config"]
+        cells = (
+            backend["running_replicas"],
+            backend["target_replicas"],
+            f"{config['min_replicas']}..{config['max_replicas']}",
+            backend.get("queued"),
+            backend.get("ongoing"),
+            f"{backend.get('average_load', 0):.4g}",
+            config["policy"]["policy_function"],
+            backend.get("policy_failures"),
+        )
+        table.add_row(_text(tag), *map(_text, cells))
+    console.print(table)
+    for tag, backend in report.items():
+        if backend.get("decisions"):
+            console.print(_decisions(tag, backend["decisions"]))
+
+
+def _decisions(tag: str, decisions: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("at", "target", "decision", "why")
+    table.title, table.title_justify = _text(tag), "left"
+    for decision in decisions:
+        at, since = _clock(decision["at"]), _clock(decision["since"])
+        when = at if decision["times"] == 1 else f"{since} to {at}"
+        before, after = decision["from"], decision["to"]
+        target = str(after) if before == after else f"{before} -> {after}"
+        table.add_row(when, target, _text(decision["outcome"]), _text(decision["why"]))
+    return table
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _show_hosts(console: Console, report: Mapping[str, Any]) -> None:
@@ -174,15 +249,42 @@ def _applications(applications: Mapping[str, Any]) -> Table:
 
 
 def _show_backends(console: Console, report: Mapping[str, Any]) -> None:
+    """Show those that belong to no application; a deployment of its own is one."""
+    backends = {
+        tag: state
+        for tag, state in (report.get("backends") or {}).items()
+        if not state.get("application")
+    }
+    if not backends:
+        return
+    table = _table("backend", "version", "replicas", "state", "pids")
+    for tag, state in backends.items():
+        replicas = state.get("replicas") or ()
+        running = [replica for replica in replicas if replica.get("state") == "RUNNING"]
+        table.add_row(
+            _text(tag),
+            _text(state.get("version")),
+            f"{len(running)} of {state.get('target_replicas', '?')}",
+            _state(state.get("status")),
+            " ".join(_text(replica.get("pid")) for replica in running),
+        )
+    console.print(table)
+
+
+def _show_endpoints(console: Console, report: Mapping[str, Any]) -> None:
     endpoints = report.get("endpoints") or {}
     if not endpoints:
         return
-    table = _table("endpoint", "route", "methods", "traffic")
+    table = _table("endpoint", "route", "methods", "traffic", "shadows")
     for name, endpoint in endpoints.items():
-        traffic = (f"{tag} {weight:.0%}" for tag, weight in (endpoint.get("traffic") or {}).items())
         methods = " ".join(endpoint.get("methods") or ())
-        table.add_row(name, _text(endpoint.get("route")), methods, ", ".join(traffic))
+        shares = [_shares(endpoint.get(policy) or {}) for policy in ("traffic", "shadows")]
+        table.add_row(_text(name), _text(endpoint.get("route")), methods, *shares)
     console.print(table)
+
+
+def _shares(policy: Mapping[str, float]) -> str:
+    return ", ".join(f"{_text(tag)} {share * 100:.4g}%" for tag, share in policy.items())
 
 
 def _replica(replica: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str, str]:

@@ -23,6 +23,8 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
+from understudy.serve.app_parts import app_part
+
 PROTOCOL = 5
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
 _classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
@@ -85,6 +87,8 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             return types.CodeType, _parts_of(obj)
+        if (reduced := app_part(obj)) is not None:
+            return reduced
         tracked = isinstance(obj, type) and obj in _ids
         reduced = super().reducer_override(obj)
         if isinstance(reduced, tuple) and getattr(reduced[0], "__name__", "") in _SKELETONS:

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
-from understudy.actors import dispatch
+from understudy.actors import dispatch, user_context
 from understudy.actors.dispatch import PendingQuery, QueryClient
 from understudy.actors.messages import PythonCall
 from understudy.core.errors import InvalidRequestError
@@ -17,7 +17,7 @@ from understudy.serve.responses import DeploymentResponse, send
 __all__ = ["DeploymentHandle", "DeploymentResponse"]
 
 # Options of Ray Serve's that come later, with the values that mean "not used".
-_NOT_YET = {"stream": (False,), "multiplexed_model_id": ("", None)}
+_NOT_YET = {"stream": (False,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class HandleOptions:
     method_name: str = "__call__"
     shard_key: str | None = None
     retryable: bool = False
+    multiplexed_model_id: str = ""
 
 
 class DeploymentHandle:
@@ -64,6 +65,7 @@ class DeploymentHandle:
 
         ``method_name``: which method is called. ``shard_key``: calls with the same key go to the
         same backend. ``retryable``: a call may be run again when its replica died under it.
+        ``multiplexed_model_id``: which model it is for; a replica that has it is preferred.
         """
         if problems := _problems(changes):
             raise InvalidRequestError(f"bad options of a handle: {'; '.join(problems)}")
@@ -78,16 +80,20 @@ class DeploymentHandle:
         there is no system to call.
         """
         client = self._client or dispatch.current() or _own_client()
-        request_id = secrets.token_hex(16)
+        request_id, for_shadow = user_context.origin()
+        request_id = request_id or secrets.token_hex(16)
         response = DeploymentResponse(self._what(), client, request_id)
 
         def submit(values: tuple[Any, ...], named: dict[str, Any]) -> PendingQuery:
-            return self._submit(client, request_id, pack_arguments(self._what(), values, named))
+            arguments = pack_arguments(self._what(), values, named)
+            return self._submit(client, request_id, arguments, for_shadow)
 
         send(response, submit, args, kwargs)
         return response
 
-    def _submit(self, client: QueryClient, request_id: str, arguments: bytes) -> PendingQuery:
+    def _submit(
+        self, client: QueryClient, request_id: str, arguments: bytes, for_shadow: bool
+    ) -> PendingQuery:
         method = self._options.method_name
         return client.submit(
             endpoint=self.endpoint,
@@ -96,6 +102,8 @@ class DeploymentHandle:
             request_id=request_id,
             repeatable=self._options.retryable,
             shard_key=self._options.shard_key,
+            for_shadow=for_shadow,
+            multiplexed_model_id=self._options.multiplexed_model_id,
         )
 
     def _what(self) -> str:
@@ -159,6 +167,8 @@ def _problems(changes: dict[str, Any]) -> list[str]:
 def _value_problem(name: str, value: Any) -> str | None:
     if name == "retryable":
         return None if isinstance(value, bool) else "must be True or False"
+    if name == "multiplexed_model_id":
+        return None if isinstance(value, str) else "must be a string"
     if name == "shard_key":
         return None if value is None or isinstance(value, str) else "must be a string or None"
     if not isinstance(value, str) or not value:

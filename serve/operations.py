@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.actors.messages import (
     DeleteApplication,
     DeployApplication,
+    GetAutoscaling,
     GetStatus,
     Request,
     WaitForGoal,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from understudy.actors.connection import Connection
 
 R = TypeVar("R", bound=Request)
+TELL_EVERY_S = 3.0
 
 
 def new(request: type[R], **fields: Any) -> R:
@@ -51,9 +54,16 @@ def route_problem(what: str, route: object) -> str | None:
 
 
 def deploy(
-    connection: Connection, application: Application, name: str, route_prefix: str | None
+    connection: Connection,
+    application: Application,
+    name: str,
+    route_prefix: str | None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> DeploymentHandle:
-    """Bring an application up and wait for it; raises what its constructor raised."""
+    """Bring an application up and wait for it; raises what its constructor raised.
+
+    ``on_wait`` is told now and then what it still waits for.
+    """
     built = build(application, name)
     goal = connection.request(
         new(
@@ -64,8 +74,26 @@ def deploy(
             deployments=built.deployments,
         )
     )
+    if goal is not None and on_wait is not None:
+        _tell_while_waiting(connection, goal, name, on_wait)
     wait_for_goal(connection, goal)
     return DeploymentHandle(built.ingress, name, client=connection.queries)
+
+
+def _tell_while_waiting(
+    connection: Connection, goal: str, name: str, on_wait: Callable[[str], None]
+) -> None:
+    request = new(WaitForGoal, goal_id=goal)
+    while True:
+        try:
+            connection.request(request, timeout_s=TELL_EVERY_S)
+        except TimeoutError:
+            application = read_report(connection)["applications"].get(name) or {}
+            on_wait(str(application.get("message") or ""))
+        except DeployFailedError:
+            return  # whoever waits next is told in full
+        else:
+            return
 
 
 def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
@@ -90,6 +118,12 @@ def delete(connection: Connection, name: str) -> bool:
 def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
     """Return the object that ``understudy status --json`` prints."""
     report: dict[str, Any] = connection.request(new(GetStatus), timeout_s=timeout_s)
+    return report
+
+
+def read_autoscaling(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return the object that ``understudy status --autoscaling --json`` prints."""
+    report: dict[str, Any] = connection.request(new(GetAutoscaling), timeout_s=timeout_s)
     return report
 
 

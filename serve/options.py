@@ -12,13 +12,13 @@ from pydantic import BaseModel, ValidationError
 from understudy.core.config import ActorOptions, BackendConfig
 from understudy.core.errors import InvalidRequestError
 from understudy.core.names import wrong_with
+from understudy.core.validation import problems_in
 
 M = TypeVar("M", bound=BaseModel)
 
-_OWN = ("name", "version", "actor_options", "ray_actor_options", "autoscaling_config")
+_OWN = ("name", "version", "actor_options", "ray_actor_options")
 _KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
 _HINTS = {"route_prefix": "give it to serve.run(app, route_prefix=...)"}
-_NOT_YET = "autoscaling is not supported yet; give num_replicas a number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +79,10 @@ def _bad_names(given: Mapping[str, Any]) -> list[str]:
 
 
 def _bad_scaling(given: Mapping[str, Any]) -> list[str]:
-    problems = []
-    if given.get("autoscaling_config") is not None:
-        problems.append(f"autoscaling_config={given['autoscaling_config']!r}: {_NOT_YET}")
-    replicas = given.get("num_replicas")
-    if replicas == "auto":
-        problems.append(f"num_replicas='auto': {_NOT_YET}")
-    elif replicas == 0:
-        problems.append(f"num_replicas={replicas!r}: must be at least 1; to have none, delete it")
-    return problems
+    if given.get("num_replicas") != 0:
+        return []
+    hint = "to have none when idle, set min_replicas=0 in autoscaling_config; else delete it"
+    return [f"num_replicas=0: must be at least 1; {hint}"]
 
 
 def _read_actor_options(
@@ -110,18 +105,13 @@ def _read_actor_options(
 
 def _read_config(base: BackendConfig, given: Mapping[str, Any]) -> tuple[BackendConfig, list[str]]:
     changes = {name: value for name, value in given.items() if name in BackendConfig.model_fields}
-    if changes.get("num_replicas", 1) is None:
-        changes["num_replicas"] = 1
-    if changes.get("num_replicas") in ("auto", 0):
+    if changes.get("num_replicas", 1) == 0:
         del changes["num_replicas"]  # _bad_scaling has told, and better
-    return _made(base, {**base.model_dump(), **changes}, "")
+    return _made(base, base.merged(changes), "")
 
 
 def _made(base: M, values: Mapping[str, Any], prefix: str) -> tuple[M, list[str]]:
     try:
         return type(base)(**values), []
     except ValidationError as error:
-        return base, [
-            f"{prefix}{'.'.join(map(str, item['loc']))}={item['input']!r}: {item['msg']}"
-            for item in error.errors()
-        ]
+        return base, problems_in(error, prefix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import cloudpickle
 
 from understudy.core.errors import InvalidRequestError
 from understudy.serve import by_value
+from understudy.serve.app_parts import app_part
 from understudy.serve.fingerprint import PROTOCOL, fingerprint
 
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
@@ -37,7 +39,7 @@ def pack_code(
     value = (func_or_class, args, kwargs)
     try:
         mark = fingerprint(value)  # first: it settles the ids that the pickle will have
-        pickled = cloudpickle.dumps(value, protocol=PROTOCOL)
+        pickled = _dumps(value)
     except Exception as error:  # any object may refuse in any way
         roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
         raise InvalidRequestError(f"{what} cannot be pickled: {_blame(roots, error)}") from error
@@ -95,9 +97,21 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in attributes.items() if name not in skip)
 
 
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = app_part(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _CodePickler(buffer, protocol=PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
 def _can_be_pickled(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value, protocol=PROTOCOL)
+        _dumps(value)
     except Exception:  # any object may refuse in any way
         return False
     return True

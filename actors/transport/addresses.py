@@ -1,4 +1,9 @@
-"""Where a process is reached: its host and a number, and the socket name that follows from them."""
+"""Where a process is reached: its host and a number, and the names of sockets that follow.
+
+Numbers up to 65535 are those of admins, and the TCP port of their host where it has one. All others
+are drawn, and end in the port of their admin: so an address says which port of its host leads to
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,9 @@ from typing import Any
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT = 1900  # Thespian's default
 LAST_PORT = 65535  # up to here numbers are admin ports; above, they are drawn and not used again
-_NUMBERS = 2**48
+_DRAWN = 2**47
 _ANYWHERE = frozenset({"", "0.0.0.0", "localhost"})  # names of this host that say nothing more
+_OWN_NAMES = frozenset({LOOPBACK, "127.0.1.1"})  # the second is what Debian resolves host names to
 
 
 class ProcessAddress:
@@ -42,24 +48,68 @@ class ProcessAddress:
         return f"ProcessAddress({self.text})"
 
     @property
+    def is_admin(self) -> bool:
+        """Return whether an admin's address is of this form, and no other process's."""
+        return self.number <= LAST_PORT
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port of the host that leads to this process."""
+        return self.number & LAST_PORT
+
+    def is_beside(self, admin: ProcessAddress) -> bool:
+        """Return whether this process belongs to the actor system of ``admin``."""
+        return self.host == admin.host and self.port == admin.number
+
+    @property
     def socket_name(self) -> bytes:
         """Return the name in Linux's abstract namespace, which leaves nothing on disk.
 
         It holds the uid, so that users cannot take each other's names by accident; that the peer
         *is* of this uid is checked with SO_PEERCRED.
         """
-        return f"\0understudy-{os.geteuid()}/{self.text}".encode()
+        return f"{_own_names()}{self.text}".encode()
+
+    @property
+    def door_name(self) -> bytes:
+        """Return the name where the host's gate hands over connections from other hosts."""
+        return self.socket_name + b"/door"
+
+
+def _own_names() -> str:
+    return f"\0understudy-{os.geteuid()}/"
 
 
 def own_host() -> str:
     """Return the address by which this host is known; loopback unless the environment says."""
-    host = os.environ.get("THESPIAN_BASE_IPADDR", "")
+    host = os.environ.get("UNDERSTUDY_BIND", "")
     return LOOPBACK if host in _ANYWHERE else host
 
 
-def drawn_address(host: str) -> ProcessAddress:
-    """Return an address that no process had or will have, for anything but an admin."""
-    return ProcessAddress(host, LAST_PORT + 1 + secrets.randbelow(_NUMBERS))
+def host_of_admin(port: int) -> str:
+    """Return the host in the address of this machine's admin of that port.
+
+    Where the environment does not say, the kernel does, as it knows all names of the network
+    namespace: a command need not be told to which address the system was bound.
+    """
+    if os.environ.get("UNDERSTUDY_BIND"):
+        return own_host()
+    before, after = _own_names()[1:], f":{port}"
+    found = set()
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as sockets:
+        for line in sockets:
+            name = line.rstrip("\n").partition("@")[2]
+            if name.startswith(before) and name.endswith(after):
+                found.add(name[len(before) : -len(after)])
+    return LOOPBACK if LOOPBACK in found or not found else min(found)
+
+
+def drawn_address(host: str, port: int = 0) -> ProcessAddress:
+    """Return an address that no process had or will have, for anything but an admin.
+
+    ``port`` is the admin's.
+    """
+    return ProcessAddress(host, (1 + secrets.randbelow(_DRAWN)) * (LAST_PORT + 1) + port)
 
 
 def parse_address(text: str) -> ProcessAddress:
@@ -82,4 +132,4 @@ def resolved(host: str) -> str:
     if host in _ANYWHERE:
         return own_host()
     address = str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
-    return own_host() if address.startswith("127.") else address
+    return own_host() if address in _OWN_NAMES else address

@@ -1,13 +1,16 @@
-"""The system base: ``ActorSystem(ActorSystemBase, ...)`` through :func:`install`."""
+"""The way in: the system base for ``ActorSystem``, and the transport of other processes."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from thespian.system import multiprocCommon
 from thespian.system.multiprocCommon import multiprocessCommon
 
+from understudy.actors.transport.endpoints import Attach
 from understudy.actors.transport.roles import RepairedMultiProcAdmin
 from understudy.actors.transport.thespian_transport import Transport
 
@@ -52,3 +55,10 @@ def install() -> str:
     """Make the base known to Thespian, which finds bases by name; return that name."""
     sys.modules.setdefault(f"thespian.system.{NAME}", sys.modules[__name__])
     return NAME
+
+
+def attach(
+    admin_port: int, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Any], None]
+) -> Transport:
+    """Give this process, which is no actor, a transport on ``loop``; envelopes go to a callback."""
+    return Transport(Attach(loop, on_envelope), {"Admin Port": admin_port})

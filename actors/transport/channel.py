@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from understudy.actors.transport.frames import Buffer
 from understudy.actors.transport.protocol import Connection
+from understudy.actors.transport.tls import TlsSocket
 
 if TYPE_CHECKING:
     from understudy.actors.transport.peers import Peer, Peers
@@ -22,11 +23,16 @@ WRITE_SIZE = 512 * 1024  # per pass of the loop, so that a large message delays 
 MAX_BUFFERS = 512  # the kernel takes 1024 at once
 
 
+Stream: TypeAlias = socket.socket | TlsSocket
+
+
 class Channel:
     """A socket of the loop, watched for reading from :meth:`open` on."""
 
+    source = ""  # where it comes from, or goes: the TCP address, of another host's
+
     def __init__(
-        self, peers: Peers, sock: socket.socket, connection: Connection, peer: Peer | None
+        self, peers: Peers, sock: Stream, connection: Connection, peer: Peer | None
     ) -> None:
         self.connection = connection
         self.peer = peer  # known from the start when dialed, else once authenticated
@@ -46,7 +52,7 @@ class Channel:
 
     def open(self) -> None:
         """Begin to read, and say hello where this end speaks first."""
-        self._loop.add_reader(self._fd, self._readable)
+        self._loop.add_reader(self._fd, self.read)
         self.flush()
 
     def close(self) -> None:
@@ -61,12 +67,17 @@ class Channel:
         self.connection.close()
         self._unwritten.clear()
 
+    def turn_away(self, reason: str) -> None:
+        """See :class:`~understudy.actors.transport.admission.Stranger`."""
+        self._peers.turned_away(self, reason)
+
     def flush(self) -> None:
         """Write what the connection has, as far as the socket takes it; the rest when it can."""
         if not self._waits_for_room and not self.is_closed:
             self._write()
 
-    def _readable(self) -> None:
+    def read(self) -> None:
+        """Take what there is to read now; also called when something may be."""
         try:
             received = self._socket.recv(self._read_size)
         except (BlockingIOError, InterruptedError):

@@ -4,17 +4,19 @@ Theory of operation. After a fork both processes hold every descriptor. As long 
 listening socket, its parent's death goes unnoticed and its name stays taken; as long as it keeps a
 pipe, nobody sees it end. Closing them in the child is not enough: the child also has the parent's
 Python objects, and one that is collected later would close a *new* descriptor of the same number.
-So each is replaced by /dev/null: what was open is let go, and the number stays taken.
+So each is replaced by /dev/null: what was open is let go, and the number stays taken. Standard
+streams and log files are kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 _imported_in = os.getpid()
 
@@ -36,7 +38,7 @@ def is_forked() -> bool:
 
 def inheritable() -> list[int]:
     """Return the numbers of the open descriptors that a child, if forked now, should let go."""
-    kept = {0, 1, 2} | _standard_streams()
+    kept = {0, 1, 2} | _numbers_of([sys.stdin, sys.stdout, sys.stderr]) | _logs()
     return [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd not in kept]
 
 
@@ -54,9 +56,16 @@ def release_in_children(holder: HoldsDescriptors) -> None:
     _holders.add(holder)
 
 
-def _standard_streams() -> set[int]:
+def _logs() -> set[int]:
+    """Return the files that are logged to: appending to them together is harmless."""
+    loggers = [logging.root, *logging.Logger.manager.loggerDict.values()]
+    handlers = [handler for each in loggers for handler in getattr(each, "handlers", ())]
+    return _numbers_of([getattr(handler, "stream", None) for handler in handlers])
+
+
+def _numbers_of(streams: Iterable[Any]) -> set[int]:
     numbers = set()
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    for stream in streams:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             numbers.add(stream.fileno())
     return numbers

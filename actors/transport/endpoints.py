@@ -76,7 +76,7 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
             signal.set_wakeup_fd(-1)  # the parent's too
         assigned = init.assigned.addressDetails if init.assigned else None
         return Place(
-            own=assigned or drawn_address(init.admin.addressDetails.host),
+            own=assigned or _drawn_beside(init.admin),
             admin=init.admin,
             parent=init.parent,
             is_logger=init.addrInst == LOGGER_INSTANCE,
@@ -87,7 +87,11 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
         admin = args[0]
     else:
         raise ActorSystemStartupFailure(f"no transport can be made from a {type(init)}")
-    return Place(own=drawn_address(admin.addressDetails.host), admin=admin)
+    return Place(own=_drawn_beside(admin), admin=admin)
+
+
+def _drawn_beside(admin: Any) -> ProcessAddress:
+    return drawn_address(admin.addressDetails.host, admin.addressDetails.number)
 
 
 class Naming:
@@ -97,7 +101,7 @@ class Naming:
     def getAdminAddr(capabilities: dict[str, Any]) -> Any:
         """Return the address of this host's admin."""
         port = int(capabilities.get("Admin Port", addresses.ADMIN_PORT))
-        return ActorAddress(ProcessAddress(addresses.own_host(), port))
+        return ActorAddress(ProcessAddress(addresses.host_of_admin(port), port))
 
     @staticmethod
     def getAddressFromString(address: Any, adminRouting: bool = False) -> Any:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+import traceback
+from logging import LogRecord
 from typing import Any
 
+from thespian.actors import ActorSystemMessage, PoisonMessage
 from thespian.system.transport import ReceiveEnvelope
 
 from understudy.actors.transport.frames import MAX_BUFFERS, Buffer
 
+logger = logging.getLogger(__name__)
+
 
 class Envelope(ReceiveEnvelope):  # type: ignore[misc]  # Thespian ships no types
-    """A message with its sender's address; its description costs nothing until it is printed."""
+    """A message with its sender's address; its description costs nothing until it is printed.
 
-    __slots__ = ("message", "sender")
+    ``size`` is what came for it, in bytes; nothing came for what this process tells itself.
+    """
 
-    def __init__(self, sender: Any, message: Any) -> None:
+    __slots__ = ("message", "sender", "size")
+
+    def __init__(self, sender: Any, message: Any, size: int = 0) -> None:
         self.sender = sender
         self.message = message
+        self.size = size
 
     def identify(self) -> Any:
         """Return something that prints as the description.
@@ -59,6 +69,52 @@ def decode(buffers: list[Buffer]) -> Any:
     if len(buffers) == 1:
         return pickle.loads(buffers[0])
     return pickle.loads(buffers[0], buffers=buffers[1:])
+
+
+class Unreadable:
+    """Goes back to the sender of a message that could not be unpickled; the pickle returns with it.
+
+    The receiver had acknowledged the message, so the sender keeps nothing to find it by.
+    """
+
+    __slots__ = ("buffers", "details")
+
+    def __init__(self, buffers: list[Buffer], details: str) -> None:
+        # Travel without a copy, and arrive as what they were made of.
+        self.buffers: list[Any] = [pickle.PickleBuffer(each) for each in buffers]
+        self.details = details
+
+
+class UnreadableMessage:
+    """Stands in a PoisonMessage for a message that its own sender cannot unpickle either."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"a message that cannot be unpickled: {self.reason}"
+
+
+def sent_back(buffers: list[Buffer]) -> list[Buffer]:
+    """Return what a sender gets back, while the exception of ``decode`` is handled."""
+    return encode(Unreadable(buffers, traceback.format_exc()))
+
+
+def poison_from(returned: Unreadable) -> PoisonMessage | None:
+    """Return what its sender gets of a message that came back, as of one that a handler failed on.
+
+    None for what no actor's own code had sent: Thespian's messages, a PoisonMessage among them that
+    would go back and forth, and log records.
+    """
+    try:
+        message = decode(returned.buffers)
+    except Exception as error:  # whatever its unpickling raises
+        message = UnreadableMessage(repr(error))
+    if isinstance(message, ActorSystemMessage | LogRecord):
+        kind = type(message).__name__
+        logger.error("a %s was not readable to its receiver: %s", kind, returned.details)
+        return None
+    return PoisonMessage(message, returned.details)
 
 
 def _frozen(buffer: pickle.PickleBuffer) -> Buffer:

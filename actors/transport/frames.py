@@ -4,6 +4,7 @@
     header  = kind u8, 0 u8, buffers u16, body size u32, number u64, acknowledged u64; big-endian
 
     DATA     a whole message; body: sizes u64 of its buffers unless it has one, then the buffers
+    PATIENT  the same, when the sender can wait some milliseconds for its acknowledgement
     START    a message too large for that; body: the sizes of its buffers
     CHUNK    the next bytes of the message last started; body: at most ``max_frame`` bytes
     ACK      nothing but its ``acknowledged``
@@ -51,9 +52,12 @@ class FrameKind(IntEnum):
     CHUNK = 3
     ACK = 4
     WELCOME = 5
+    PATIENT = 6
 
 
-DATA, START, CHUNK = int(FrameKind.DATA), int(FrameKind.START), int(FrameKind.CHUNK)
+DATA, START, CHUNK, PATIENT = (
+    int(kind) for kind in (FrameKind.DATA, FrameKind.START, FrameKind.CHUNK, FrameKind.PATIENT)
+)
 
 
 class Sealer:

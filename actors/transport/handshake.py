@@ -17,7 +17,11 @@ On the *remote* kind both prove that they hold the 32-byte cluster key K, withou
     proof key = HKDF-Expand(PRK, label of the role)                           RFC 5869, 2.3
     frame key = HKDF-Expand(PRK, label of the direction + whole transcript)
     HMAC      = HMAC-SHA256                                                   RFC 2104
-    transcript = SHA-256 of every byte that both sides sent so far, in order
+    transcript = SHA-256 of the context and every byte that both sides sent so far, in order
+
+The context is what both ends have in common before the handshake: the ROUTE by which the dialer
+came (routes.py) and, with TLS, both certificates (tls.py). The nonces and proofs thus hold for this
+one way between this one pair of ends.
 
 - Replays fail because the other side's nonce is fresh in every handshake and is in every key.
 - Reflections fail because the two roles prove under different keys, and because an echo of one's
@@ -29,9 +33,6 @@ On the *remote* kind both prove that they hold the 32-byte cluster key K, withou
 Each message is refused as soon as a byte of it is wrong, so a stray client holds nothing. All of a
 handshake fits in ``MAX_HANDSHAKE`` bytes; a longer length is refused when it is read. How long a
 peer may take is the shell's to say.
-
-The magic and the version stay where they are in all versions to come, so that either side can name
-both versions: an acceptor answers a wrong version with its own magic and version before it closes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ import hmac
 import struct
 from enum import Enum
 
+from understudy.actors.transport.greeting import (
+    BEGINNING,
+    LABEL,
+    LOCAL,
+    REMOTE,
+    beginning,
+    check_beginning,
+)
 from understudy.actors.transport.identity import (
     MAX_IDENTITY,
     Identity,
@@ -48,19 +57,13 @@ from understudy.actors.transport.identity import (
     decode_identity,
     encode_identity,
 )
+from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
 from understudy.actors.transport.states import ConnectionEvent, IllegalEventError
 
-VERSION = 1
-MAGIC = b"\x89USTDY\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
 KEY_SIZE = NONCE_SIZE = PROOF_SIZE = 32
 MAX_HANDSHAKE = 1024  # more than either side's messages together
 
-_PREFIX = struct.Struct(">8sHBH")  # magic, version, kind, length of the body
-_VERSION_AT, _VERSION_END = len(MAGIC), len(MAGIC) + 2
 _LENGTH = struct.Struct(">H")
-_LOCAL, _REMOTE = 0, 1
-_KINDS = {_LOCAL: "local", _REMOTE: "remote"}
-_LABEL = b"understudy transport 1 "
 
 
 class Role(str, Enum):
@@ -75,29 +78,21 @@ class Role(str, Enum):
         return Role.ACCEPTOR if self is Role.DIALER else Role.DIALER
 
 
-def hkdf_extract(salt: bytes, key: bytes) -> bytes:
-    """Return PRK = HMAC-SHA256(salt, key): RFC 5869, section 2.2."""
-    return hmac.digest(salt, key, "sha256")
-
-
-def hkdf_expand(prk: bytes, info: bytes, size: int = 32) -> bytes:
-    """Return T(1) + T(2) + ... cut to ``size``: RFC 5869, section 2.3."""
-    block, blocks = b"", b""
-    for number in range(1, -(-size // 32) + 1):
-        block = hmac.digest(prk, block + info + bytes([number]), "sha256")
-        blocks += block
-    return blocks[:size]
-
-
 class Handshake:
     """One side of one handshake: whole messages in, answers out.
 
     ``key`` and ``nonce`` are 32 bytes each on the remote kind and None on the local one; the nonce
-    must never have been used before.
+    must never have been used before. ``context`` is what the transcript begins with.
     """
 
     def __init__(
-        self, role: Role, identity: Identity, *, key: bytes | None, nonce: bytes | None
+        self,
+        role: Role,
+        identity: Identity,
+        *,
+        key: bytes | None,
+        nonce: bytes | None,
+        context: bytes = b"",
     ) -> None:
         if (key is None) != (nonce is None):
             raise ValueError("a remote handshake needs a key and a nonce, a local one neither")
@@ -107,11 +102,12 @@ class Handshake:
         self.frame_keys: tuple[bytes, bytes] | None = None  # to send with, to receive with
         self._role, self._identity = role, identity
         self._key, self._nonce = key, nonce or b""
-        self._kind = _LOCAL if key is None else _REMOTE
+        self._kind = LOCAL if key is None else REMOTE
         self._prk: bytes | None = None
         body = encode_identity(identity) if key is None else self._nonce
-        self._hello = _PREFIX.pack(MAGIC, VERSION, self._kind, len(body)) + body
-        self._transcript = hashlib.sha256(self._hello if role is Role.DIALER else b"")
+        self._hello = beginning(self._kind) + _LENGTH.pack(len(body)) + body
+        self._transcript = hashlib.sha256(context)
+        self._transcript.update(self.start())
 
     @property
     def known_peer(self) -> Identity:
@@ -132,20 +128,18 @@ class Handshake:
         return self._read_hello(received) if self._prk is None else self._read_proof(received)
 
     def _read_hello(self, received: bytearray) -> tuple[ConnectionEvent, bytes, int] | None:
-        self._check_prefix(received)
-        if len(received) < _PREFIX.size:
+        check_beginning(received, self._kind, answers=self._role is Role.ACCEPTOR)
+        body_at = BEGINNING.size + _LENGTH.size
+        if len(received) < body_at:
             return None
-        _, _, kind, size = _PREFIX.unpack_from(received)
-        if kind != self._kind:
-            named = _KINDS.get(kind, f"unknown ({kind})")
-            raise RefusedError(f"the peer's kind is {named}, this end's is {_KINDS[self._kind]}")
-        self._check_size(size, NONCE_SIZE if kind == _REMOTE else MAX_IDENTITY)
-        end = _PREFIX.size + size
+        size = _LENGTH.unpack_from(received, BEGINNING.size)[0]
+        self._check_size(size, NONCE_SIZE if self._kind == REMOTE else MAX_IDENTITY)
+        end = body_at + size
         if len(received) < end:
             return None
-        body = bytes(received[_PREFIX.size : end])
+        body = bytes(received[body_at:end])
         answer = self._hello if self._role is Role.ACCEPTOR else b""
-        if kind == _LOCAL:
+        if self._kind == LOCAL:
             self._accept(decode_identity(body))
             return ConnectionEvent.IDENTITY, answer, end
         if size != NONCE_SIZE:
@@ -158,24 +152,6 @@ class Handshake:
             answer = self._proof()
         return ConnectionEvent.NONCE, answer, end
 
-    def _check_prefix(self, received: bytearray) -> None:
-        """Refuse at the first wrong byte, in words that depend on that byte alone."""
-        if not received.startswith(MAGIC[: len(received)]):
-            at = next(i for i, byte in enumerate(received) if byte != MAGIC[i])
-            byte = received[at]
-            likely = " (TLS?)" if byte == 0x16 else " (HTTP or other text?)" if byte > 0x1F else ""
-            raise RefusedError(f"not our protocol: byte {at} is 0x{byte:02x}{likely}")
-        if len(received) < _VERSION_END:
-            return
-        version = int.from_bytes(received[_VERSION_AT:_VERSION_END], "big")
-        if version != VERSION:
-            farewell = self._hello[:_VERSION_END] if self._role is Role.ACCEPTOR else b""
-            raise RefusedError(
-                f"the peer speaks protocol version {version}, this end version {VERSION}; both "
-                "must run the same release",
-                farewell,
-            )
-
     def _check_size(self, size: int, limit: int) -> None:
         if size > limit:
             raise RefusedError(f"a handshake message of {size} bytes, over the limit of {limit}")
@@ -186,7 +162,7 @@ class Handshake:
         self._prk = hkdf_extract(salt, self._key or b"")
 
     def _expand(self, label: bytes, context: bytes = b"") -> bytes:
-        return hkdf_expand(self._prk or b"", _LABEL + label + context)
+        return hkdf_expand(self._prk or b"", LABEL + label + context)
 
     def _mac(self, role: Role) -> bytes:
         """Return what ``role`` must answer to the transcript so far."""

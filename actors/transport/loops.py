@@ -1,8 +1,8 @@
 """The asyncio loops that transports run on.
 
-Why not uvloop where it is installed: over our own sockets it is hardly faster (an ask took 117 to
-127 us against 112 to 120; one way went 197,000 to 219,000 messages/s against 175,000 to 185,000),
-and actors are forked inside a running loop, which it does not expect.
+Why not uvloop, as in the gunicorn workers: over our own sockets it is hardly faster (an ask took
+117 to 127 us against 112 to 120; one way went 197,000 to 219,000 messages/s against 175,000 to
+185,000), and actors are forked inside a running loop, which it does not expect.
 """
 
 from __future__ import annotations

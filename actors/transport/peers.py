@@ -18,10 +18,11 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from understudy.actors.transport.addresses import ProcessAddress, parse_address
-from understudy.actors.transport.channel import Channel
+from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
+from understudy.actors.transport.channel import Channel, Stream
+from understudy.actors.transport.dialing import Dialing
 from understudy.actors.transport.events import (
     Acknowledged,
     Authenticated,
@@ -38,19 +39,30 @@ from understudy.actors.transport.events import (
 from understudy.actors.transport.frames import Buffer
 from understudy.actors.transport.handshake import Role
 from understudy.actors.transport.identity import Identity
+from understudy.actors.transport.listener import Listener
+from understudy.actors.transport.network import Network
 from understudy.actors.transport.protocol import Connection
+from understudy.actors.transport.remote import Remote
 from understudy.actors.transport.session import MESSAGE_COST, Limits, Session
 from understudy.actors.transport.sessions import Sessions
-from understudy.actors.transport.sockets import is_ours, local_socket
+from understudy.actors.transport.sockets import is_ours, local_listener, local_socket
+from understudy.actors.transport.tls import Securing
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 1024
-ACCEPTS_PER_PASS = 64
 FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
 MAX_OVERFLOW = 256 * 1024 * 1024  # what may wait for one peer behind its window
 BACKLOG_RETRY_S = 0.005
+PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
+ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
 FIRST_RETRY_S, LAST_RETRY_S = 0.01, 1.0
+
+
+class Cancelable(Protocol):
+    """Something under way that can be given up."""
+
+    def cancel(self) -> None:
+        """Give it up."""
 
 
 class Shell(Protocol):
@@ -82,7 +94,9 @@ class Peer:
         "address",
         "channel",
         "channels",
+        "failing_since",
         "failures",
+        "has_progressed",
         "overflow",
         "overflow_bytes",
         "retry",
@@ -96,8 +110,10 @@ class Peer:
         self.session = session
         self.channel: Channel | None = None  # the one that messages flow over
         self.channels: set[Channel] = set()  # it, and those that are not that far
-        self.failures = 0  # connections that ended before messages flowed
-        self.retry: asyncio.TimerHandle | None = None
+        self.failures = 0  # connections that ended before a message arrived, one after the other
+        self.has_progressed = False  # a message arrived over the present connection
+        self.failing_since = 0.0  # the loop's time at the first of them, of another host's
+        self.retry: Cancelable | None = None  # what will lead to the next connection
         self.overflow: deque[tuple[list[Buffer], object]] = deque()  # behind the window
         self.overflow_bytes = 0
         self.unflushed = 0
@@ -114,6 +130,7 @@ class Peers:
         address: ProcessAddress,
         shell: Shell,
         limits: Limits | None = None,
+        network: Network | None = None,
     ) -> None:
         self.loop = loop
         self.address = address
@@ -123,32 +140,45 @@ class Peers:
         self._channels: dict[Connection, Channel] = {}
         self._dirty: dict[Peer, None] = {}
         self._heard: dict[Channel, None] = {}
+        self._patient: dict[Channel, None] = {}  # to be acknowledged when the timer is due
         self._at_end: list[Callable[[], None]] = []
         self._in_turn = False
         self._turn_due = False
-        self._listener = local_socket()
-        try:
-            self._listener.bind(address.socket_name)
-            self._listener.listen(BACKLOG)
-        except OSError:
-            self._listener.close()
-            raise
-        loop.add_reader(self._listener.fileno(), self._accept)
+        listener = local_listener(address.socket_name)
+        self._listener = Listener(loop, listener, self._accepted)
+        self._remote: Remote | None = None
+        if network is not None:
+            try:
+                self._remote = Remote(self, network)
+            except OSError:
+                self._listener.close()
+                raise
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets."""
         numbers = [channel.fileno() for channel in self._channels.values()]
+        reaching = [peer.retry for peer in self._peers.values()]
+        numbers += [each.fileno() for each in reaching if isinstance(each, Dialing | Securing)]
+        if self._remote is not None:
+            numbers += self._remote.descriptors()
         return [fd for fd in (*numbers, self._listener.fileno()) if fd >= 0]
 
-    def send(self, address: ProcessAddress, buffers: list[Buffer], tag: object) -> None:
-        """Send a message; ``tag`` comes back through the shell, once."""
+    def send(
+        self,
+        address: ProcessAddress,
+        buffers: list[Buffer],
+        tag: object,
+        *,
+        is_patient: bool = False,
+    ) -> None:
+        """Send a message; ``tag`` comes back through the shell, once, later if ``is_patient``."""
         peer = self._peers.get(address.text) or self._make(address)
         session = peer.session
         if peer.overflow or not session.can_send:
             self._put_behind(peer, buffers, tag)
             return
         try:
-            session.send(buffers, tag)
+            session.send(buffers, tag, is_patient=is_patient)
         except ValueError as error:
             self._shell.refused(tag, str(error))
             return
@@ -160,19 +190,21 @@ class Peers:
         if not self._in_turn:
             self._need_turn()
 
+    def write(self, address: ProcessAddress) -> None:
+        """Write what was sent to ``address`` now, if it is connected, not at the turn's end."""
+        peer = self._peers.get(address.text)
+        if peer is not None and peer.channel is not None:
+            peer.unflushed = 0
+            peer.channel.flush()
+
     def received(self, channel: Channel, received: bytes) -> None:
         """Take what a channel has read, nothing at its end: one turn."""
         self._in_turn = True
         connection = channel.connection
         channel.has_ended = not received
         events = connection.receive_data(received) if received else connection.receive_eof()
-        arrived = False
-        for event in events:
-            if type(event) is MessageReceived and channel.peer is not None:
-                arrived = True
-                self._shell.received(channel.peer, event.buffers)
-            else:
-                self._happened(channel, event)
+        arrived = self._take(channel, events)
+        events.clear()  # a handler need not have its message's bytes in memory too
         if not received:
             self._ended(channel)
         elif not channel.is_closed:
@@ -180,8 +212,24 @@ class Peers:
         if arrived:
             # Before handlers, which may take long; with what they send it was no faster: measured.
             self._acknowledge()
-            self._shell.deliver()
-        self.end_turn()
+            try:
+                self._shell.deliver()
+            finally:  # a handler may raise what ends the loop's run, and the loop may run again
+                self.end_turn()
+        else:
+            self.end_turn()
+
+    def _take(self, channel: Channel, events: list[Event]) -> bool:
+        """Do what events ask for; return whether one was a message."""
+        arrived = False
+        for event in events:
+            if type(event) is MessageReceived and channel.peer is not None:
+                arrived = channel.peer.has_progressed = True
+                channel.peer.failures = 0
+                self._shell.received(channel.peer, event.buffers)
+            else:
+                self._happened(channel, event)
+        return arrived
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Call back, once, before what this turn sends is written."""
@@ -203,7 +251,7 @@ class Peers:
             if peer.channel is not None:
                 peer.channel.flush()
             elif not peer.channels and peer.retry is None:
-                self._dial(peer)
+                self.dial(peer)
         self._acknowledge()
         self._in_turn = False
         if self._dirty or self._at_end:
@@ -216,9 +264,9 @@ class Peers:
 
     def close(self) -> None:
         """Close everything without a word."""
-        if self._listener.fileno() >= 0:
-            self.loop.remove_reader(self._listener.fileno())
-            self._listener.close()
+        self._listener.close()
+        if self._remote is not None:
+            self._remote.close()
         for channel in list(self._channels.values()):
             channel.close()
         for peer in self._peers.values():
@@ -228,6 +276,7 @@ class Peers:
         self._peers.clear()
         self._dirty.clear()
         self._heard.clear()
+        self._patient.clear()
 
     def _make(self, address: ProcessAddress) -> Peer:
         peer = Peer(address, self._sessions.to(address.text))
@@ -243,9 +292,20 @@ class Peers:
         heard, self._heard = self._heard, {}
         for channel in heard:
             connection = channel.connection
-            if connection.ack_due:
+            if connection.ack_is_urgent:
                 connection.acknowledge()
+            elif connection.ack_due:
+                if not self._patient:
+                    self.loop.call_later(PATIENCE_S, self._acknowledge_patient)
+                self._patient[channel] = None
             channel.flush()
+
+    def _acknowledge_patient(self) -> None:
+        patient, self._patient = self._patient, {}
+        for channel in patient:
+            if channel.connection.ack_due:
+                channel.connection.acknowledge()
+                channel.flush()
 
     # --- A full window ------------------------------------------------------------------------
 
@@ -269,79 +329,98 @@ class Peers:
 
     # --- Connections --------------------------------------------------------------------------
 
-    def _dial(self, peer: Peer) -> None:
+    def dial(self, peer: Peer) -> None:
         """Connect to a peer; a local one is connected, or dead, when this returns."""
         peer.retry = None
-        if peer.address.host != self.address.host:
-            logger.error("no way to another host yet: %s", peer.address)
-            self._died(peer)
-            return
-        sock = local_socket()
+        try:
+            if peer.address.host == self.address.host:
+                self._dial_here(peer, local_socket())
+            elif self._remote is not None and peer.address.host != LOOPBACK:
+                self._remote.dial(peer)
+            else:
+                logger.error("%s is on another host; this one is not bound: --bind", peer.address)
+                self.died(peer)
+        except OSError as error:  # out of descriptors: let others end first
+            logger.warning("cannot dial %s: %s", peer.address, error)
+            peer.retry = self.loop.call_later(LAST_RETRY_S, self.dial, peer)
+
+    def _dial_here(self, peer: Peer, sock: socket.socket) -> None:
         try:
             sock.connect(peer.address.socket_name)
         except BlockingIOError:  # its backlog is full
             sock.close()
-            peer.retry = self.loop.call_later(BACKLOG_RETRY_S, self._dial, peer)
-            return
+            peer.retry = self.loop.call_later(BACKLOG_RETRY_S, self.dial, peer)
         except OSError:
             sock.close()
-            self._died(peer)
-            return
-        if not is_ours(sock):
-            sock.close()
-            self._died(peer)
-            return
-        self._start(sock, Role.DIALER, peer)
-
-    def _accept(self) -> None:
-        for _ in range(ACCEPTS_PER_PASS):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # out of descriptors: let others end first
-                logger.warning("cannot accept a connection: %s", error)
-                fd = self._listener.fileno()
-                self.loop.remove_reader(fd)
-                self.loop.call_later(LAST_RETRY_S, self.loop.add_reader, fd, self._accept)
-                return
-            sock.setblocking(False)
+            self.died(peer)
+        else:
             if is_ours(sock):
-                self._start(sock, Role.ACCEPTOR, None)
+                self._start(sock, Role.DIALER, peer)
             else:
                 sock.close()
+                self.died(peer)
+
+    def _accepted(self, sock: socket.socket, _name: object) -> None:
+        if is_ours(sock):
+            self._start(sock, Role.ACCEPTOR, None)
+        else:
+            sock.close()
 
     def _start(self, sock: socket.socket, role: Role, peer: Peer | None) -> None:
+        self.start(sock, role, peer).open()
+
+    def start(self, sock: Stream, role: Role, peer: Peer | None, **remote: Any) -> Channel:
+        """Make a channel, which the caller opens; ``remote`` is what the remote kind needs."""
         expect = None if peer is None else peer.address.text
-        connection = Connection(role, self._sessions, expect=expect)
+        connection = Connection(role, self._sessions, expect=expect, **remote)
         channel = self._channels[connection] = Channel(self, sock, connection, peer)
         if peer is not None:
             peer.channels.add(channel)
-        channel.open()
+        return channel
+
+    def turned_away(self, channel: Channel, reason: str) -> None:
+        """End a channel whose peer broke the rules, or did not authenticate in time; say why."""
+        if channel.source and self._remote is not None and not channel.has_ended:
+            self._remote.admission.refused(channel.source, reason)
+        else:
+            # A probe, or one of two that were dialed at once; whoever is left without says so.
+            level = logging.DEBUG if channel.has_ended else logging.WARNING
+            logger.log(level, "refused a connection: %s", reason)
+        channel.flush()  # a farewell, if there is one
+        self._ended(channel)
 
     def _ended(self, channel: Channel) -> None:
         """Forget a channel; when it was the peer's last, dial the peer to see if it lives."""
-        self._channels.pop(channel.connection, None)
+        if self._channels.pop(channel.connection, None) is None:
+            return  # ended already
         self._heard.pop(channel, None)
         channel.close()
+        if channel.source and self._remote is not None:
+            self._remote.admission.left(channel)
         peer = channel.peer
         if peer is None or self._peers.get(peer.address.text) is not peer:
             return
         peer.channels.discard(channel)
+        if peer.channel is not channel or not peer.has_progressed:
+            peer.failures += 1  # also when it was open: what we send may be what ends it
         if peer.channel is channel:
-            peer.channel = None
-        else:
-            peer.failures += 1
+            peer.channel, peer.has_progressed = None, False
         if peer.channels or peer.retry is not None:
             return
         if not peer.failures:
             self._dirty[peer] = None  # dialed at the end of this turn
             return
+        if channel.source and self._remote is not None:
+            self._remote.retry(peer, ENDED_EARLY)
+            return
         delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
-        peer.retry = self.loop.call_later(delay_s, self._dial, peer)
+        peer.retry = self.loop.call_later(delay_s, self.dial, peer)
 
-    def _died(self, peer: Peer) -> None:
+    def died(self, peer: Peer) -> None:
+        """Count a peer as dead; hand back what it has not acknowledged."""
         self._peers.pop(peer.address.text, None)
+        if peer.retry is not None:
+            peer.retry.cancel()
         unsent = self._sessions.forget(peer.address.text)
         unsent += [Unsent(buffers, tag, False) for buffers, tag in peer.overflow]
         for channel in list(peer.channels):
@@ -356,12 +435,12 @@ class Peers:
     def _happened(self, channel: Channel, event: Event) -> None:
         match event:
             case Acknowledged(tags):
-                self._shell.sent(tags)
+                self._acknowledged(channel, tags)
             case Authenticated(identity, session):
                 self._authenticated(channel, identity, session)
             case Opened() if channel.peer is not None:
                 channel.peer.channel = channel
-                channel.peer.failures = 0
+                channel.peer.has_progressed = False
                 self._take_overflow(channel.peer)
             case WindowOpened() if channel.peer is not None:
                 self._take_overflow(channel.peer)
@@ -372,12 +451,14 @@ class Peers:
                 if older is not None:
                     self._ended(older)
             case Refused(reason):
-                level = logging.DEBUG if channel.has_ended else logging.WARNING  # a probe
-                logger.log(level, "refused a connection: %s", reason)
-                channel.flush()  # a farewell, if there is one
-                self._ended(channel)
+                self.turned_away(channel, reason)
             case Closed(reason):
                 logger.debug("%s: %s", channel.peer and channel.peer.address, reason)
+
+    def _acknowledged(self, channel: Channel, tags: list[object]) -> None:
+        if channel.peer is not None:
+            channel.peer.failures, channel.peer.has_progressed = 0, True
+        self._shell.sent(tags)
 
     def _authenticated(self, channel: Channel, identity: Identity, session: Session) -> None:
         peer = self._peers.get(identity.address)
@@ -388,6 +469,8 @@ class Peers:
                 logger.warning("refused a connection: %s", error)
                 self._ended(channel)
                 return
+        if channel.source and self._remote is not None:
+            self._remote.admission.left(channel)
         peer.session = session
         peer.channels.add(channel)
         channel.peer = peer

@@ -6,8 +6,8 @@ frames.py for the bytes after that, session.py for what outlives a connection.
 The shell feeds ``receive_data`` whatever arrives and acts on the events; it calls
 ``data_to_send`` after that, after ``Session.send``, and whenever its socket takes more, until it
 returns nothing. The shell owns the clock: it closes a connection that is not ``is_open`` in
-time, calls ``acknowledge`` within some milliseconds when ``ack_due``, and now and then as a sign
-of life.
+time, calls ``acknowledge`` at once when ``ack_is_urgent``, within some milliseconds when
+``ack_due``, and now and then as a sign of life.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from understudy.actors.transport.events import (
 from understudy.actors.transport.frames import (
     CHUNK,
     DATA,
+    PATIENT,
     START,
     Buffer,
     FrameKind,
@@ -46,6 +47,8 @@ from understudy.actors.transport.states import (
 )
 from understudy.actors.transport.writer import FrameWriter
 
+PATIENT_MESSAGES = 64
+PATIENT_BYTES = 256 * 1024
 ACK, WELCOME = int(FrameKind.ACK), int(FrameKind.WELCOME)
 _ALIVE_AND_AUTHENTICATED = frozenset({ConnectionState.WELCOMING, ConnectionState.OPEN})
 
@@ -54,8 +57,9 @@ class Connection:
     """One byte stream to one peer.
 
     With ``key`` and ``nonce`` (32 bytes each, the nonce never used before) it is of the remote
-    kind, without them of the local kind, for sockets whose peer the kernel has named. A dialer says
-    with ``expect`` which address must answer.
+    kind, without them of the local kind, for sockets whose peer the kernel has named. ``context``
+    is what both ends must have in common, on the remote kind. A dialer says with ``expect`` which
+    address must answer.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Connection:
         *,
         key: bytes | None = None,
         nonce: bytes | None = None,
+        context: bytes = b"",
         expect: str | None = None,
     ) -> None:
         self.state = ConnectionState.GREETING
@@ -72,13 +77,14 @@ class Connection:
         self.session: Session | None = None
         self._sessions = sessions
         self._expect = expect
-        self._handshake = Handshake(role, sessions.own, key=key, nonce=nonce)
+        self._handshake = Handshake(role, sessions.own, key=key, nonce=nonce, context=context)
         self._received = bytearray()  # of the handshake
         self._out: list[Buffer] = [hello] if (hello := self._handshake.start()) else []
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
         self._acknowledged = 0  # what the peer was last told
         self._unacknowledged_bytes = 0
+        self._has_impatient = False  # a message whose sender waits for its acknowledgement
 
     @property
     def peer(self) -> Identity | None:
@@ -101,6 +107,16 @@ class Connection:
         if self.session is None or self.state is not ConnectionState.OPEN:
             return 0
         return self.session.received - self._acknowledged
+
+    @property
+    def ack_is_urgent(self) -> bool:
+        """Return whether the peer waits to hear what arrived, or its window may run full."""
+        due = self.ack_due
+        return bool(due) and (
+            self._has_impatient
+            or due >= PATIENT_MESSAGES
+            or self._unacknowledged_bytes >= PATIENT_BYTES
+        )
 
     @property
     def ack_due_bytes(self) -> int:
@@ -166,6 +182,7 @@ class Connection:
 
     def _told(self, acknowledged: int) -> None:
         self._acknowledged, self._unacknowledged_bytes = acknowledged, 0
+        self._has_impatient = False
 
     def _become(self, event: ConnectionEvent) -> None:
         self.state = next_state(CONNECTION, self.state, event)
@@ -255,11 +272,12 @@ class Connection:
                 continue
             if acknowledged != session.acknowledged:
                 session.acknowledge(acknowledged)
-            if kind == DATA:
+            if kind in {DATA, PATIENT}:
                 check_order(number, session.received + 1, reader.assembly)
                 message = MessageReceived([body] if buffers == 1 else split_body(buffers, body))
                 session.received = number
                 self._unacknowledged_bytes += len(body)
+                self._has_impatient |= kind == DATA
                 events.append(message)
             elif kind == CHUNK:
                 self._chunk_arrived(session, reader, events)
@@ -276,6 +294,7 @@ class Connection:
         reader.assembly = None
         session.received = assembly.number
         self._unacknowledged_bytes += sum(map(len, assembly.buffers))
+        self._has_impatient = True
         events.append(MessageReceived([*assembly.buffers]))
 
     def _welcomed(

@@ -7,17 +7,31 @@ must not run a second time after an exception says ``runs_handlers_once = True``
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from thespian.actors import ChildActorExited, PoisonMessage
 from thespian.system import multiprocCommon
 from thespian.system.addressManager import CannotPickleAddress
+from thespian.system.admin import convention
 from thespian.system.multiprocCommon import MultiProcAdmin, MultiProcManager
 from thespian.system.transport import TransmitIntent
 
+from understudy.actors.transport.addresses import ProcessAddress
+
 logger = logging.getLogger(__name__)
+
+# A member looks every second whether it is registered, so that it is back in a second when its
+# leader is, or the network; Thespian did so after some minutes. It has died when its transport says
+# so, not when it was too busy to register in time. What the environment says goes first.
+_CONVENTION = {
+    "CONVENTION_REREGISTRATION_PERIOD": timedelta(seconds=1),
+    "CONVENTION_RESTART_PERIOD": timedelta(seconds=1),
+    "CONVENTION_REGISTRATION_MISS_MAX": 60,
+}
 
 
 class _Repaired:
@@ -97,15 +111,34 @@ class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  
                 del self._pendingChildren[instance]
         return result
 
+    def _activate(self) -> None:
+        super()._activate()
+        self.transport.on_host_lost = self._host_lost
+
+    def _host_lost(self, admin: Any) -> None:
+        """Have a host whose admin is dead leave the convention at once; it waited for minutes."""
+        if self._cstate._conventionMembers.find(admin) is not None and not self.isShuttingDown():
+            logger.warning("lost the actor system at %s", admin)
+            self._performIO(self._cstate._remote_system_cleanup(admin))
+
 
 class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian ships no types
     """What runs one actor."""
 
     def _createInstance(self) -> None:
         super()._createInstance()
+        self.transport.on_host_lost = self._host_lost
         actor = self.actorInst
         if getattr(actor, "runs_handlers_once", False):
             actor.receiveMessage = self._once(actor.receiveMessage)
+
+    def _host_lost(self, admin: Any) -> None:
+        """Tell the actor that its children there have exited; Thespian told nobody."""
+        lost = admin.addressDetails
+        for child in list(self.childAddresses):
+            details = child.addressDetails
+            if isinstance(details, ProcessAddress) and details.is_beside(lost):
+                self._tell_exited(child)
 
     def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def receive_once(message: Any, sender: Any) -> Any:
@@ -123,5 +156,8 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
 
 def take_over() -> None:
     """Have this process, which runs on our transport, use these classes."""
+    for name, value in _CONVENTION.items():
+        if name not in os.environ:
+            setattr(convention, name, value)
     multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
     multiprocCommon.MultiProcManager = RepairedMultiProcManager

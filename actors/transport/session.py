@@ -91,12 +91,13 @@ def read_welcome(epoch: int, received: int, body: bytes) -> Welcome:
 class Outgoing:
     """A message until it is acknowledged."""
 
-    __slots__ = ("buffers", "handed_out", "size", "tag")
+    __slots__ = ("buffers", "handed_out", "is_patient", "size", "tag")
 
-    def __init__(self, buffers: list[Buffer], size: int, tag: object) -> None:
+    def __init__(self, buffers: list[Buffer], size: int, tag: object, *, is_patient: bool) -> None:
         self.buffers = buffers
         self.size = size
         self.tag = tag
+        self.is_patient = is_patient
         self.handed_out = False
 
 
@@ -145,12 +146,15 @@ class Session:
         """Return whether a message has still to be handed out."""
         return bool(self._waiting)
 
-    def send(self, buffers: Sequence[Buffer], tag: object = None) -> None:
+    def send(
+        self, buffers: Sequence[Buffer], tag: object = None, *, is_patient: bool = False
+    ) -> None:
         """Take a message, to be handed out by the connection's ``data_to_send``.
 
         The buffers are kept, not copied, and must not change until acknowledged. ``tag`` comes back
-        in Acknowledged or Unsent. WindowFullError when not ``can_send``; ValueError when there are
-        too many buffers or bytes.
+        in Acknowledged or Unsent; for a small message that ``is_patient`` some milliseconds later,
+        with others. WindowFullError when not ``can_send``; ValueError when there are too many
+        buffers or bytes.
         """
         if self.state is SessionState.ENDED:
             next_state(SESSION, self.state, SessionEvent.SEND)
@@ -169,7 +173,7 @@ class Session:
                 f"{self.max_message} bytes in 1 to {MAX_BUFFERS} buffers can be sent"
             )
         self.kept_bytes += size + MESSAGE_COST
-        self._waiting.append(Outgoing(kept, size, tag))
+        self._waiting.append(Outgoing(kept, size, tag, is_patient=is_patient))
 
     def take(self) -> Outgoing | None:
         """Hand out the next message, which gets the number ``sent_up_to``; None when all are."""

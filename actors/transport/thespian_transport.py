@@ -16,14 +16,15 @@ import contextlib
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from logging import LogRecord
 from typing import Any
 
 from thespian.actors import ActorAddress
 from thespian.system.addressManager import ActorLocalAddress, CannotPickleAddress
 from thespian.system.logdirector import LoggerExitRequest
+from thespian.system.messages.multiproc import EndpointConnected
 from thespian.system.timing import ExpirationTimer, currentTime
 from thespian.system.transport import (
     SendStatus,
@@ -34,8 +35,9 @@ from thespian.system.transport import (
     TransportInit__Base,
 )
 
-from understudy.actors.transport import descriptors
+from understudy.actors.transport import descriptors, envelopes
 from understudy.actors.transport.addresses import ProcessAddress
+from understudy.actors.transport.cluster_key import ClusterKeyError
 from understudy.actors.transport.endpoints import (
     Attach,
     Endpoint,
@@ -46,9 +48,12 @@ from understudy.actors.transport.endpoints import (
 from understudy.actors.transport.envelopes import Envelope, decode, encode
 from understudy.actors.transport.events import Unsent
 from understudy.actors.transport.frames import Buffer
+from understudy.actors.transport.inbox import Inbox
 from understudy.actors.transport.interrupts import Interrupts
 from understudy.actors.transport.loops import descriptors_of, loop_for
+from understudy.actors.transport.network import network_of
 from understudy.actors.transport.peers import Peer, Peers
+from understudy.actors.transport.tls import TlsError
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +61,41 @@ EXPIRY_CHECK_S = 1.0
 Handler = Callable[[Any], Any]
 
 
+class Delivery:
+    """A message of our own code on its way: what Thespian's TransmitIntent is, at a tenth of it.
+
+    It has no time limit: it ends when it is acknowledged, or with its target.
+    """
+
+    __slots__ = ("kind", "on_failed", "on_sent", "target")
+
+    def __init__(
+        self,
+        target: Any,
+        kind: type,
+        on_sent: Callable[[], None] | None,
+        on_failed: Callable[[], None] | None,
+    ) -> None:
+        self.target = target
+        self.kind = kind
+        self.on_sent = on_sent
+        self.on_failed = on_failed
+
+    def tx_done(self, status: Any) -> None:
+        """Call back."""
+        callback = self.on_sent if status is SendStatus.Sent else self.on_failed
+        if callback is not None:
+            callback()
+
+
 class Transport(Naming):
     """One process's place in the actor system; names in camelCase are Thespian's."""
 
+    deliveries_at_once = 256  # see understudy.actors.loop.Transport
+
     _handler: Handler | None = None
+    # Called with the address of another host's admin that is dead, by then outside of a turn.
+    on_host_lost: Callable[[Any], None] | None = None
 
     def __init__(self, init: TransportInit__Base, *args: Any) -> None:
         place = place_of(init, args)
@@ -73,8 +109,9 @@ class Transport(Naming):
         self._interrupts = Interrupts(self.loop, self._arrive)
         self._thread: int | None = None  # the one that runs the loop
         try:
-            self.peers = Peers(self.loop, place.identity(), own, self)
-        except OSError:
+            network = network_of(own, os.environ)
+            self.peers = Peers(self.loop, place.identity(), own, self, network=network)
+        except (OSError, ClusterKeyError, TlsError):
             if self._is_own_loop:
                 self.loop.close()
             raise
@@ -89,12 +126,12 @@ class Transport(Naming):
         self._thread = threading.get_ident()
 
     def _prepare(self) -> None:
-        self._arrived: deque[Envelope] = deque()
+        self._inbox = Inbox()
         self._unfinished: dict[Any, None] = {}  # intents; copied to be iterated: threads add to it
         self._is_watching = False
         self._is_running = False
         self._is_sending_only = False
-        self._is_delivering = False
+        self._is_delivering = self._deliver_due = False
         self._is_closed = False
         self._result: Any = None
         self._raised: BaseException | None = None
@@ -103,12 +140,17 @@ class Transport(Naming):
 
     # --- Addresses ----------------------------------------------------------------------------
 
+    @property
+    def admin_address(self) -> Any:
+        """Return the address of this host's admin."""
+        return self._admin
+
     def setAddressManager(self, manager: Any) -> None:
         """Do nothing: scheduleTransmit is given it each time."""
 
     def deadAddress(self, _manager: Any, address: Any) -> None:
         """Give up what was sent to a child that exited and did not arrive."""
-        for intent in [each for each in list(self._unfinished) if each.targetAddr == address]:
+        for intent in [each for each in list(self._unfinished) if _target(each) == address]:
             self._finish(intent, SendStatus.DeadTarget)
 
     def lostRemote(self, address: Any) -> None:
@@ -173,6 +215,29 @@ class Transport(Naming):
             del self._unfinished[intent]
             raise
 
+    def send(
+        self,
+        target: Any,
+        message: Any,
+        on_sent: Callable[[], None] | None,
+        on_failed: Callable[[], None] | None,
+    ) -> bool:
+        """Send to another process and return True, if its address is known; on the loop's thread.
+
+        The acknowledgement is not waited for by anybody in particular, so it may come with others.
+        """
+        address = target.addressDetails
+        if type(address) is not ProcessAddress or address == self._own:
+            return False  # a child that is not up yet, or this process
+        delivery = Delivery(target, type(message), on_sent, on_failed)
+        self._unfinished[delivery] = None
+        self.peers.send(address, encode(message), delivery, is_patient=True)
+        return True
+
+    def write(self, target: Any) -> None:
+        """Write what was sent to ``target`` now; on the loop's thread only."""
+        self.peers.write(target.addressDetails)
+
     def _submit(self, intent: Any, buffers: list[Buffer]) -> None:
         address = intent.targetAddr.addressDetails
         if address == self._own:
@@ -186,7 +251,7 @@ class Transport(Naming):
             self.loop.call_soon(self._finish, intent, SendStatus.DeadTarget)
 
     def _arrived_from_self(self, intent: Any) -> None:
-        self._arrived.append(Envelope(intent.targetAddr, intent.message))
+        self._inbox.put(Envelope(intent.targetAddr, intent.message))
         self._finish(intent, SendStatus.Sent)
         self.deliver()
 
@@ -207,6 +272,8 @@ class Transport(Naming):
             self.loop.call_later(EXPIRY_CHECK_S, self._expire)
         now = currentTime()
         for intent in list(self._unfinished):
+            if type(intent) is Delivery:
+                continue
             quits_at = intent._quitTime._time_to_quit
             if quits_at is not None and quits_at <= now:
                 self._finish(intent, SendStatus.Failed)
@@ -219,6 +286,10 @@ class Transport(Naming):
             )
         self.loop.call_soon_threadsafe(callback, *args)
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """See :class:`understudy.actors.loop.Transport`."""
+        self.peers.at_turn_end(callback)
+
     # --- What the peers tell ------------------------------------------------------------------
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
@@ -228,9 +299,18 @@ class Transport(Naming):
         try:
             message = decode(buffers)
         except Exception:
-            logger.exception("cannot read a message of %s", sender.address)
+            logger.exception("cannot read a message of %s; it is sent back", sender.address)
+            self.peers.send(sender.address, envelopes.sent_back(buffers), tag=None)
             return
-        self._arrived.append(Envelope(sender.sender, message))
+        if type(message) is envelopes.Unreadable:
+            message = envelopes.poison_from(message)
+            if message is None:
+                return
+        envelope = Envelope(sender.sender, message, sum(map(len, buffers)))
+        if type(message) is EndpointConnected:
+            self._inbox.put_first(envelope)  # what was sent to the child waits for its address
+        else:
+            self._inbox.put(envelope)
 
     def sent(self, tags: Sequence[object]) -> None:
         """See Shell."""
@@ -244,13 +324,16 @@ class Transport(Naming):
 
     def refused(self, tag: object, reason: str) -> None:
         """See Shell."""
-        logger.error("a message was not sent: %s", reason)
+        if not isinstance(getattr(tag, "message", None), LogRecord):  # it would log without end
+            logger.error("a message was not sent: %s", reason)
         self.loop.call_soon(self._finish, tag, SendStatus.Failed)
 
     def lost(self, address: ProcessAddress) -> None:
         """See Shell; the logger ends with its admin, for nobody else would end it."""
         if address == self._ends_with:
             self._arrive(LoggerExitRequest())
+        elif address.is_admin and self.on_host_lost is not None:
+            self.loop.call_soon(self.on_host_lost, ActorAddress(address))
 
     # --- Wake-ups, watches, signals -----------------------------------------------------------
 
@@ -275,7 +358,7 @@ class Transport(Naming):
             self._post(self._interrupts.check_signals)
 
     def _arrive(self, message: Any) -> None:
-        self._arrived.append(Envelope(self.myAddress, message))
+        self._inbox.put(Envelope(self.myAddress, message))
         self.deliver()
 
     # --- Running ------------------------------------------------------------------------------
@@ -289,11 +372,11 @@ class Transport(Naming):
         """
         if incomingHandler is TransmitOnly or isinstance(incomingHandler, TransmitOnly):
             return self._run_sending(maximumDuration)
-        if incomingHandler is None and self._arrived:
-            return self._arrived.popleft()
+        if incomingHandler is None and self._inbox:
+            return self._inbox.take()
         self._handler = incomingHandler
-        if self._arrived:
-            self.loop.call_soon(self.deliver)
+        if self._inbox:
+            self._deliver_soon()
         return self._run_loop(maximumDuration)
 
     def _run_sending(self, maximum: timedelta | float | None) -> Any:
@@ -339,19 +422,30 @@ class Transport(Naming):
             self._stop(Thespian__Run_Terminated())
 
     def deliver(self) -> None:
-        """Hand what has arrived to the handler; see Shell."""
-        if self._is_delivering or not self._is_running or self._is_sending_only:
+        """Hand what has arrived to the handler; see Shell and inbox.py."""
+        if self._deliver_due or self._is_delivering or not self._is_running:
+            return
+        if self._is_sending_only:
             return
         self._is_delivering = True
         try:
-            for _ in range(len(self._arrived)):
+            for envelope in self._inbox.take_slice():
+                self._deliver(envelope)
                 if not self._is_running:
                     break
-                self._deliver(self._arrived.popleft())
         finally:
             self._is_delivering = False
-        if self._arrived and self._is_running:
-            self.loop.call_soon(self.deliver)
+            if self._inbox and self._is_running:
+                self._deliver_soon()
+
+    def _deliver_soon(self) -> None:
+        if not self._deliver_due:
+            self._deliver_due = True
+            self.loop.call_soon(self._deliver_now)
+
+    def _deliver_now(self) -> None:
+        self._deliver_due = False
+        self.deliver()
 
     def _deliver(self, envelope: Envelope) -> None:
         if self._handler is None:
@@ -391,7 +485,14 @@ class Transport(Naming):
     def _updateStatusResponse(self, response: Any) -> None:
         """Add what is under way to Thespian's status."""
         for intent in list(self._unfinished):
-            response.addPendingMessage(self.myAddress, intent.targetAddr, str(intent.message))
-        for envelope in self._arrived:
+            if type(intent) is Delivery:
+                response.addPendingMessage(self.myAddress, intent.target, intent.kind.__name__)
+            else:
+                response.addPendingMessage(self.myAddress, intent.targetAddr, str(intent.message))
+        for envelope in self._inbox:
             response.addReceivedMessage(envelope.sender, self.myAddress, str(envelope.message))
         response.addWakeups([(self.myAddress, timer) for timer in self._interrupts.wakeups])
+
+
+def _target(intent: Any) -> Any:
+    return intent.target if type(intent) is Delivery else intent.targetAddr

@@ -9,6 +9,7 @@ from understudy.actors.transport.frames import (
     CHUNK,
     DATA,
     HEADER,
+    PATIENT,
     SMALL_MESSAGE,
     START,
     Buffer,
@@ -51,15 +52,16 @@ class FrameWriter:
     def _first_frame(self, message: Outgoing, number: int, acknowledged: int) -> bytes:
         buffers, size = message.buffers, message.size
         count = len(buffers)
+        kind = PATIENT if message.is_patient else DATA
         if size + 8 * count > SMALL_MESSAGE:
             sizes = _sizes(buffers)
             frame = HEADER.pack(START, count, len(sizes), number, acknowledged) + sizes
             self._chunks = cut(buffers, self.max_frame)
         elif count == 1:
-            frame = HEADER.pack(DATA, 1, size, number, acknowledged) + buffers[0]
+            frame = HEADER.pack(kind, 1, size, number, acknowledged) + buffers[0]
         else:
             sizes = _sizes(buffers)
-            header = HEADER.pack(DATA, count, len(sizes) + size, number, acknowledged)
+            header = HEADER.pack(kind, count, len(sizes) + size, number, acknowledged)
             frame = b"".join((header, sizes, *buffers))
         return frame if self._sealer is None else frame + self._sealer.tag(frame)
 

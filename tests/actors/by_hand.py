@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.systems import alive
 from understudy.actors import messages as m
-from understudy.actors.port import Port
+from understudy.actors.port import ThreadPort
 from understudy.actors.processes import this_process
 from understudy.core.config import BackendConfig
 from understudy.serve.packing import pack_arguments, pack_code
@@ -29,6 +29,7 @@ HEARD = (
     m.AskProxyReply,
     m.RequestReply,
     m.Changed,
+    m.Listen,
 )
 
 
@@ -46,7 +47,7 @@ class Hand:
 
     def __init__(self, admin_port: int) -> None:
         self.process = this_process()
-        self.port = Port(admin_port, self.process)
+        self.port = ThreadPort(admin_port, self.process)
         self.inbox: queue.Queue[Heard] = queue.Queue()
         self._kept: list[Heard] = []
         self._tickets = itertools.count(1)
@@ -59,7 +60,7 @@ class Hand:
 
     @property
     def address(self) -> Any:
-        return self.port.loop.address
+        return self.port.address
 
     def send(self, target: Any, message: Any) -> None:
         self.port.loop.post(lambda: self.port.loop.send(target, message))
@@ -145,6 +146,7 @@ class ReplicaByHand:
         self.address = address
         self.process = process
         self.router = hand.router()
+        self.queries_at: Any = None  # known when the replica has code
         self._outcomes: dict[int, int | str] = {}
 
     @property
@@ -180,9 +182,11 @@ class ReplicaByHand:
         return self.heard_report(matches).message  # type: ignore[no-any-return]
 
     def heard_report(self, matches: Callable[[m.ReplicaReported], bool]) -> Heard:
-        return self.hand.wait_for(
+        heard = self.hand.wait_for(
             m.ReplicaReported, lambda report: report.process == self.process and matches(report)
         )
+        self.queries_at = heard.message.queries_at or self.queries_at
+        return heard
 
     def reconfigure(self, config_id: int, **config: Any) -> m.ReplicaReported:
         """Give newer settings; return the report that has them."""
@@ -216,13 +220,14 @@ class ReplicaByHand:
         incarnation: str | None = None,
     ) -> None:
         """Have the replica run and cancel these, as a router would."""
-        self.send(
+        self.hand.send(
+            self.queries_at,
             m.RunQueries(
                 incarnation=self.process.incarnation if incarnation is None else incarnation,
                 proxy=router or self.router,
                 assignments=tuple(assignments),
                 cancelled=tuple(cancelled),
-            )
+            ),
         )
 
     def call(self, *args: Any, method: str = "") -> Any:
@@ -263,8 +268,12 @@ class ReplicaByHand:
                 lambda message: message.incarnation == self.process.incarnation,
                 timeout_s,
             )
-            finished = {outcome.ticket: outcome.status for outcome in heard.message.finished}
-            self._outcomes |= {**finished, **dict.fromkeys(heard.message.rejected, "rejected")}
+            news = heard.message
+            self._outcomes |= {
+                **dict(news.answered),
+                **dict.fromkeys(news.cancelled, 499),
+                **dict.fromkeys(news.rejected, "rejected"),
+            }
         return {ticket: self._outcomes.pop(ticket) for ticket in wanted}
 
     def _assignment(self, method: str, args: tuple[Any, ...]) -> m.Assignment:

@@ -113,7 +113,7 @@ def test_conflicts_name_what_holds_the_thing(
         client.create_endpoint(f"{name}-second", backend=other, route=f"/{name}")
     with pytest.raises(ValueError, match=f"endpoint '{name}' exists with other settings"):
         client.create_endpoint(name, backend=other, route=f"/{name}")
-    with pytest.raises(ValueError, match=f"'{tag}' has traffic of endpoint {name}"):
+    with pytest.raises(ValueError, match=f"'{tag}' has traffic of endpoint '{name}'"):
         client.delete_backend(tag)
     assert client.list_endpoints()[name]["traffic"] == {tag: 1.0}
     assert client.list_backends()[tag]["status"] == "HEALTHY"

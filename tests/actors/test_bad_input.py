@@ -163,6 +163,12 @@ def test_an_unknown_admin_request_is_answered_with_an_error_that_names_it(
         (m.DeleteBackend(request_id="e", tag=["x"]), None),
         (m.CreateEndpoint(request_id="f", name=None, backend=None, route=3, methods=7), None),
         (m.SetTraffic(request_id="g", endpoint={}, weights=None), None),
+        (m.SetTraffic(request_id="l", endpoint="e", weights=[1]), None),  # type: ignore[arg-type]
+        (m.ShadowTraffic(request_id="m", endpoint=[], backend="b", proportion=1), None),  # type: ignore[arg-type]
+        (
+            m.ShadowTraffic(request_id="n", endpoint="nobody", backend="b", proportion=1),
+            "UnknownNameError",
+        ),
         (m.WaitForGoal(request_id="h", goal_id="no such goal"), "UnknownNameError"),
         (
             m.DeployApplication(
@@ -215,10 +221,9 @@ def test_queries_with_wrong_incarnations_and_of_strangers_are_ignored(
     dead = secrets.token_hex(8)
     query = m.Query(1, None, "/", "GET", "", b"", "id", None, True, None)
     stranger.send(actors["proxy"], m.SubmitQueries(incarnation=dead, queries=(query,)))
-    outcome = m.Outcome(1, 200, 0.0)
     stranger.send(
         actors["proxy"],
-        m.QueriesFinished(replica=tag, incarnation=dead, finished=(outcome,), rejected=(2,)),
+        m.QueriesFinished(replica=tag, incarnation=dead, answered=((1, 200),), rejected=(2,)),
     )
     stranger.send(actors["proxy"], m.AnswerQueries(incarnation=dead, answers=()))
     stranger.send(actors["controller"], m.ReplicaLost(replica=tag, incarnation=dead))

@@ -226,7 +226,8 @@ def test_start_clears_the_remains_of_a_system_whose_host_and_admin_were_killed(
     pids = [pid for _, pid in own_system.pids()]
     for role in ("host", "thespian admin"):
         os.kill(before[role], signal.SIGKILL)
-    wait_until(lambda: not alive(before["thespian admin"]), 5, "the admin is dead")
+    for role in ("host", "thespian admin"):
+        wait_until(lambda pid=before[role]: not alive(pid), 5, f"the {role} is dead")
     own_system.disconnect()
     with patched_environ(own_system.environ):
         assert system.start(own_system.settings)

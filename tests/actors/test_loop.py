@@ -1,9 +1,9 @@
-"""The loop that ties our actors to Thespian's, without Thespian."""
+"""The loop that our actors and ports are on, without a transport."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -11,35 +11,78 @@ import time
 from typing import Any
 
 import pytest
+from thespian.system.transport import SendStatus
 
 from tests.support.systems import wait_until
-from understudy.actors import loop as loops
-from understudy.actors.loop import Loop, Outbox
+from understudy.actors.loop import GATHERED, MAX_BYTES_UNDER_WAY, Loop, Outbox
 from understudy.actors.processes import identify
 
 DEADLINE_S = 10.0
 
 
+class Recorder:
+    """In the place of a transport; keeps the deliveries, for the test to end."""
+
+    deliveries_at_once = 1
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.sent: list[Any] = []
+        self.written: list[Any] = []
+
+    def at_turn_end(self, callback):
+        self.loop.call_soon(callback)
+
+    def send(self, *_args: Any) -> bool:
+        return False
+
+    def write(self, target: Any) -> None:
+        self.written.append(target)
+
+    def schedule(self, intent: Any) -> None:
+        self.sent.append(intent)
+
+    @property
+    def messages(self) -> list[Any]:
+        return [intent.message for intent in self.sent]
+
+    def end(self, number: int, *, well: bool = True) -> None:
+        """Tell the sender how a delivery ended."""
+        self.sent[number].tx_done(SendStatus.Sent if well else SendStatus.Failed)
+
+
 @pytest.fixture
-def loop():
-    loop = Loop()
+def recorder():
+    recorder = Recorder()
+    yield recorder
+    recorder.loop.close()
+
+
+@pytest.fixture
+def loop(recorder):
+    loop = Loop(recorder, recorder.schedule)
     yield loop
     loop.close()
 
 
-def turn(loop: Loop, timeout_s: float = 0.0) -> bool:
-    """Wait for work and do it, as Thespian's loop has it done; False when there was none."""
-    ready = bool(select.select([loop.fileno()], [], [], timeout_s)[0])
-    if ready:
-        loop.run_ready()
-    loop.finish_turn()
-    return ready
+def turn(loop: Loop, seconds: float = 0.0) -> None:
+    """Run the loop for a while."""
+    loop.asyncio.run_until_complete(asyncio.sleep(seconds))
 
 
-def test_posts_from_many_threads_all_run_and_none_waits_for_the_next(loop):
+def run_until(loop: Loop, condition) -> bool:
+    """Run the loop in passes of its own, woken by nobody else, until the condition holds."""
+
+    def met():
+        turn(loop, 0.001)
+        return condition()
+
+    return wait_until(met, DEADLINE_S, "what was waited for")
+
+
+def test_posts_from_many_threads_all_run(loop):
     posts, threads = 20_000, 4
     ran = []
-    everything = threads * posts
 
     def post_all():
         for number in range(posts):
@@ -53,32 +96,33 @@ def test_posts_from_many_threads_all_run_and_none_waits_for_the_next(loop):
     try:
         for thread in posting:
             thread.start()
-        deadline = time.monotonic() + DEADLINE_S
-        while len(ran) < everything and time.monotonic() < deadline:
-            if not turn(loop, 0.5) and not any(thread.is_alive() for thread in posting):
-                break
+        run_until(loop, lambda: len(ran) == threads * posts)
     finally:
         sys.setswitchinterval(interval)
-    assert len(ran) == everything
+    for thread in posting:
+        thread.join()
 
 
-def test_a_post_just_before_the_wake_up_is_read_does_not_swallow_later_ones(loop, monkeypatch):
+def test_a_post_wakes_a_loop_that_sleeps_also_when_it_comes_with_another(loop):
     ran = []
-    read = os.eventfd_read
 
-    def read_late(fd):
-        # What another thread can do at this point.
-        loop.post(lambda: ran.append("between"))
-        return read(fd)
+    def first():
+        loop.post(second)
+        loop.post(loop.asyncio.stop)
 
-    monkeypatch.setattr(loops.os, "eventfd_read", read_late)
-    loop.post(lambda: ran.append("first"))
-    assert turn(loop)
-    monkeypatch.setattr(loops.os, "eventfd_read", read)
-    turn(loop)
-    loop.post(lambda: ran.append("later"))
-    assert turn(loop, 1.0), "the later post woke nobody"
-    assert ran == ["first", "between", "later"]
+    def second():
+        ran.append("second")
+
+    threading.Timer(0.05, loop.post, [first]).start()
+    loop.asyncio.run_forever()
+    threading.Timer(0.05, loop.post, [loop.asyncio.stop]).start()
+    loop.asyncio.run_forever()
+    assert ran == ["second"]
+
+
+def test_a_post_to_a_loop_that_has_ended_is_dropped(loop, recorder):
+    recorder.loop.close()
+    loop.post(lambda: 1 / 0)
 
 
 def test_a_callback_that_raises_does_not_stop_the_others(loop, caplog):
@@ -89,8 +133,9 @@ def test_a_callback_that_raises_does_not_stop_the_others(loop, caplog):
     loop.call_later(0, lambda: ran.append("due"))
     loop.at_turn_end(lambda: 1 / 0)
     loop.at_turn_end(lambda: ran.append("turn end"))
-    turn(loop)
+    turn(loop, 0.01)
     assert sorted(ran) == ["due", "posted", "turn end"]
+    assert len(caplog.records) == 3
 
 
 def test_timers_run_in_the_order_of_their_times_and_cancelled_ones_never(loop):
@@ -98,28 +143,25 @@ def test_timers_run_in_the_order_of_their_times_and_cancelled_ones_never(loop):
     loop.call_later(0.02, lambda: ran.append("second"))
     loop.call_later(0.01, lambda: ran.append("first"))
     loop.call_later(0.015, lambda: ran.append("cancelled")).cancel()
-
-    def both():
-        turn(loop)
-        return len(ran) == 2
-
-    wait_until(both, 5, "both timers")
+    run_until(loop, lambda: len(ran) == 2)
     assert ran == ["first", "second"]
-    assert loop.next_timer_at() is None
 
 
 def test_the_end_of_a_watched_process_is_noticed_once(loop):
+    before = len(os.listdir("/proc/self/fd"))
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = identify(child.pid)
     ended = []
     loop.watch_process(process, lambda: ended.append("watched"))
     cancel = loop.watch_process(process, lambda: ended.append("cancelled"))
     cancel()
-    assert not turn(loop)
+    turn(loop, 0.01)
+    assert not ended
     child.communicate(b"\n")
-    assert turn(loop, DEADLINE_S)
-    turn(loop)
+    run_until(loop, lambda: ended)
+    turn(loop, 0.01)
     assert ended == ["watched"]
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_process_that_has_ended_before_it_is_watched_is_noticed_too(loop):
@@ -128,72 +170,84 @@ def test_a_process_that_has_ended_before_it_is_watched_is_noticed_too(loop):
     child.communicate(b"\n")
     ended = []
     loop.watch_process(process, lambda: ended.append(process))
-    turn(loop)
+    turn(loop, 0.01)
     assert ended == [process]
 
 
-class RecordingLoop(Loop):
-    """Keeps what is sent, with the callbacks of each delivery."""
-
-    def __init__(self):
-        super().__init__()
-        self.sent = []
-
-    def send(self, target, message, on_sent=None, on_failed=None):
-        self.sent.append((message, on_sent, on_failed))
-
-
 @pytest.fixture
-def outbox_and_loop():
-    loop = RecordingLoop()
-    yield Outbox(loop, "target", list), loop
-    loop.close()
+def outbox(loop):
+    return Outbox(loop, "target", list)
 
 
-def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox_and_loop):
-    outbox, loop = outbox_and_loop
+def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox, loop, recorder):
     outbox.put(1)
     outbox.put(2)
-    assert loop.sent == []
-    loop.finish_turn()
+    assert recorder.sent == []
+    turn(loop)
     outbox.put(3)
     outbox.put(4)
-    loop.finish_turn()
-    assert [message for message, *_ in loop.sent] == [[1, 2]]
-    loop.sent[0][1]()
-    assert [message for message, *_ in loop.sent] == [[1, 2], [3, 4]]
+    turn(loop)
+    assert recorder.messages == [[1, 2]]
+    recorder.end(0)
+    assert recorder.messages == [[1, 2], [3, 4]]
 
 
-def test_an_outbox_goes_on_after_a_failed_delivery(outbox_and_loop):
-    outbox, loop = outbox_and_loop
+def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
+    recorder.deliveries_at_once = 2
+    loop = Loop(recorder, recorder.schedule)
+    outbox = Outbox(loop, "target", list)
+    for number in range(4):
+        outbox.put(number)
+        turn(loop)
+    assert recorder.messages == [[0], [1]]
+    recorder.end(0)
+    assert recorder.messages == [[0], [1], [2, 3]]
+
+
+def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):
+    recorder.deliveries_at_once = 100
+    loop = Loop(recorder, recorder.schedule)
+    outbox = Outbox(loop, "target", list)
+    for number in range(2 * GATHERED + 1):
+        outbox.put(number)
+    assert [len(batch) for batch in recorder.messages] == [GATHERED, GATHERED]
+    assert recorder.written == ["target", "target"]
+    turn(loop)
+    assert [len(batch) for batch in recorder.messages] == [GATHERED, GATHERED, 1]
+    outbox.put("next")
+    turn(loop)
+    assert recorder.messages[-1] == ["next"]
+
+
+def test_an_outbox_keeps_its_bytes_to_a_bound_and_waits_to_be_idle(recorder):
+    recorder.deliveries_at_once = 100
+    outbox = Outbox(Loop(recorder, recorder.schedule), "target", list, weigh=len)
+    for _ in range(20):
+        outbox.put(b"x" * 1_000_000)
+    turn(outbox._loop)
+    assert len(recorder.messages) == MAX_BYTES_UNDER_WAY // 1_000_000
+    for number in range(20):
+        assert not outbox.is_idle
+        recorder.end(number)
+    assert outbox.is_idle
+
+
+def test_an_outbox_goes_on_after_a_failed_delivery(outbox, loop, recorder):
     outbox.put(1)
-    loop.finish_turn()
+    turn(loop)
     outbox.put(2)
-    loop.sent[0][2]()
-    assert [message for message, *_ in loop.sent] == [[1], [2]]
+    recorder.end(0, well=False)
+    turn(loop)
+    assert recorder.messages == [[1], [2]]
 
 
-def test_an_outbox_keeps_large_items_apart_and_small_ones_together() -> None:
-    sent: list[list[bytes]] = []
-    loop = Recorder(sent)
+def test_an_outbox_keeps_large_items_apart_and_small_ones_together(loop, recorder):
     outbox = Outbox(loop, "there", list, weigh=len)
     items = [b"a" * 600_000, b"b" * 600_000, b"c", b"d", b"e" * 3_000_000, b"f"]
     for item in items:
         outbox.put(item)
-    loop.finish_turn()
-    loop.close()
-    assert [len(batch) for batch in sent] == [1, 3, 1, 1]
-    assert [item for batch in sent for item in batch] == items
-
-
-class Recorder(Loop):
-    """A loop whose deliveries succeed at once."""
-
-    def __init__(self, sent: list[list[bytes]]) -> None:
-        super().__init__()
-        self.sent = sent
-
-    def send(self, _target: Any, message: Any, on_sent: Any = None, on_failed: Any = None) -> None:
-        del on_failed
-        self.sent.append(message)
-        on_sent()
+    turn(loop)
+    for number in range(4):
+        recorder.end(number)
+    assert [len(batch) for batch in recorder.messages] == [1, 3, 1, 1]
+    assert [item for batch in recorder.messages for item in batch] == items

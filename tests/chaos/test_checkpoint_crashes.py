@@ -6,11 +6,14 @@ had happened, with no process left over.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
 
@@ -42,6 +45,32 @@ class Word:
         return self.word
 
 
+class Plain:
+    """Answers the word that it was made with."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, _request: object) -> str:
+        return self.word
+
+
+CHANGES = [  # each once, however often it was asked for
+    "deploy application 'default'",
+    "deploy application 'default'",
+    "create backend 'plain'",
+    "create endpoint 'plain'",
+    "update backend config 'plain'",
+    "delete endpoint 'plain'",
+    "delete backend 'plain'",
+    "deploy 'word'",
+    "deploy 'word'",
+    "deploy 'word'",
+    "undo change 10",
+    "delete deployment 'word'",
+]
+
+
 def restarts(running: RunningSystem) -> int:
     """Return how many controllers have recovered so far."""
     log = running.settings.logs_dir / "controller.log"
@@ -66,6 +95,17 @@ def test_every_acknowledged_change_survives(crashing: RunningSystem) -> None:
         assert crashing.get("/plain")[1] == b"two"
         _finish(client, client.delete_backend("plain"))
         assert "plain" not in client.list_backends()
+        for version, before in (("1", None), ("2", "1"), ("3", "2")):
+            goal = client.deploy(
+                "word", Plain, init_args=[version], version=version, prev_version=before
+            )
+            assert goal is not None, "a repeat after a crash has the goal of the first"
+            _finish(client, goal)
+            assert crashing.get("/word") == (200, version.encode())
+        _finish(client, client.undo()["goal"])
+        assert crashing.get("/word") == (200, b"2")
+        _finish(client, client.delete_deployment("word"))
+        assert [entry["what"] for entry in client.history()] == CHANGES
         serve.delete("default")
         assert crashing.get()[0] == 404
     wait_until(
@@ -80,6 +120,82 @@ def test_every_acknowledged_change_survives(crashing: RunningSystem) -> None:
     assert restarts(crashing) > 3
 
 
+@serve.deployment(
+    max_ongoing_requests=4,
+    autoscaling_config={
+        "min_replicas": 0,
+        "max_replicas": 3,
+        "look_back_period_s": 1,
+        "upscale_delay_s": 0.5,
+        "downscale_delay_s": 1,
+    },
+)
+class Scaled:
+    """Has a replica for every two requests at a time."""
+
+    async def __call__(self, _request: object) -> str:
+        await asyncio.sleep(0.02)
+        return "ok"
+
+
+def test_autoscaling_goes_on_and_no_request_fails(crashing: RunningSystem) -> None:
+    crashing.deploy(Scaled.bind())
+    for _ in range(2):
+        with GetLoad(crashing.settings.http.port, connections=8) as load:
+            wait_until(lambda: len(crashing.replica_pids()) == 3, 60, "three replicas")
+            tally = load.stop()
+        assert tally.ok > 0
+        assert tally.failures == []
+        wait_until(lambda: crashing.replica_pids() == [], 60, "none when idle")
+    print(f"{restarts(crashing)} controllers")
+    assert restarts(crashing) > 3
+
+
 def _finish(client: serve.Client, goal: str | None) -> None:
     if goal is not None:
         client.wait_for_goal(goal, timeout_s=30)
+
+
+def test_deployers_at_once_lose_no_update_while_the_controller_dies(tmp_path: Path) -> None:
+    environ = {
+        "UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "0.1",
+        "UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "0.1",
+    }
+    count = 24
+    with running_system(tmp_path / "state", **environ) as running, running.as_default():
+        clients = [serve.Client.connect() for _ in range(4)]
+        _finish(clients[0], clients[0].deploy("m", Plain, init_args=["m"], version="0"))
+        won: list[int] = []
+
+        def count_up(client: serve.Client) -> None:
+            while True:
+                version = client.get_deployment_info("m")["version"]
+                mine = int(version) + 1
+                try:
+                    client.deploy(
+                        "m", Plain, init_args=["m"], version=str(mine), prev_version=version
+                    )
+                except ValueError:
+                    continue
+                won.append(mine)
+                return
+
+        deployers = [
+            threading.Thread(target=count_up, args=[clients[number % 4]]) for number in range(count)
+        ]
+        for deployer in deployers:
+            deployer.start()
+        for deployer in deployers:
+            deployer.join(60)
+        assert sorted(won) == list(range(1, count + 1))
+        steps = [
+            change["fields"]["version"]
+            for entry in clients[0].history()
+            for change in entry["changes"]
+            if change["kind"] == "backend"
+        ]
+        assert steps[1:] == [[str(n), str(n + 1)] for n in range(count)]
+        print(f"{restarts(running)} controllers")
+        assert restarts(running) > 1
+        for client in clients:
+            client.close()

@@ -23,6 +23,8 @@ class Query:
     timeout_s: float | None = None
     repeatable: bool = True
     shard_key: str | None = None
+    multiplexed_model_id: str = ""
+    call: bytes = b"call"
 
 
 def replica(tag: str, life: int = 1) -> ReplicaTable:
@@ -64,13 +66,23 @@ def numbers(effects: list[Effect]) -> list[int]:
     return [effect.ticket.number for effect in only(Assign, effects)]
 
 
+def load(made: Router) -> dict[str, tuple[int, int]]:
+    """Return backend -> (queued, ongoing), counted where they are kept."""
+    ongoing = dict.fromkeys(made._backends, 0)
+    for each in made._replicas.values():
+        ongoing[each.backend] = ongoing.get(each.backend, 0) + len(each.ongoing)
+    return {tag: (len(b.queue) + len(b.copies), ongoing[tag]) for tag, b in made._backends.items()}
+
+
 def is_empty(made: Router) -> bool:
     """Tell whether nothing is left of any query."""
     made.next_deadline_at()
     return not (
         made._tickets
+        or made._copies.open
+        or made._copies._bytes
         or made._timed
         or made._deadlines
-        or any(b.queue for b in made._backends.values())
-        or any(r.ongoing or r.retired for r in made._replicas.values())
+        or any(b.queue or b.copies for b in made._backends.values())
+        or any(r.ongoing or r.unconfirmed or r.retired for r in made._replicas.values())
     )

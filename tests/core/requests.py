@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from understudy.core import deploying
 from understudy.core.cluster import Cluster
 
 from .worlds import Spec  # noqa: TID251 - the tests' own folder
@@ -41,14 +42,15 @@ def endpoint(
 
 
 def deploy(app: str, *specs: Spec, route: str | None = "/", ingress: str = "") -> Request:
-    return lambda cluster: cluster.deploy_application(
+    return lambda cluster: deploying.deploy_application(
+        cluster,
         app,
         ingress=ingress or specs[0].name,
         route_prefix=route,
-        deployments=specs,
+        specs=specs,
         wall_now=4.0,
     )
 
 
 def undeploy(app: str) -> Request:
-    return lambda cluster: cluster.delete_application(app, 5.0)
+    return lambda cluster: deploying.delete_application(cluster, app, 5.0)

@@ -3,13 +3,12 @@
 import pytest
 
 from understudy.core import status
-from understudy.core.records import DeploymentRecord
+from understudy.core.records import BackendRecord
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, Spec, World  # noqa: TID251
+from .worlds import BROKEN, Process, Spec, World  # noqa: TID251
 
-ONE, TWO, THREE = "app#d#hash-of-one", "app#d#hash-of-two", "app#d#hash-of-thre"
-BAD = "app#d#hash-of-rais"
+D = "app#d"
 
 
 def version(code: bytes, **config: object) -> ask.Request:
@@ -25,12 +24,12 @@ def make_world() -> World:
     return world
 
 
-def deployment(world: World, name: str = "d") -> DeploymentRecord:
-    return world.cluster.applications["app"].deployments[name]
+def record(world: World) -> BackendRecord:
+    return world.cluster.backends[D].record
 
 
-def traffic(world: World, name: str = "d") -> list[str]:
-    return list(world.table(f"endpoint/app#{name}").traffic)
+def running(world: World, code: bytes) -> list[Process]:
+    return [process for process in world.running(D) if process.code == code]
 
 
 def application(world: World) -> dict:
@@ -43,63 +42,56 @@ def test_a_new_application_comes_up() -> None:
     assert application(world)["status"] == "DEPLOYING"
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert deployment(world) == DeploymentRecord(name="d", target=ONE, serving=ONE)
     assert world.table("endpoint/app#d").route == "/"
+    assert world.table("endpoint/app#d").traffic == {D: 1.0}
     assert application(world)["status"] == "RUNNING"
 
 
-def test_new_code_comes_up_beside_the_old_which_goes_when_all_replicas_run(world: World) -> None:
-    old = world.running(ONE)
+def test_new_code_is_a_rolling_update(world: World) -> None:
+    old = world.running(D)
     goal = world.request(version(b"two", num_replicas=2))
     world.flush()
-    first, second = (p for p in world.processes.values() if p.state == "starting")
-    first.state = "running"
-    world.report(first)
-    world.flush()
-    assert traffic(world) == [ONE]
-    assert world.running(ONE) == old
+    assert running(world, b"one") == old
+    assert [p.state for p in world.processes.values()] == ["running", "running", "starting"]
+    assert application(world)["status"] == "DEPLOYING"
     assert world.goal_state(goal) == "pending"
-    second.state = "running"
-    world.report(second)
-    world.flush()
-    assert traffic(world) == [TWO]
-    assert [process.state for process in old] == ["draining", "draining"]
     world.settle()
-    assert set(world.cluster.backends) == {TWO}
+    assert len(running(world, b"two")) == 2
+    assert running(world, b"one") == []
     assert world.goal_state(goal) == "succeeded"
+    assert application(world)["status"] == "RUNNING"
 
 
-def test_the_old_replicas_stop_only_when_proxies_know_where_traffic_goes_now(world: World) -> None:
-    old = world.running(ONE)
-    world.request(version(b"two"))
+def test_an_old_replica_stops_only_when_proxies_know_the_new_one(world: World) -> None:
+    old = world.running(D)
+    world.request(version(b"two", num_replicas=2))
     world.flush()
+    new = next(p for p in world.processes.values() if p.code == b"two")
     world.work()
-    while traffic(world) == [ONE]:
+    while new not in [replica.process for replica in world.table(f"backend/{D}").replicas]:
         assert [process.state for process in old] == ["running", "running"]
         assert world.deliver()
-    assert world.table(f"backend/{ONE}").replicas == ()
-    assert len(world.table(f"backend/{TWO}").replicas) == 1
 
 
 def test_settings_alone_are_changed_in_place(world: World) -> None:
-    before = world.running(ONE)
+    before = world.running(D)
     goal = world.request(version(b"one", num_replicas=3))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert world.running(ONE)[:2] == before
-    assert len(world.running(ONE)) == 3
+    assert world.running(D)[:2] == before
+    assert len(world.running(D)) == 3
 
 
 def test_a_new_version_that_cannot_start_is_rolled_back(world: World) -> None:
-    before = world.running(ONE)
+    before = world.running(D)
     goal = world.request(version(BROKEN))
     world.settle()
     ended = world.cluster.goal(goal)
     assert (ended.state, ended.exception) == ("failed", b"pickled boom")
     assert ended.error == "deployment 'd' of application 'app': boom"
-    assert world.running(ONE) == before
-    assert set(world.cluster.backends) == {ONE}
-    assert deployment(world).target == ONE
+    assert world.running(D) == before
+    assert record(world).version is None
+    assert (record(world).earlier, record(world).outdated) == ((), {})
     assert application(world)["status"] == "DEPLOY_FAILED"
     assert application(world)["message"] == "d: boom"
 
@@ -117,13 +109,12 @@ def test_a_first_version_that_cannot_start_stays_to_be_seen() -> None:
     world = World()
     world.request(version(BROKEN))
     world.settle()
-    assert deployment(world).serving is None
-    assert world.table(f"backend/{BAD}").unavailable == "it could not be started"
+    assert record(world).replicas == ()
+    assert world.table(f"backend/{D}").unavailable == "it could not be started"
     goal = world.request(version(b"one"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert set(world.cluster.backends) == {ONE}
-    assert traffic(world) == [ONE]
+    assert len(running(world, b"one")) == 1
 
 
 def test_the_same_broken_version_is_tried_again_when_asked() -> None:
@@ -141,61 +132,39 @@ def test_a_version_that_is_overtaken_goes_without_having_served(world: World) ->
     world.flush()
     second = world.request(version(b"three"))
     world.settle()
-    assert set(world.cluster.backends) == {THREE}
+    assert [process.code for process in world.processes.values()] == [b"three"]
     assert [world.goal_state(goal) for goal in (first, second)] == ["succeeded", "succeeded"]
 
 
 def test_going_back_before_the_new_version_is_up_keeps_the_old_replicas(world: World) -> None:
-    before = world.running(ONE)
+    before = world.running(D)
     world.request(version(b"two"))
     world.flush()
     world.request(version(b"one", num_replicas=2))
     world.settle()
-    assert world.running(ONE) == before
-    assert set(world.cluster.backends) == {ONE}
+    assert world.running(D) == before
 
 
-def test_going_back_to_a_version_that_is_being_deleted_revives_it(world: World) -> None:
-    old = world.running(ONE)
-    for process in old:
-        process.stuck = True  # so that it drains for long
+def test_going_back_takes_up_the_old_version_with_other_settings(world: World) -> None:
+    before = world.running(D)
     world.request(version(b"two"))
     world.flush()
-    world.work()
-    world.flush()
-    assert world.cluster.backends[ONE].record.deleting
-    goal = world.request(version(b"one", num_replicas=2))
-    world.thaw()
+    world.request(version(b"one", num_replicas=3, user_config="other"))
     world.settle()
-    assert world.goal_state(goal) == "succeeded"
-    assert traffic(world) == [ONE]
-    assert not set(world.running(ONE)) & set(old)
-
-
-def test_a_revived_version_that_cannot_start_any_more_is_given_up(world: World) -> None:
-    for process in world.running(ONE):
-        process.stuck = True
-    world.request(version(b"two"))
-    world.flush()
-    world.work()
-    world.flush()
-    world.code[world.cluster.backends[ONE].record.code_digest] = BROKEN
-    goal = world.request(version(b"one", num_replicas=2))
-    world.thaw()
-    world.settle()
-    assert world.goal_state(goal) == "failed"
-    assert traffic(world) == [TWO]
+    assert world.running(D)[:2] == before
+    assert [process.code for process in world.running(D)] == [b"one"] * 3
+    assert len(before[0].reconfigured) == 1
 
 
 def test_a_deployment_that_is_left_out_goes(world: World) -> None:
     world.request(ask.deploy("app", Spec("d", b"one", {}), Spec("helper", b"two", {})))
     world.settle()
-    assert traffic(world, "helper") == ["app#helper#hash-of-two"]
+    assert world.table("endpoint/app#helper").traffic == {"app#helper": 1.0}
     goal = world.request(version(b"one"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
     assert world.table("endpoint/app#helper") is None
-    assert set(world.cluster.backends) == {ONE}
+    assert set(world.cluster.backends) == {D}
     assert list(application(world)["deployments"]) == ["d"]
 
 
@@ -240,7 +209,7 @@ def test_deploying_while_it_is_being_deleted_brings_it_up_anew(world: World, cod
     goal = world.request(version(code))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert traffic(world) == [f"app#d#hash-of-{code.decode()}"]
+    assert {process.code for process in world.running(D)} == {code}
     assert application(world)["status"] == "RUNNING"
 
 
@@ -258,16 +227,16 @@ def test_two_applications_may_run_the_same_code(world: World) -> None:
     world.settle()
     world.request(ask.undeploy("other"))
     world.settle()
-    assert len(world.running(ONE)) == 2
+    assert len(world.running(D)) == 2
     assert len(world.code) == 1
 
 
 def test_status_shows_replicas_and_what_they_wait_for(world: World) -> None:
     world.request(version(b"one", num_replicas=3))
     shown = application(world)["deployments"]["d"]
-    assert (shown["status"], shown["message"]) == ("UNHEALTHY", "2 of 3 replicas run")
+    assert (shown["status"], shown["message"]) == ("UPSCALING", "2 of 3 replicas run")
     assert [each["state"] for each in shown["replicas"]] == ["RUNNING", "RUNNING", "STARTING"]
     assert shown["replicas"][0]["host"] == "here"
-    assert status.backends(world.cluster)[ONE]["target_replicas"] == 3
-    assert status.endpoints(world.cluster)["app#d"]["traffic"] == {ONE: 1.0}
+    assert status.backends(world.cluster)[D]["target_replicas"] == 3
+    assert status.endpoints(world.cluster)["app#d"]["traffic"] == {D: 1.0}
     assert {goal["state"] for goal in status.goals(world.cluster)} == {"succeeded", "pending"}

@@ -12,6 +12,7 @@ from understudy.core.backends import (
     Replica,
 )
 from understudy.core.effects import Check, Kill, Reconfigure, Start, Stop
+from understudy.core.long_poll import NOTHING_SEEN
 from understudy.core.replica_states import IllegalTransitionError, ReplicaEvent
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
@@ -168,8 +169,8 @@ def test_code_that_cannot_start_is_given_up(replicas: int, retries: int, tries: 
         world.flush()
         world.work()
         world.now += 1.0
-    assert backend(world)._failures >= tries
-    assert backend(world)._failures < tries + replicas
+    assert backend(world).retries.failures >= tries
+    assert backend(world).retries.failures < tries + replicas
     assert world.cluster.goal(goal).error == "boom"
     assert world.cluster.goal(goal).exception == b"pickled boom"
     world.settle()
@@ -264,7 +265,7 @@ def test_a_replica_is_told_to_stop_only_when_proxies_have_let_go_of_it() -> None
 
 def test_a_silent_proxy_holds_a_stop_up_for_a_while_only() -> None:
     world = running_world(num_replicas=2)
-    world.cluster.long_poll.listen("silent", {})
+    world.cluster.long_poll.listen("silent", NOTHING_SEEN)
     world.request(ask.update("b", num_replicas=1))
     world.wait(RELEASE_TIMEOUT_S - 0.1)
     assert world.sent(Stop) == []
@@ -410,6 +411,15 @@ def test_a_config_that_got_lost_is_told_again_after_the_next_check() -> None:
     assert process.reconfigured == [2]
     assert len(world.sent(Reconfigure)) == 2
     assert backend(world).settled
+
+
+def test_a_config_whose_report_got_lost_counts_after_the_next_check() -> None:
+    world = running_world(health_check_period_s=2)
+    goal = world.request(ask.update("b", user_config=1))
+    world._reports.clear()
+    world.wait(2.5)
+    assert world.goal_state(goal) == "succeeded"
+    assert world.running("b")[0].reconfigured == [2]
 
 
 def test_a_restarted_controller_does_not_tell_the_config_again() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from understudy.core import status
+from understudy.core import deploying, status
+from understudy.core.errors import ConflictError
+from understudy.core.history import Author
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251
@@ -28,7 +31,12 @@ class CrashingCluster(RuleBasedStateMachine):
         self.backends: dict[str, int] = {}  # acknowledged: tag -> replicas
         self.endpoints: dict[str, str] = {}
         self.app: tuple[bytes, int] | None = None  # the code asked for last, and its replicas
-        self.good: bytes | None = None  # the code that serves
+        self.requests = itertools.count(1)
+
+    def change(self, make: ask.Request) -> None:
+        """Make a request under an id of its own, which repeats after a crash keep."""
+        author = Author("ada", "here", f"request {next(self.requests)}")
+        self.world.request(lambda cluster: cluster.change(author, "", lambda: make(cluster), 9.0))
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -37,14 +45,14 @@ class CrashingCluster(RuleBasedStateMachine):
         change = ask.update if tag in self.backends else ask.create
         if tag not in self.backends and tag in self.world.cluster.backends:
             return  # still being deleted
-        self.world.request(change(tag, num_replicas=replicas))
+        self.change(change(tag, num_replicas=replicas))
         self.backends[tag] = replicas
 
     @precondition(lambda self: self.backends)
     @rule(tag=BACKENDS, force=st.booleans())
     def delete_backend(self, tag: str, force: bool) -> None:
         if tag in self.backends and tag not in self.endpoints.values():
-            self.world.request(ask.delete(tag, force=force))
+            self.change(ask.delete(tag, force=force))
             del self.backends[tag]
 
     @precondition(lambda self: self.backends)
@@ -53,26 +61,51 @@ class CrashingCluster(RuleBasedStateMachine):
         if tag not in self.backends:
             return
         if name in self.endpoints:
-            self.world.request(lambda cluster: cluster.set_traffic(name, {tag: 1.0}))
+            self.change(lambda cluster: cluster.set_traffic(name, {tag: 1.0}))
         else:
-            self.world.request(ask.endpoint(name, tag, route=f"/{name}"))
+            self.change(ask.endpoint(name, tag, route=f"/{name}"))
         self.endpoints[name] = tag
 
     @rule(name=st.sampled_from(["x", "y"]))
     def delete_endpoint(self, name: str) -> None:
-        self.world.request(lambda cluster: cluster.delete_endpoint(name))
+        self.change(lambda cluster: cluster.delete_endpoint(name))
         self.endpoints.pop(name, None)
 
     @rule(code=CODES, replicas=REPLICAS)
     def deploy(self, code: bytes, replicas: int) -> None:
         spec = Spec("d", code, {"num_replicas": replicas})
-        self.world.request(ask.deploy("app", spec))
+        self.change(ask.deploy("app", spec))
         self.app = (code, replicas)
 
     @rule()
     def delete_application(self) -> None:
-        self.world.request(ask.undeploy("app"))
-        self.app = self.good = None
+        self.change(ask.undeploy("app"))
+        self.app = None
+
+    @rule(back=st.integers(0, 3))
+    def undo(self, back: int) -> None:
+        entries = list(self.world.cluster.history)
+        if len(entries) <= back:
+            return
+        entry = entries[-1 - back]
+        try:
+            self.change(lambda cluster: deploying.undo(cluster, entry.id, 10.0))
+        except ConflictError:
+            return
+        for (kind, name), definition in entry.before.items():
+            if kind == "endpoint" and "#" not in name:
+                self.endpoints.pop(name, None)
+                if definition is not None:
+                    self.endpoints[name] = next(iter(definition.traffic))
+            elif kind == "backend" and "#" not in name:
+                self.backends.pop(name, None)
+                if definition is not None:
+                    self.backends[name] = definition.config["num_replicas"]
+            elif kind == "backend":
+                self.app = None
+                if definition is not None:
+                    code = self.world.code[definition.code_digest]
+                    self.app = (code, definition.config["num_replicas"])
 
     # --- Deaths ---------------------------------------------------------------------------------
 
@@ -142,25 +175,26 @@ class CrashingCluster(RuleBasedStateMachine):
         self.check_saved()
 
     def application_expected(self, code: bytes, replicas: int) -> dict[str, int]:
-        deployment = self.world.cluster.applications["app"].deployments["d"]
+        backend = self.world.cluster.backends["app#d"]
+        record = backend.record
         if code.startswith(BROKEN):
-            assert deployment.failure == "boom"
-            assert deployment.exception == b"pickled boom"
+            assert record.failure or record.update_failure
+            assert record.exception == b"pickled boom"
         else:
-            assert deployment.failure == ""
-            assert deployment.serving == deployment.target
-            self.good = code
-        serving = deployment.serving
-        if serving is None:
-            return {deployment.target: replicas}
-        return {serving: self.world.cluster.backends[serving].config.num_replicas}
+            assert (record.failure, record.update_failure) == ("", "")
+            assert record.config["num_replicas"] == replicas
+        if not record.failure:
+            running = {process.code for process in self.world.running("app#d")}
+            assert running == {self.world.code[record.code_digest]}
+            assert BROKEN not in running
+        assert (record.earlier, record.outdated) == ((), {})
+        return {"app#d": record.config["num_replicas"]}
 
     def check_tables(self) -> None:
         world = self.world
         traffic = {name: {tag: 1.0} for name, tag in self.endpoints.items()}
         if self.app is not None:
-            deployment = world.cluster.applications["app"].deployments["d"]
-            traffic["app#d"] = {deployment.serving or deployment.target: 1.0}
+            traffic["app#d"] = {"app#d": 1.0}
         for proxy in world.proxies:
             held = {
                 key.removeprefix("endpoint/"): table.traffic
@@ -176,7 +210,7 @@ class CrashingCluster(RuleBasedStateMachine):
         world = self.world
         before = self.picture()
         digests = {record.code_digest for record in world.records["backend"].values()}
-        assert set(world.code) == digests
+        assert set(world.code) == digests | world.cluster.history.digests()
         world.boot()
         world.settle()
         assert self.picture() == before

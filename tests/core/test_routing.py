@@ -2,7 +2,7 @@ import pytest
 
 from understudy.core.routing import MAX_ATTEMPTS, SATURATED_S, Router
 from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Assign, Cancel, Ended, Refuse
+from understudy.core.tickets import Assign, Cancel, Ended, Lost, Refuse, Starved
 
 from .queries import (  # noqa: TID251 - the tests' own folder
     Query,
@@ -10,6 +10,7 @@ from .queries import (  # noqa: TID251 - the tests' own folder
     backend,
     endpoint,
     is_empty,
+    load,
     numbers,
     only,
     replica,
@@ -52,7 +53,7 @@ def test_no_replica_gets_more_than_its_limit_and_the_rest_waits_in_order() -> No
     made = router(backend("r1", "r2", limit=1))
     first = submit(made, 1, 2, 3, 4)
     assert assigned(first) == [("r1", 1), ("r2", 2)]
-    assert made.load() == {"b": (2, 2)}
+    assert load(made) == {"b": (2, 2)}
     effects = made.finished("r2", [(numbers(first)[1], 200)], 1.0)
     assert assigned(effects) == [("r2", 3)]
     assert statuses(effects) == [200]
@@ -78,7 +79,7 @@ def test_a_lower_limit_holds_for_what_comes_next() -> None:
 
 def test_a_query_waits_for_the_first_replica() -> None:
     made = router(backend())
-    assert submit(made, 1) == []
+    assert submit(made, 1) == [Starved("b")]
     assert assigned(made.set_backend("b", backend("r1"), 5.0)) == [("r1", 1)]
 
 
@@ -146,7 +147,7 @@ def test_a_repeat_of_a_query_that_is_here_is_ignored() -> None:
     submit(made, 1, 2)
     assert submit(made, 1, 2) == []
     assert assigned(made.submit("another", Query(1), 0.0)) == []
-    assert made.load() == {"b": (2, 1)}
+    assert load(made) == {"b": (2, 1)}
 
 
 # --- Time limits and cancelling -----------------------------------------------------------------
@@ -169,7 +170,7 @@ def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None
     submit(made, 2, timeout_s=60.0)
     effects = made.expire(1.0)
     assert [type(effect) for effect in effects] == [Refuse, Cancel]
-    assert made.load() == {"b": (1, 1)}
+    assert load(made) == {"b": (1, 1)}
     effects = made.finished("r1", [(ticket.number, 499)], 3.0)
     assert effects[0] == Ended("e", "b", 408, 3.0)
     assert assigned(effects) == [("r1", 2)]
@@ -276,6 +277,20 @@ def test_what_is_sent_again_goes_before_what_waits_and_in_order() -> None:
     assert [query for _, query in assigned(effects)] == [1, 2, 3]
 
 
+def test_a_query_that_a_replica_took_along_counts_against_its_backend() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    submit(made, 1)
+    assert Lost("e", "b") in made.replica_lost("r1", (), 1.0)
+
+
+def test_queries_that_are_open_for_long_are_counted_by_endpoint_and_backend() -> None:
+    made = router(backend("r1", limit=1))
+    submit(made, 1)
+    submit(made, 2)
+    assert made.overdue(0.0) == {}
+    assert made.overdue(10.0) == {("e", "b"): 2}
+
+
 def test_a_cancelled_query_is_not_sent_again() -> None:
     made = router(backend("r1", "r2", limit=1))
     submit(made, 1)
@@ -324,9 +339,9 @@ def test_a_retired_replica_keeps_its_tickets_and_gets_no_more() -> None:
     made = router(backend("r1", limit=5))
     first = numbers(submit(made, 1, 2))
     made.set_backend("b", backend(limit=5), 1.0)
-    assert submit(made, 3) == []
+    assert submit(made, 3) == [Starved("b")]
     assert made.ongoing() == {"r1": 2}
-    assert made.load() == {"b": (1, 2)}
+    assert load(made) == {"b": (1, 2)}
     assert statuses(made.finished("r1", [(n, 200) for n in first], 2.0)) == [200, 200]
     assert made.ongoing() == {}
 
@@ -376,12 +391,99 @@ def test_an_outcome_reported_twice_counts_once() -> None:
 # --- Tables that change -------------------------------------------------------------------------
 
 
+# --- Answers on their way -----------------------------------------------------------------------
+
+
+def test_an_answered_query_frees_its_slot_and_ends_when_its_answer_has_arrived() -> None:
+    made = router(backend("r1", limit=1))
+    (number,) = numbers(submit(made, 1, now=0.0))
+    submit(made, 2)
+    effects = made.answered("r1", [(number, 201)], 3.0)
+    assert assigned(effects) == [("r1", 2)]
+    assert statuses(effects) == []
+    assert made.delivered("r1", [number]) == [Ended("e", "b", 201, 3.0)]
+    assert made.delivered("r1", [number]) == []
+
+
+def test_an_answer_that_may_not_have_arrived_is_made_again_elsewhere() -> None:
+    made = router(backend("r1", "r2"))
+    (number,) = numbers(submit(made, 1))
+    made.answered("r1", [(number, 200)], 1.0)
+    effects = made.replica_lost("r1", (), 2.0)
+    assert assigned(effects) == [("r2", 1)]
+    made.answered("r2", [(numbers(effects)[0], 200)], 3.0)
+    assert statuses(made.delivered("r2", numbers(effects))) == [200]
+    assert is_empty(made)
+
+
+def test_an_answer_that_may_not_have_arrived_and_not_be_repeated_is_a_refusal() -> None:
+    made = router(backend("r1", "r2"))
+    (number,) = numbers(submit(made, 1, repeatable=False))
+    made.answered("r1", [(number, 200)], 1.0)
+    effects = made.replica_lost("r1", (), 2.0)
+    assert [kind for _, kind, _ in refused(effects)] == ["ReplicaUnavailableError"]
+    assert statuses(effects) == [503]
+    assert is_empty(made)
+
+
+@pytest.mark.parametrize("others", [(), ("r2",)])
+def test_an_answered_query_is_not_made_again_for_a_caller_that_is_gone(
+    others: tuple[str, ...],
+) -> None:
+    made = router(backend("r1", *others, limit=1))
+    (number,) = numbers(submit(made, 1))
+    made.answered("r1", [(number, 200)], 1.0)
+    assert made.caller_lost("c", 2.0) == []
+    assert statuses(made.replica_lost("r1", (), 3.0)) == [499]
+    assert is_empty(made)
+
+
+def test_an_answered_query_is_neither_cancelled_nor_expired() -> None:
+    made = router(backend("r1"))
+    (number,) = numbers(submit(made, 1, timeout_s=1.0))
+    made.answered("r1", [(number, 200)], 0.5)
+    assert made.expire(2.0) == []
+    assert made.cancel("c", 1, 2.0) == []
+    assert made.caller_lost("c", 2.0) == []
+    assert statuses(made.delivered("r1", [number])) == [200]
+    assert is_empty(made)
+
+
+def test_an_answer_of_which_a_part_has_left_is_not_made_again() -> None:
+    made = router(backend("r1", "r2"))
+    (number,) = numbers(submit(made, 1))
+    made.begun("r1", [number, 99])
+    made.begun("nobody", [number])
+    effects = made.replica_lost("r1", (), 2.0)
+    assert assigned(effects) == []
+    assert statuses(effects) == [503]
+    assert is_empty(made)
+
+
+def test_a_retired_replica_is_forgotten_when_its_answers_have_arrived() -> None:
+    made = router(backend("r1"))
+    (number,) = numbers(submit(made, 1))
+    made.set_backend("b", backend(), 1.0)
+    made.answered("r1", [(number, 200)], 1.0)
+    assert made.ongoing() == {"r1": 0}
+    made.delivered("r1", [number])
+    assert made.ongoing() == {}
+
+
 def test_a_removed_backend_routes_its_queue_anew() -> None:
     made = router(backend(), backend("s1", tag="other", limit=9))
     submit(made, 1, 2)
-    made._endpoints["e"] = endpoint(to="other")  # as when both tables come in the other order
-    effects = made.set_backend("b", None, 1.0)
+    effects = made.set_endpoint("e", endpoint(to="other"), 1.0)
+    effects += made.set_backend("b", None, 1.0)
     assert assigned(effects) == [("s1", 1), ("s1", 2)]
+
+
+def test_what_is_queued_at_a_removed_backend_that_still_has_traffic_fails() -> None:
+    made = router(backend())
+    submit(made, 1)
+    effects = made.set_backend("b", None, 1.0)
+    text = "endpoint 'e' has no backend with traffic"
+    assert refused(effects) == [(1, "DeploymentUnavailableError", text)]
 
 
 def test_what_waits_follows_the_traffic_to_another_backend() -> None:
@@ -466,3 +568,53 @@ def test_the_shard_key_decides_on_the_backend() -> None:
     for key in ("alice", "bob", "carol"):
         effects = [e for i in range(5) for e in made.submit(key, Query(i, shard_key=key), 0.0)]
         assert len({e.replica for e in only(Assign, effects)}) == 1
+
+
+def test_the_tickets_of_some_replicas_are_told_without_a_look_at_all() -> None:
+    made = router(backend("r1", "r2"))
+    submit(made, 1)
+    assert made.ongoing() == {"r1": 1, "r2": 0}
+    assert made.ongoing(["r2", "unknown"]) == {"r2": 0}
+
+
+# --- Multiplexed models -------------------------------------------------------------------------
+
+
+def test_a_query_for_a_model_goes_to_the_least_loaded_replica_that_has_it() -> None:
+    made = router(backend("r1", "r2", "r3", limit=9))
+    made.holds("r2", ("m", "n"))
+    made.holds("r3", ("m",))
+    effects = submit(made, 1, 2, 3, multiplexed_model_id="m")
+    assert sorted(assigned(effects)) == [("r2", 1), ("r2", 3), ("r3", 2)]
+    assert assigned(submit(made, 4, 5, multiplexed_model_id="n")) == [("r2", 4), ("r2", 5)]
+    assert assigned(submit(made, 6)) == [("r1", 6)]
+
+
+def test_without_room_where_its_model_is_it_goes_to_the_least_loaded() -> None:
+    made = router(backend("r1", "r2", "r3", limit=1))
+    made.holds("r2", ("m",))
+    first = submit(made, 1, 2, 3, 4, multiplexed_model_id="m")
+    assert assigned(first) == [("r2", 1), ("r1", 2), ("r3", 3)]
+    made.holds("r3", ("m",))
+    assert assigned(made.finished("r1", [(numbers(first)[1], 200)], 1.0)) == [("r1", 4)]
+
+
+def test_a_replica_that_has_the_model_no_more_or_takes_nothing_is_not_preferred() -> None:
+    made = router(backend("r1", "r2", limit=9))
+    made.holds("r2", ("m",))
+    (number,) = numbers(submit(made, 1, multiplexed_model_id="m"))
+    made.rejected("r2", [number], 1.0, draining=True)
+    assert assigned(submit(made, 2, now=1.0, multiplexed_model_id="m")) == [("r1", 2)]
+    made.holds("r1", ("m",))
+    made.holds("r1", ())
+    made.holds("gone", ("m",))  # a late report
+    assert assigned(submit(made, 3, now=1.0, multiplexed_model_id="m")) == [("r1", 3)]
+
+
+def test_what_waits_for_a_model_goes_where_it_is_once_there_is_room() -> None:
+    made = router(backend("r1", "r2", limit=2))
+    made.holds("r2", ("m",))
+    first = submit(made, 1, 2, 3, 4)
+    submit(made, 5, multiplexed_model_id="m")
+    free = next(e.ticket.number for e in only(Assign, first) if e.replica == "r2")
+    assert assigned(made.finished("r2", [(free, 200)], 1.0)) == [("r2", 5)]

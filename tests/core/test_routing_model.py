@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from understudy.core.routing import MAX_ATTEMPTS, SATURATED_S, Router
 from understudy.core.tables import BackendTable
-from understudy.core.tickets import Assign, Cancel, Ended, Refuse, Ticket
+from understudy.core.tickets import Assign, Cancel, Dropped, Ended, Lost, Refuse, Starved, Ticket
 
-from .queries import Query, endpoint, is_empty, replica  # noqa: TID251 - the tests' own folder
+from .queries import Query, endpoint, is_empty, load, replica  # noqa: TID251 - the tests' own folder
 
 BACKENDS = ("a", "b")
 CALLERS = st.sampled_from(["c1", "c2"])
@@ -31,6 +31,7 @@ class RouterModel(RuleBasedStateMachine):
         self.lives = iter(range(1, 10**6))
         self.replicas: dict[str, dict[str, Any]] = {tag: {} for tag in BACKENDS}  # in the tables
         self.held: dict[str, dict[int, Ticket]] = {}  # by replica, dead ones excluded
+        self.unconfirmed: dict[str, dict[int, Ticket]] = {}  # answered, and not known to be there
         self.dead: set[str] = set()
         self.limits = dict.fromkeys(BACKENDS, 2)
         self.queries: dict[tuple[str, int], Query] = {}
@@ -51,14 +52,19 @@ class RouterModel(RuleBasedStateMachine):
                 held = self.held.setdefault(effect.replica, {})
                 held[effect.ticket.number] = effect.ticket
                 assert len(held) <= self.limits[tag]
+                if effect.ticket.is_copy:
+                    assert effect.ticket.attempts == 1, "a copy runs once"
+                    continue
                 key = (str(effect.ticket.caller), effect.ticket.query.id)
                 self.assignments[key] = self.assignments.get(key, 0) + 1
             elif isinstance(effect, Refuse):
-                self.outcomes[str(effect.caller), effect.query_id].append(effect.kind)
+                got = self.outcomes[str(effect.caller), effect.query_id]
+                if "answered" not in got:
+                    got.append(effect.kind)
             elif isinstance(effect, Cancel):
                 assert effect.ticket.number in self.held[effect.replica]
             else:
-                assert isinstance(effect, Ended)
+                assert isinstance(effect, Ended | Dropped | Lost | Starved)
 
     def publish(self, tag: str, **settings: Any) -> None:
         table = BackendTable(
@@ -98,9 +104,13 @@ class RouterModel(RuleBasedStateMachine):
         self.limits[tag] = max(limit, self.limits[tag])
         self.publish(tag)
 
-    @rule(name=st.sampled_from(BACKENDS), to=st.sampled_from(BACKENDS))
-    def move_traffic(self, name: str, to: str) -> None:
-        table = endpoint(f"e-{name}", to=to)
+    @rule(
+        name=st.sampled_from(BACKENDS),
+        to=st.sampled_from(BACKENDS),
+        shadows=st.dictionaries(st.sampled_from(BACKENDS), st.sampled_from([0.5, 1.0])),
+    )
+    def move_traffic(self, name: str, to: str, shadows: dict[str, float]) -> None:
+        table = endpoint(f"e-{name}", to=to, shadows=shadows)
         self.run(self.router.set_endpoint(f"e-{name}", table, self.now))
 
     @rule(tag=st.sampled_from(BACKENDS))
@@ -162,9 +172,16 @@ class RouterModel(RuleBasedStateMachine):
         return tag, [self.held[tag].pop(number) for number in numbers]
 
     def answer(self, ticket: Ticket) -> None:
+        if ticket.is_copy:
+            return
         key = (str(ticket.caller), ticket.query.id)
-        if not ticket.abandoned:
+        if not ticket.abandoned and "answered" not in self.outcomes[key]:  # callers ignore seconds
             self.outcomes[key].append("answered")
+
+    def not_run(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            if not ticket.is_copy:
+                self.assignments[str(ticket.caller), ticket.query.id] -= 1
 
     @rule(index=INDEX, count=st.integers(1, 3))
     def finish(self, index: int, count: int) -> None:
@@ -175,11 +192,28 @@ class RouterModel(RuleBasedStateMachine):
         self.run(self.router.finished(tag, outcomes, self.now))
         assert self.router.finished(tag, outcomes, self.now) == []
 
+    @rule(index=INDEX, count=st.integers(1, 3))
+    def answer_some(self, index: int, count: int) -> None:
+        tag, tickets = self.take(index, count)
+        for ticket in tickets:
+            self.answer(ticket)
+            if not ticket.is_copy:
+                self.unconfirmed.setdefault(tag, {})[ticket.number] = ticket
+        outcomes = [(ticket.number, 200) for ticket in tickets]
+        self.run(self.router.answered(tag, outcomes, self.now))
+
+    @rule(index=INDEX)
+    def deliver_some(self, index: int) -> None:
+        tags = list(self.unconfirmed)
+        if tags:
+            tag = tags[index % len(tags)]
+            numbers = list(self.unconfirmed.pop(tag))
+            assert len(self.router.delivered(tag, numbers)) == len(numbers)
+
     @rule(index=INDEX, draining=st.booleans())
     def reject(self, index: int, draining: bool) -> None:
         tag, tickets = self.take(index, 1)
-        for ticket in tickets:
-            self.assignments[str(ticket.caller), ticket.query.id] -= 1
+        self.not_run(tickets)
         numbers = [ticket.number for ticket in tickets]
         self.run(self.router.rejected(tag, numbers, self.now, draining=draining))
 
@@ -190,16 +224,19 @@ class RouterModel(RuleBasedStateMachine):
             return
         tag = tags[index % len(tags)]
         tickets = self.held.pop(tag, {})
+        self.unconfirmed.pop(tag, None)
         self.dead.add(tag)
         for replicas in self.replicas.values():
             replicas.pop(tag, None)
-        for ticket in tickets.values() if unsent else ():
-            self.assignments[str(ticket.caller), ticket.query.id] -= 1
+        if unsent:
+            self.not_run(list(tickets.values()))
         effects = self.router.replica_lost(tag, list(tickets) if unsent else (), self.now)
         self.run(effects)
         refused = {e.query_id for e in effects if isinstance(e, Refuse)}
         for ticket in tickets.values():
-            if ticket.query.id in refused and self.queries_left(ticket):
+            if ticket.is_copy:
+                assert unsent or ticket.number not in self.router._copies.open
+            elif ticket.query.id in refused and self.queries_left(ticket):
                 assert not unsent
                 assert not ticket.query.repeatable or ticket.attempts >= MAX_ATTEMPTS
 
@@ -215,16 +252,28 @@ class RouterModel(RuleBasedStateMachine):
         assert {tag: n for tag, n in self.router.ongoing().items() if n} == held
 
     @invariant()
+    def what_is_busy_is_what_load_says(self) -> None:
+        loads = load(self.router)
+        assert self.router.busy() == {tag: each for tag, each in loads.items() if any(each)}
+
+    @invariant()
     def no_query_ends_twice_or_runs_too_often(self) -> None:
         assert all(len(got) <= 1 for got in self.outcomes.values())
         assert all(times <= MAX_ATTEMPTS for times in self.assignments.values())
 
     @invariant()
     def nobody_waits_beside_a_free_replica(self) -> None:
-        for tag, (queued, _) in self.router.load().items():
-            backend = self.router._backends[tag]
-            if queued:
+        for tag, backend in self.router._backends.items():
+            if backend.queue:
                 assert backend.levels.least_loaded(self.limits[tag]) is None
+            if backend.copies:
+                assert backend.levels.least_loaded(backend.slots_for_copies) is None
+
+    @invariant()
+    def slots_are_kept_free_where_there_is_traffic(self) -> None:
+        endpoints = self.router._endpoints.values()
+        for tag, backend in self.router._backends.items():
+            assert backend.has_traffic == any(tag in each.split.tags for each in endpoints)
 
     def teardown(self) -> None:
         for tag in BACKENDS:
@@ -237,6 +286,7 @@ class RouterModel(RuleBasedStateMachine):
                 self.answer(ticket)
             outcomes = [(ticket.number, 200) for ticket in tickets]
             self.run(self.router.finished(tag, outcomes, self.now))
+            self.deliver_some(0)
         for key, got in self.outcomes.items():
             assert len(got) == 1 or (not got and key in self.cancelled), key
         assert is_empty(self.router)

@@ -7,7 +7,6 @@ import pytest
 
 from understudy.core import errors
 from understudy.core.config import ActorOptions, BackendConfig, HTTPOptions, validated
-from understudy.core.traffic import choose_backend
 
 STATUSES = {
     "UnderstudyError": 500,
@@ -80,6 +79,7 @@ def test_errors_say_when_trying_again_helps() -> None:
 def test_settings_have_the_contracts_defaults() -> None:
     assert BackendConfig().model_dump() == {
         "num_replicas": 1,
+        "autoscaling_config": None,
         "user_config": None,
         "max_ongoing_requests": 100,
         "max_queued_requests": -1,
@@ -134,28 +134,3 @@ def test_an_update_keeps_the_rest_and_does_not_touch_the_original() -> None:
     assert config == BackendConfig(num_replicas=3)
     with pytest.raises(errors.InvalidRequestError, match="num_replicas=0"):
         config.updated({"num_replicas": 0})
-
-
-def test_without_weights_there_is_no_backend() -> None:
-    assert choose_backend({}, None, lambda: 0.5) is None
-    assert choose_backend({"a": 0.0, "b": 0.0}, None, lambda: 0.5) is None
-
-
-@pytest.mark.parametrize(
-    ("point", "backend"), [(0.0, "a"), (0.29, "a"), (0.31, "b"), (0.999999, "b")]
-)
-def test_backends_are_drawn_by_their_weights(point: float, backend: str) -> None:
-    assert choose_backend({"b": 0.7, "a": 0.3, "none": 0.0}, None, lambda: point) == backend
-
-
-def test_weights_that_sum_to_a_little_less_still_choose() -> None:
-    assert choose_backend({"a": 0.1, "b": 0.2}, None, lambda: 0.9999) == "b"
-
-
-def test_a_shard_key_always_leads_to_the_same_backend_and_keys_spread() -> None:
-    weights = {"a": 0.5, "b": 0.5}
-    chosen = [choose_backend(weights, f"key {i}", lambda: 1 / 0) for i in range(400)]
-    assert chosen == [choose_backend(weights, f"key {i}", lambda: 1 / 0) for i in range(400)]
-    assert 150 < chosen.count("a") < 250
-    assert choose_backend(weights, "alice", lambda: 1 / 0) == "a"
-    assert choose_backend(weights, "\udcff", lambda: 1 / 0) in weights

@@ -13,11 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from understudy.core.capacity import Capacity
 from understudy.core.cluster import Cluster
-from understudy.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+from understudy.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
+from understudy.core.long_poll import NOTHING_SEEN, News
+from understudy.core.releases import release_of
 
-KINDS = ("backend", "endpoint", "application", "goal")
+KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout")
 BROKEN = b"raise"  # code that starts so cannot start
+REFUSED = "refused"  # a user_config on which reconfigure raises
 
 
 class CrashError(Exception):
@@ -51,10 +55,14 @@ class Process:
     stuck: bool = False  # takes no message, as after SIGSTOP; they wait in its mailbox
     mailbox: list[Effect] = field(default_factory=list)
     sick: bool = False  # fails its health checks
+    refused: bool = False  # its reconfigure raised on the newest settings
     reconfigured: list[int] = field(default_factory=list)
 
     def report(self, check_id: int = 0) -> dict[str, Any]:
         error = "boom" if self.state == "failed" or (self.sick and check_id) else ""
+        exception = b"pickled boom" if self.state == "failed" else None
+        if self.refused and not check_id:
+            error, exception = "no such", b"pickled no such"
         return {
             "state": self.state,
             "address": f"address of {self.pid}",
@@ -63,7 +71,7 @@ class Process:
             "check_id": check_id,
             "ongoing": 0,
             "error": error,
-            "exception": b"pickled boom" if self.state == "failed" else None,
+            "exception": exception,
         }
 
 
@@ -72,22 +80,27 @@ class Proxy:
     """What a proxy holds."""
 
     name: str
-    known: dict[str, int] = field(default_factory=dict)
+    seen: int = NOTHING_SEEN
     tables: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, news: dict[str, tuple[int, Any]]) -> None:
-        for key, (snapshot_id, table) in news.items():
+    def take(self, news: News) -> None:
+        if news.upto < self.seen:
+            return
+        if news.complete:
+            self.tables.clear()
+        for key, (_, table) in news.snapshots.items():
             if table is None:
-                self.known.pop(key, None)
                 self.tables.pop(key, None)
             else:
-                self.known[key], self.tables[key] = snapshot_id, table
+                self.tables[key] = table
+        self.seen = news.upto
 
 
 class World:
     """A cluster and all that it acts on."""
 
-    def __init__(self, proxies: int = 1) -> None:
+    def __init__(self, proxies: int = 1, capacity: dict[str, float] | None = None) -> None:
+        self.capacity = capacity
         self.now = 1000.0
         self.epoch = 0
         self.records: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
@@ -106,12 +119,12 @@ class World:
         """Start a controller anew from what was saved; all that was under way to it is lost."""
         self.epoch += 1
         records = {kind: dict(records) for kind, records in self.records.items()}
-        self.cluster = Cluster(records, self.epoch, self.now)
+        self.cluster = Cluster(records, self.epoch, self.now, Capacity(self.capacity))
         self._addresses: dict[str, Process] = {}
         self._watched: dict[str, Process] = {}
         self._reports: list[tuple[str, dict[str, Any]]] = []
         self._exits: list[tuple[str, Process]] = []
-        self._inbox: list[tuple[Proxy, dict[str, Any]]] = []
+        self._inbox: list[tuple[Proxy, News]] = []
         for proxy in self.proxies:
             self._listen(proxy)
 
@@ -127,7 +140,7 @@ class World:
 
     def turn(self) -> None:
         """Advance, save, perform, push: as the shell does after each message."""
-        effects = self.cluster.advance(self.now)
+        effects = self.cluster.advance(self.now, wall_now=self.now)
         changes = self.cluster.take_changes()
         self._crash("before save")
         for (kind, name), record in changes.puts.items():
@@ -153,6 +166,8 @@ class World:
 
     def perform(self, effect: Effect) -> None:
         self.effects.append(effect)
+        if isinstance(effect, AskPolicy):
+            return  # the test answers
         if isinstance(effect, Kill) and effect.replica in self._watched:
             self.die(effect.replica)
             return
@@ -170,20 +185,27 @@ class World:
 
     def _receive(self, process: Process, effect: Effect) -> None:
         if isinstance(effect, Start):
-            record = self.records["backend"][effect.backend]
+            release = release_of(self.records["backend"][effect.backend], effect.replica)
             if process.state == "idle":
-                process.state, process.code = "starting", self.code[record.code_digest]
-            process.config_id = max(process.config_id, record.config_id)
+                process.state, process.code = "starting", self.code[release.code_digest]
+                process.config_id = release.config_id
+            elif release.config_id > process.config_id:
+                self._reconfigure(process, release.config, release.config_id)
             self.report(process)
         elif isinstance(effect, Reconfigure):
-            process.config_id = self.records["backend"][effect.backend].config_id
-            process.reconfigured.append(process.config_id)
+            record = self.records["backend"][effect.backend]
+            self._reconfigure(process, record.config, record.config_id)
             self.report(process)
         elif isinstance(effect, Check):
             self.report(process, effect.check_id)
         else:  # Stop; or Kill where the controller has not heard of the process
             process.state = "draining"
             self.report(process)
+
+    def _reconfigure(self, process: Process, config: Any, config_id: int) -> None:
+        process.config_id = config_id
+        process.reconfigured.append(config_id)
+        process.refused = config["user_config"] == REFUSED
 
     def report(self, process: Process, check_id: int = 0) -> None:
         self._reports.append((process.tag, process.report(check_id)))
@@ -255,14 +277,14 @@ class World:
             del self._watched[tag], self._addresses[tag]
             self.cluster.replica_exited(tag, self.now)
 
-    def _told(self, proxy: Proxy, news: dict[str, Any]) -> None:
+    def _told(self, proxy: Proxy, news: News) -> None:
         if proxy in self.proxies:
             proxy.take(news)
             self._listen(proxy)
 
     def _listen(self, proxy: Proxy) -> None:
-        news = self.cluster.long_poll.listen(proxy.name, proxy.known)
-        if not self.cluster.long_poll.is_parked(proxy.name):
+        news = self.cluster.long_poll.listen(proxy.name, proxy.seen)
+        if news is not None:
             self._inbox.append((proxy, news))
         self.cluster.listener_changed()
 
@@ -318,7 +340,7 @@ class World:
                 r.state == "RUNNING" for b in cluster.backends.values() for r in b.replicas.values()
             )
             and self.recorded() == set(self.processes)
-            and all(proxy.known == self.proxies[0].known for proxy in self.proxies)
+            and all(proxy.seen == self.proxies[0].seen for proxy in self.proxies)
         )
 
     def recorded(self) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,21 @@ def hello(tmp_path):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     yield from deployed(tmp_path_factory.mktemp("digits"), "examples.digits.app")
+
+
+@pytest.fixture
+def counting(tmp_path):
+    yield from deployed(tmp_path, "examples.counting:app")
+
+
+@pytest.fixture
+def nearest(tmp_path):
+    yield from deployed(tmp_path, "examples.nearest:app")
+
+
+@pytest.fixture
+def greetings(tmp_path):
+    yield from deployed(tmp_path, "examples.greetings:app")
 
 
 def deployed(folder, target):
@@ -45,6 +61,47 @@ def test_hello_answers_what_the_readme_says(hello):
 def test_the_readme_shows_the_code_of_hello():
     code = (CLONE / "examples/hello.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "README.md").read_text(encoding="utf-8")
+
+
+def test_counting_counts_whole_and_in_parts(counting):
+    assert counting.get("/up-to/6?by=2") == (200, b"[2,4,6]")
+    assert counting.get("/slowly/3") == (200, b"data: 1\n\ndata: 2\n\ndata: 3\n\n")
+    assert counting.get("/up-to/many")[0] == 422
+
+
+def test_the_page_on_http_shows_the_code_of_counting():
+    code = (CLONE / "examples/counting.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
+
+
+def test_nearest_answers_many_at_a_time(nearest):
+    places = {"51,0": b"London", "52,13": b"Berlin", "41,3": b"Barcelona"}
+
+    def ask(place):
+        return nearest.get(f"/?at={place}")
+
+    with ThreadPoolExecutor(12) as pool:
+        asked = list(places) * 4
+        for place, (status, body) in zip(asked, pool.map(ask, asked), strict=True):
+            assert (status, body) == (200, places[place])
+    assert nearest.get("/?at=here")[0] == 400
+
+
+def test_the_page_on_batching_shows_the_code_of_nearest():
+    code = (CLONE / "examples/nearest.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/batching.md").read_text(encoding="utf-8")
+
+
+def test_greetings_have_a_model_for_each_language(greetings):
+    for language, words in [("fr", b"Bonjour"), ("de", b"Guten Tag"), ("fr", b"Bonjour")]:
+        headers = {"serve_multiplexed_model_id": language}
+        assert greetings.get("/", headers=headers) == (200, words)
+    assert greetings.get("/")[0] == 404
+
+
+def test_the_page_on_multiplexed_models_shows_the_code_of_greetings():
+    code = (CLONE / "examples/greetings.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/multiplexed-models.md").read_text(encoding="utf-8")
 
 
 def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):

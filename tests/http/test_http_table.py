@@ -133,6 +133,24 @@ def test_without_the_header_the_timeout_is_the_servers(app):
     assert [asked.timeout_s for asked in app.dispatcher.asked] == [None, 7]
 
 
+@pytest.mark.parametrize(
+    ("sent", "key"), [(b"k", "k"), (b"k\xc3\xa4", "k\xe4"), (b"k\xe4", "k\xe4"), (b"", "")]
+)
+def test_a_shard_key_is_read_as_utf_8_or_else_as_latin_1(app, sent, key):
+    app.ask(headers=(HOST, (b"x-serve-shard-key", sent)))
+    assert app.dispatcher.asked[-1].shard_key == key
+
+
+def test_a_model_id_is_passed_on_and_no_other_header_with_an_underscore(app):
+    model = (b"serve_multiplexed_model_id", "grün".encode())
+    app.ask(headers=(HOST, model, (b"x_serve_shard_key", b"k")))
+    asked = app.dispatcher.asked[-1]
+    assert (asked.multiplexed_model_id, asked.shard_key) == ("grün", None)
+    assert asked.call.headers == (HOST, model)
+    app.ask(headers=(HOST,))
+    assert app.dispatcher.asked[-1].multiplexed_model_id == ""
+
+
 def test_shard_key_and_call_method_are_passed_on(app):
     app.ask(headers=(HOST, (b"x-serve-shard-key", b"k\xe4"), (b"x-serve-call-method", b"train")))
     app.ask(headers=(HOST, (b"x-serve-call-method", b"__call__")))
@@ -141,7 +159,7 @@ def test_shard_key_and_call_method_are_passed_on(app):
     assert (second.shard_key, second.call_method) == (None, "")
 
 
-@pytest.mark.parametrize("value", [b"__init__", b"_private", b"no method", b""])
+@pytest.mark.parametrize("value", [b"__init__", b"_private", b"no method", b"", b"reconfigure"])
 def test_a_method_that_is_not_public_cannot_be_called(app, value):
     answer = app.ask(headers=(HOST, (b"x-serve-call-method", value)))
     assert answer.status == 400

@@ -1,5 +1,7 @@
 """Which connections the worker's event loop gives up on."""
 
+import importlib.util
+
 import pytest
 
 from understudy.http_front.worker import FrontLoop
@@ -45,3 +47,8 @@ def test_a_connection_that_is_gone_is_forgotten(loop):
     loop.accepted[connection] = 0.0
     del connection
     assert not loop.accepted
+
+
+def test_the_loop_is_uvloops_where_that_is_installed(loop):
+    installed = importlib.util.find_spec("uvloop") is not None
+    assert (type(loop).__mro__[1].__module__ == "uvloop") is installed

@@ -169,6 +169,9 @@ class FakeController:
     def SetTraffic(self, request):
         self.endpoints[request.endpoint]["traffic"] = request.weights
 
+    def DeleteEverything(self, _request):
+        return ["goal-delete"]
+
     def StopCluster(self, _request):
         return True
 

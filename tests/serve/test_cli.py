@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -76,6 +77,32 @@ def test_start_starts_once(invoke, system):
     assert (system.settings.http.port, system.settings.admin_port) == (9000, 1901)
     assert system.settings.state_dir.name == "here"
     assert invoke("start").output == "already running\n"
+
+
+def test_start_takes_what_other_hosts_need(invoke, system, tmp_path):
+    flags = ["--bind", "10.0.0.2", "--join", "leader:1900", "--key-file", "given.key"]
+    flags += ["--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-ca", "/ca.pem"]
+    assert invoke("start", *flags).exit_code == 0
+    settings = system.settings
+    assert (settings.bind, settings.join) == ("10.0.0.2", "leader:1900")
+    assert settings.key_file == Path("given.key").absolute()
+    assert (settings.tls_cert.name, settings.tls_key.name) == ("c.pem", "k.pem")
+    assert settings.tls_ca == Path("/ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--bind", "0.0.0.0"], "bind='0.0.0.0'"),
+        (["--join", "leader:1900"], "--bind"),
+        (["--bind", "10.0.0.2", "--join", "leader"], "join='leader'"),
+        (["--tls-cert", "c.pem"], "go together"),
+    ],
+)
+def test_start_refuses_what_other_hosts_could_not_use(invoke, flags, said):
+    result = invoke("start", *flags)
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def test_start_says_what_stood_in_the_way(invoke, system):

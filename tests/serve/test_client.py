@@ -134,8 +134,11 @@ def test_traffic_is_set(client):
     ("weights", "told"),
     [
         ({"a": 0.5}, "sum to 0.5: must be 1"),
-        ({}, "sum to 0"),
-        ({"a": "x", "b": -1, "c": True}, "'a': 'x': must be a number.*'b': -1.*'c': True"),
+        ({}, "weights={}: must be a dict of at least one"),
+        (
+            {"a": "x", "b": -1, "c": True},
+            r"\['a'\]='x': must be a number.*\['b'\]=-1.*\['c'\]=True",
+        ),
         ({"a": float("nan")}, "must be a number from 0 to 1"),
         ([("a", 1)], "must be a dict"),
     ],
@@ -156,7 +159,19 @@ def test_a_handle_of_an_endpoint_calls_it(client, controller):
 
 def test_status_and_shutdown(client, running):
     assert client.status().applications == {}
-    client.shutdown()
+    assert client.shutdown() == ["goal-delete"]
+    assert running.calls == ["forget"]
+
+
+@pytest.mark.parametrize("error", [TimeoutError, NotRunningError])
+def test_a_controller_that_does_not_answer_does_not_hold_up_a_shutdown(
+    client, running, monkeypatch, error
+):
+    def fail(_request):
+        raise error("no answer")
+
+    monkeypatch.setattr(running.controller, "DeleteEverything", fail)
+    assert client.shutdown() == []
     assert running.calls == ["forget"]
 
 

@@ -61,8 +61,9 @@ def test_num_replicas_none_means_one():
     [
         ({"num_replicas": 0}, "num_replicas=0: must be at least 1"),
         ({"num_replicas": -1}, "num_replicas=-1: "),
-        ({"num_replicas": "auto"}, "not supported yet"),
-        ({"autoscaling_config": {"max_replicas": 3}}, "not supported yet"),
+        ({"num_replicas": "all"}, "num_replicas='all': "),
+        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas=2: cannot be given with"),
+        ({"autoscaling_config": 3}, "autoscaling_config=3: "),
         ({"name": "a#b"}, "name='a#b': must not contain '#'"),
         ({"name": ""}, "must be a non-empty string"),
         ({"name": "a\n"}, "expected printable characters"),

@@ -73,16 +73,18 @@ def test_a_method_is_called_by_name_or_by_option(handle, queries):
 
 
 def test_options_travel_with_the_query(handle, queries):
-    handle.options(shard_key="k", retryable=True).double.remote(1).result()
+    options = {"shard_key": "k", "retryable": True, "multiplexed_model_id": "m"}
+    handle.options(**options).double.remote(1).result()
     (query,) = queries.submitted
     assert (query["shard_key"], query["repeatable"]) == ("k", True)
+    assert query["multiplexed_model_id"] == "m"
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"stream": True}, "stream=True: not supported yet"),
-        ({"multiplexed_model_id": "m"}, "multiplexed_model_id='m': not supported yet"),
+        ({"multiplexed_model_id": None}, "multiplexed_model_id=None: must be a string"),
         ({"method": "m"}, "method: no such option; there are method_name, shard_key, retryable"),
         ({"method_name": ""}, "must be the name of a method"),
         ({"method_name": "_private"}, "private methods"),

@@ -17,6 +17,7 @@ class Tally:
 
     ok: int = 0
     failures: list[tuple[float, int, str]] = field(default_factory=list)  # (at, connection, what)
+    texts: list[str] = field(default_factory=list)  # the bodies of error answers
     last_ok_at: float = 0.0
     longest_gap_s: float = 0.0
 
@@ -31,7 +32,8 @@ class Tally:
         """Return one line for people."""
         kinds = Counter(what for _, _, what in self.failures)
         failed = f"{len(self.failures)} failed {dict(kinds)}"
-        return f"{self.ok} ok, {failed}, gap {self.longest_gap_s:.2f} s"
+        texts = f" {self.texts[:3]}" if self.texts else ""
+        return f"{self.ok} ok, {failed}{texts}, gap {self.longest_gap_s:.2f} s"
 
 
 class GetLoad:
@@ -87,10 +89,11 @@ class GetLoad:
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head[9:12])
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-        await reader.readexactly(length)
+        body = await reader.readexactly(length)
         if status == 200:
             self.tally.note_ok(time.monotonic())
         else:
+            self.tally.texts.append(body.decode(errors="replace"))
             self._failed(number, str(status))
         return b"connection: close" not in head.lower()
 

@@ -20,7 +20,7 @@ from understudy.actors import system
 from understudy.actors.connection import Connection
 from understudy.actors.messages import GetStatus
 from understudy.actors.processes import RunRecords, identify
-from understudy.actors.settings import HostSettings, default_transport, read_settings
+from understudy.actors.settings import STOCK, HostSettings, default_transport, read_settings
 from understudy.serve import session
 
 
@@ -42,6 +42,12 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.01)
+
+
+def listens(port: int) -> bool:
+    """Tell whether somebody takes connections at a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def alive(pid: int) -> bool:
@@ -83,9 +89,11 @@ class RunningSystem:
         system.stop(self.settings, forget=forget)
         left = {role: pid for role, pid in pids if alive(pid)}
         assert not left, f"still running after stop: {left}"
-        for port in (self.settings.http.port, self.settings.admin_port):
-            with socket.socket() as probe:
-                assert probe.connect_ex(("127.0.0.1", port)) != 0, f"port {port} still answers"
+        ports = [self.settings.http.port]
+        if self.settings.transport == STOCK:  # on ours the admin's is a Unix socket's name
+            ports.append(self.settings.admin_port)
+        for port in ports:  # a front that was not recorded yet when its host died ends by itself
+            wait_until(lambda port=port: not listens(port), 1, f"nobody listens at {port}")
 
     def disconnect(self) -> None:
         """Close the connection."""

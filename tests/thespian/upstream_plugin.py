@@ -4,8 +4,13 @@ Their fixture ``asys`` is parametrised with the names of bases, which Thespian i
 base is put in the place of the name that it replaces.
 """
 
+import itertools
 import os
+import random
+import socket
 import sys
+
+from thespian import test as thespian_tests
 
 BASE = os.environ.get("UPSTREAM_BASE", "ours")
 NAMED = "thespian.system.multiprocTCPBase"
@@ -25,3 +30,30 @@ def pytest_collection_modifyitems(config, items):
 
 def _is_about_the_base(item):
     return "multiprocTCPBase" in item.name and "-AdminRouting" not in item.name
+
+
+# Theirs draws any port that nobody listens at in TCP: two processes may draw the same at once, and
+# a system on our base is not seen.
+_first, _end = map(int, os.environ["UPSTREAM_PORTS"].split("-"))
+_start = random.randrange(_first, _end)
+_ports = itertools.cycle([*range(_start, _end), *range(_first, _start)])
+
+
+def free_admin_port():
+    """Return a port of this process's share that no admin has."""
+    return next(port for port in _ports if _is_free(port))
+
+
+def _is_free(port):
+    if BASE == "ours":
+        return not base.Transport.probeAdmin(base.Transport.getAdminAddr({"Admin Port": port}))
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+thespian_tests.get_free_admin_port = free_admin_port

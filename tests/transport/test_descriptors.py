@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -74,6 +75,16 @@ def test_the_end_of_a_pipe_is_seen_although_a_child_lives():
 
 def test_standard_streams_are_not_let_go():
     assert not {0, 1, 2} & set(descriptors.inheritable())
+
+
+def test_log_files_are_not_let_go(tmp_path):
+    handler = logging.FileHandler(tmp_path / "log")
+    logger = logging.getLogger("understudy.tests.descriptors")
+    logger.addHandler(handler)
+    assert handler.stream.fileno() not in descriptors.inheritable()
+    logger.removeHandler(handler)
+    assert handler.stream.fileno() in descriptors.inheritable()
+    handler.close()
 
 
 class Holder:

@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 
 from tests.transport.pairs import KEY, Link, Process, identity, nonce, only_refusal, pieces
 from understudy.actors.transport.events import Authenticated, Closed, Opened, Refused
-from understudy.actors.transport.handshake import (
-    MAGIC,
-    MAX_HANDSHAKE,
-    VERSION,
-    Handshake,
-    Role,
-    hkdf_expand,
-    hkdf_extract,
-)
+from understudy.actors.transport.greeting import MAGIC, VERSION
+from understudy.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
 from understudy.actors.transport.identity import MAX_TEXT, Identity, encode_identity
+from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
 from understudy.actors.transport.protocol import Connection
 from understudy.actors.transport.sessions import Sessions
 

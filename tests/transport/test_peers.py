@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import itertools
 import os
 import secrets
@@ -12,93 +12,19 @@ from contextlib import closing
 
 import pytest
 
+from tests.transport.worlds import DEADLINE_S, HOST, World
 from understudy.actors.transport import peers as peers_module
+from understudy.actors.transport import sockets
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
-from understudy.actors.transport.identity import Identity
-from understudy.actors.transport.peers import Peers
+from understudy.actors.transport.protocol import PATIENT_MESSAGES
 from understudy.actors.transport.session import Limits
-
-DEADLINE_S = 10.0
-HOST = "127.0.0.1"
-
-
-class Process:
-    """One process's peers, and all that they told."""
-
-    def __init__(self, loop, address=None, limits=None):
-        self.address = address or drawn_address(HOST)
-        identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
-        self.inbox = []
-        self.done, self.dead, self.failed, self.gone = [], [], [], []
-        self.on_deliver = lambda: None
-        self.peers = Peers(loop, identity, self.address, self, limits)
-        self._tags = itertools.count(1)
-
-    def send(self, other, body=b"hello", tag=None):
-        tag = tag or next(self._tags)
-        self.peers.send(getattr(other, "address", other), [body], tag)
-        return tag
-
-    @property
-    def bodies(self):
-        return [bytes(buffers[0]) for _, buffers in self.inbox]
-
-    def channel_to(self, other):
-        return self.peers._peers[other.address.text].channel
-
-    def received(self, sender, buffers):
-        self.inbox.append((sender.address, buffers))
-
-    def deliver(self):
-        self.on_deliver()
-
-    def sent(self, tags):
-        self.done.extend(tags)
-
-    def undeliverable(self, messages):
-        self.dead.extend(message.tag for message in messages)
-
-    def refused(self, tag, reason):
-        self.failed.append((tag, reason))
-
-    def lost(self, address):
-        self.gone.append(address)
-
-
-class World:
-    def __init__(self):
-        self.loop = asyncio.new_event_loop()
-        self.processes = []
-
-    def process(self, **options):
-        process = Process(self.loop, **options)
-        self.processes.append(process)
-        return process
-
-    def until(self, condition, what="it happened"):
-        async def wait():
-            deadline = time.monotonic() + DEADLINE_S
-            while not condition():
-                assert time.monotonic() < deadline, f"not in time: {what}"
-                await asyncio.sleep(0.001)
-
-        self.loop.run_until_complete(wait())
-
-    def passes(self, number=20):
-        async def run():
-            for _ in range(number):
-                await asyncio.sleep(0)
-
-        self.loop.run_until_complete(run())
 
 
 @pytest.fixture
 def world():
     world = World()
     yield world
-    for process in world.processes:
-        process.peers.close()
-    world.loop.close()
+    world.close()
 
 
 def test_messages_arrive_in_order_once_and_are_acknowledged(world):
@@ -143,6 +69,54 @@ def test_what_a_handler_sends_leaves_in_one_write(world):
     one.send(other)
     world.until(lambda: len(one.inbox) == 51)
     assert len(written) == 2, "the acknowledgement, then the answers"
+
+
+def test_patient_messages_are_acknowledged_together(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    channel = other.channel_to(one)
+    written, write_some = [], channel._write_some
+    channel._write_some = lambda: written.append(write_some()) or written[-1]
+    for number in range(9):
+        one.send(other, is_patient=True)
+        world.until(lambda n=number: len(other.inbox) == n + 2)
+    world.until(lambda: len(one.done) == 10)
+    assert len(written) < 9
+    one.send(other, is_patient=True)
+    one.send(other)
+    world.until(lambda: len(one.done) == 12)
+
+
+def test_many_patient_messages_do_not_wait_for_the_time_to_acknowledge_them(world, monkeypatch):
+    monkeypatch.setattr("understudy.actors.transport.peers.PATIENCE_S", 3600)
+    one, other = world.process(), world.process()
+    for _ in range(PATIENT_MESSAGES):
+        one.send(other, is_patient=True)
+    world.until(lambda: len(one.done) == PATIENT_MESSAGES)
+
+
+def test_what_a_dead_process_had_not_acknowledged_is_handed_back_patient_or_not(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    tags = [one.send(other, is_patient=True) for _ in range(3)]
+    other.peers.close()
+    world.until(lambda: one.dead)
+    assert one.dead == tags
+
+
+def test_a_peer_that_cannot_take_a_message_is_dialed_ever_more_slowly(world, monkeypatch, caplog):
+    monkeypatch.setattr("understudy.actors.transport.protocol.PATIENT", 99)  # an older process
+    one, other = world.process(), world.process()
+    one.send(other, is_patient=True)
+    world.until(lambda: len(caplog.records) == 3)
+    (peer,) = one.peers._peers.values()
+    assert peer.failures >= 2
+    assert "a frame of kind 6" in caplog.text
+    monkeypatch.undo()
+    world.until(lambda: one.done)
+    assert peer.failures == 0
 
 
 def test_a_dead_target_is_reported_within_100_ms(world):
@@ -226,6 +200,75 @@ def test_a_peer_that_does_not_read_delays_no_other(world):
     world.until(lambda: len(prompt.inbox) == 2)
     assert time.monotonic() - begun < 0.5
     assert len(stuck.inbox) == 1
+
+
+def test_a_peer_whose_backlog_is_full_delays_no_other_and_gets_all_later(world, monkeypatch):
+    monkeypatch.setattr(sockets, "BACKLOG", 1)
+    stuck, prompt = world.process(), world.process()
+    listener = stuck.peers._listener.fileno()
+    world.loop.remove_reader(listener)
+    senders = [world.process() for _ in range(10)]
+    for sender in senders:
+        sender.send(stuck)
+        sender.send(prompt)
+    world.until(lambda: all(len(sender.done) == 1 for sender in senders), "prompt has its own")
+    assert not stuck.inbox
+    world.loop.add_reader(listener, stuck.peers._listener._accept)
+    world.until(lambda: len(stuck.inbox) == 10)
+
+
+def test_a_process_without_descriptors_dials_when_it_has_some(world, monkeypatch):
+    monkeypatch.setattr(peers_module, "LAST_RETRY_S", 0.01)
+    one, other = world.process(), world.process()
+    sockets = [OSError(errno.EMFILE, "too many open files")] * 2
+    local_socket = peers_module.local_socket
+
+    def scarce():
+        if sockets:
+            raise sockets.pop()
+        return local_socket()
+
+    monkeypatch.setattr(peers_module, "local_socket", scarce)
+    one.send(other)
+    world.until(lambda: one.done)
+    assert other.bodies == [b"hello"]
+
+
+def test_a_peer_that_hangs_up_at_once_is_dialed_later_and_later(world):
+    one = world.process()
+    address = drawn_address(HOST)
+    calls = []
+    with closing(peers_module.local_socket()) as rude:
+        rude.bind(address.socket_name)
+        rude.listen()
+
+        def hang_up():
+            calls.append(world.loop.time())
+            rude.accept()[0].close()
+
+        world.loop.add_reader(rude.fileno(), hang_up)
+        one.send(address)
+        world.until(lambda: len(calls) == 6)
+        world.loop.remove_reader(rude.fileno())
+    pauses = [later - earlier for earlier, later in itertools.pairwise(calls)]
+    assert pauses[-1] > 0.1 > pauses[0]
+    world.until(lambda: one.dead, "nobody listens there any more")
+
+
+def test_what_a_handler_raises_keeps_nothing_from_being_sent(world):
+    one, other = world.process(), world.process()
+
+    def fail():
+        other.on_deliver = lambda: None
+        other.send(one, b"before it failed")
+        raise ValueError("a handler's own")
+
+    errors = []
+    world.loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    other.on_deliver = fail
+    one.send(other)
+    world.until(lambda: one.inbox and errors)
+    assert isinstance(errors[0], ValueError)
 
 
 def test_what_does_not_fit_the_window_waits_and_arrives(world):

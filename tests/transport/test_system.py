@@ -2,137 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
+import sys
 import time
-from datetime import timedelta
+import types
 
 import pytest
-from thespian.actors import (
-    Actor,
-    ActorExitRequest,
-    ActorSystem,
-    ActorSystemMessage,
-    ChildActorExited,
-    DeadEnvelope,
-    PoisonMessage,
-    WakeupMessage,
-)
+from thespian.actors import ActorExitRequest, NoCompatibleSystemForActor, PoisonMessage
 
 from tests.support.systems import alive, free_port, wait_until
+from tests.transport.workers import (
+    ASK_S,
+    FailsOnce,
+    Worker,
+    WorksOnTheOther,
+    admin_of,
+    new_child,
+    parent_of,
+)
 from understudy.actors.processes import child_pids
-from understudy.actors.transport.base import install
-
-ASK_S = 10
-MEGABYTE = 1024 * 1024
-
-
-class Worker(Actor):
-    """Does as the first word of a message says."""
-
-    runs_handlers_once = True
-
-    def __init__(self):
-        self.children, self.exits, self.dead, self.calls = [], [], [], 0
-
-    def receiveMessage(self, message, sender):
-        if isinstance(message, ChildActorExited):
-            self.exits.append(message.childAddress)
-        elif isinstance(message, DeadEnvelope):
-            self.dead.append(message.deadMessage)
-        elif isinstance(message, WakeupMessage):
-            self.send(message.payload, "woken")
-        elif not isinstance(message, ActorSystemMessage | PoisonMessage):
-            word, *arguments = message
-            answer = getattr(self, f"do_{word}")(*arguments, sender=sender)
-            if answer is not None:
-                self.send(sender, answer)
-
-    def do_pid(self, sender):
-        return os.getpid()
-
-    def do_echo(self, value, sender):
-        return (value,)
-
-    def do_create(self, sender):
-        self.children.append(self.createActor(Worker))
-        self.send(self.children[-1], ("report_to", sender))
-
-    def do_report_to(self, asker, sender):
-        self.send(asker, (self.myAddress, os.getpid()))
-
-    def do_exits(self, sender):
-        return len(self.exits), all(each in self.children for each in self.exits)
-
-    def do_wake(self, seconds, sender):
-        self.wakeupAfter(timedelta(seconds=seconds), sender)
-
-    def do_collect_dead(self, sender):
-        self.handleDeadLetters(True)
-        return True
-
-    def do_dead(self, sender):
-        return (self.dead,)
-
-    def do_tell(self, target, message, sender):
-        self.send(target, message)
-
-    def do_fail(self, sender):
-        self.calls += 1
-        raise ValueError("as told")
-
-    def do_calls(self, sender):
-        return (self.calls,)
-
-    def do_sleep(self, seconds, sender):
-        time.sleep(seconds)
-
-    def do_task(self, sender):
-        self.task = asyncio.get_running_loop().create_task(self._answer_later(sender))
-
-    async def _answer_later(self, asker):
-        await asyncio.sleep(0.01)
-        self.send(asker, "from a task")
-
-
-@pytest.fixture
-def start():
-    systems = []
-
-    def start(port=None):
-        port = port or free_port()
-        systems.append(
-            ActorSystem(install(), {"Admin Port": port}, {"version": 1}, transientUnique=True)
-        )
-        systems[-1].port = port
-        return systems[-1]
-
-    yield start
-    for each in systems:
-        each.shutdown()
-
-
-@pytest.fixture
-def system(start):
-    return start()
-
-
-@pytest.fixture
-def worker(system):
-    return system.createActor(Worker)
-
-
-def new_child(system, worker):
-    return system.ask(worker, ("create",), ASK_S)
-
-
-def admin_of(system, worker) -> int:
-    """Return the admin's pid: the parent of an actor that was made from outside."""
-    pid = system.ask(worker, ("pid",), ASK_S)
-    with open(f"/proc/{pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[1])
 
 
 def test_actors_answer_create_and_wake(system, worker):
@@ -160,6 +50,27 @@ def test_a_global_name_is_given_anew_after_kill(system):
         lambda: system.ask(system.createActor(Worker, globalName="one"), ("pid",), 1), 5, "another"
     )
     assert other != pid
+
+
+def test_a_global_name_of_another_system_is_found_every_time(start):
+    port = free_port()
+    convention = {"Convention Address.IPv4": ("", port)}
+    leader = start(port, convention)
+    other = start(capabilities={**convention, "is the other": True})
+    works_there = other.createActor(WorksOnTheOther)
+
+    def ask_for_it():
+        try:
+            actor = leader.createActor(WorksOnTheOther, globalName="there")
+        except NoCompatibleSystemForActor:
+            return None
+        return leader.ask(actor, ("pid",), ASK_S)
+
+    pid = wait_until(ask_for_it, 10, "the systems have met")
+    assert parent_of(pid) == admin_of(other, works_there)
+    begun = time.monotonic()
+    assert [ask_for_it() for _ in range(3)] == [pid] * 3
+    assert time.monotonic() - begun < 10, "each hung for 50 seconds"
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
@@ -207,6 +118,33 @@ def test_a_handler_that_must_run_once_does(system, worker):
     assert system.ask(worker, ("calls",), ASK_S) == (1,)
 
 
+def test_a_handler_that_raised_is_run_again_and_then_its_message_is_poison(system):
+    actor = system.createActor(FailsOnce)
+    assert system.ask(actor, "fail once", ASK_S) == "run 2"
+    answer = system.ask(actor, "fail always", ASK_S)
+    assert isinstance(answer, PoisonMessage)
+    assert answer.poisonMessage == "fail always"
+    assert system.ask(actor, "runs", ASK_S) == 4
+
+
+@pytest.fixture
+def only_here(system, monkeypatch):
+    """Return an object of a class that no process of the system can import, for it is younger."""
+    module = types.ModuleType("only_here")
+    exec("class Thing:\n    pass", module.__dict__)
+    module.Thing.__module__ = module.__name__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.Thing()
+
+
+def test_who_asks_with_what_the_actor_cannot_unpickle_is_told(system, worker, only_here):
+    answer = system.ask(worker, ("echo", only_here), ASK_S)
+    assert isinstance(answer, PoisonMessage)
+    assert "only_here" in answer.details
+    assert type(answer.poisonMessage[1]) is type(only_here)
+    assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
+
+
 def test_a_busy_actor_delays_nobody_else(system, worker):
     busy = [new_child(system, worker)[0] for _ in range(3)]
     for child in busy:
@@ -216,11 +154,6 @@ def test_a_busy_actor_delays_nobody_else(system, worker):
     begun = time.monotonic()
     assert system.ask(worker, ("echo", 2), ASK_S) == (2,)
     assert time.monotonic() - begun < 1
-
-
-def test_a_message_of_50_megabytes_comes_back(system, worker):
-    body = os.urandom(MEGABYTE) * 50
-    assert system.ask(worker, ("echo", body), 30) == (body,)
 
 
 def test_the_loggers_death_is_survived_and_it_is_replaced(system, worker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import signal
@@ -11,7 +12,14 @@ import time
 from datetime import timedelta
 
 import pytest
-from thespian.actors import ActorAddress, ActorExitRequest, WakeupMessage, WatchMessage
+from thespian.actors import (
+    ActorAddress,
+    ActorExitRequest,
+    DeadEnvelope,
+    PoisonMessage,
+    WakeupMessage,
+    WatchMessage,
+)
 from thespian.system.messages.multiproc import ChildMayHaveDied
 from thespian.system.transport import (
     ExternalInterfaceTransportInit,
@@ -22,8 +30,10 @@ from thespian.system.transport import (
     TransmitOnly,
 )
 
+from understudy.actors.transport import peers
 from understudy.actors.transport.addresses import drawn_address
 from understudy.actors.transport.endpoints import Attach
+from understudy.actors.transport.session import Limits
 from understudy.actors.transport.thespian_transport import Transport
 
 DEADLINE = timedelta(seconds=10)
@@ -210,6 +220,65 @@ def test_a_message_is_what_it_was_when_it_was_sent(transport, echo):
     assert bytes(transport.run(None, DEADLINE).message[:6]) == b"before"
 
 
+class Sour:
+    """Cannot be unpickled but on the main thread, as a class that only one process knows."""
+
+    def __init__(self, body=None, everywhere=False):
+        self.body = body
+        self.everywhere = everywhere
+
+    def __reduce__(self):
+        return taste, (self.body, self.everywhere)
+
+
+def taste(body, everywhere):
+    if everywhere or threading.current_thread() is not threading.main_thread():
+        raise ImportError("tastes sour here")
+    return Sour(body, everywhere)
+
+
+def test_what_the_receiver_cannot_unpickle_comes_back_as_poison(transport, echo):
+    body = bytes(1_000_000)
+    sent = Sent(transport, echo, [Sour(pickle.PickleBuffer(body))])
+    envelope = transport.run(None, DEADLINE)
+    assert envelope.sender == echo
+    assert isinstance(envelope.message, PoisonMessage)
+    assert envelope.message.poisonMessage[0].body == body
+    assert "tastes sour here" in envelope.message.details
+    assert sent.results == [SendStatus.Sent], "it did arrive"
+
+
+def test_what_nobody_can_unpickle_comes_back_as_poison_that_says_so(transport, echo):
+    Sent(transport, echo, Sour(everywhere=True))
+    poison = transport.run(None, DEADLINE).message
+    assert isinstance(poison, PoisonMessage)
+    assert "tastes sour here" in str(poison.poisonMessage)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        PoisonMessage(Sour()),
+        DeadEnvelope(ActorAddress(None), Sour()),
+        logging.LogRecord("a", 10, "here.py", 1, "%s", (Sour(),), None),
+    ],
+)
+def test_what_no_actor_sent_by_itself_does_not_come_back(transport, echo, message, caplog):
+    Sent(transport, echo, message)
+    Sent(transport, echo, "readable")
+    assert transport.run(None, DEADLINE).message == "readable"
+    assert "not readable to its receiver" in caplog.text
+
+
+def test_order_is_kept_around_what_cannot_be_unpickled(transport, echo):
+    for number in range(10):
+        Sent(transport, echo, number if number % 3 else Sour(number))
+    arrived = [transport.run(None, DEADLINE).message for _ in range(10)]
+    numbers = [getattr(each, "poisonMessage", None) or each for each in arrived]
+    assert sorted(getattr(each, "body", each) for each in numbers) == list(range(10))
+    assert [each for each in arrived if type(each) is int] == [1, 2, 4, 5, 7, 8]
+
+
 def test_an_intent_whose_time_is_over_fails(transports):
     transport, silent = transports
     sent = Sent(transport, silent.myAddress, maxPeriod=timedelta(milliseconds=10))
@@ -227,10 +296,29 @@ def test_a_process_that_does_not_run_delays_nobody(transports, echo):
     assert time.monotonic() - begun < 1
 
 
+def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, monkeypatch):
+    transport, stuck = transports
+    monkeypatch.setattr(peers, "MAX_OVERFLOW", 50_000)
+    transport.peers._sessions.limits = Limits(window=10_000)
+
+    class Forward(logging.Handler):
+        def emit(self, record):
+            Sent(transport, stuck.myAddress, logging.makeLogRecord(vars(record)))
+
+    package = logging.getLogger("understudy.actors.transport")
+    package.addHandler(forward := Forward())
+    try:
+        sent = [Sent(transport, stuck.myAddress, bytes(1000)) for _ in range(200)]
+        transport.run(None, timedelta(milliseconds=10))
+    finally:
+        package.removeHandler(forward)
+    assert SendStatus.Failed in [result for each in sent for result in each.results]
+
+
 def test_wakeups_come_in_their_order_with_their_payload(transport):
+    begun = time.monotonic()
     for delay_ms in (60, 20, 40):
         transport.addWakeup(timedelta(milliseconds=delay_ms), delay_ms)
-    begun = time.monotonic()
     envelopes = [transport.run(None, DEADLINE) for _ in range(3)]
     assert time.monotonic() - begun >= 0.06
     assert [each.message.payload for each in envelopes] == [20, 40, 60]
@@ -360,6 +448,30 @@ def test_a_transport_attaches_to_a_loop_that_runs(echo):
     assert asyncio.run(ask()) == "hello"
 
 
+def test_what_a_callback_raises_is_the_loops_and_the_next_message_is_handled():
+    loop = asyncio.new_event_loop()
+    errors, seen = [], []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+    def take(envelope):
+        if envelope.message == "bad":
+            raise ValueError("as told")
+        seen.append(envelope.message)
+        loop.stop()
+
+    attached = Transport(Attach(loop, take), CAPABILITIES)
+    sender = Transport(Attach(loop, take), CAPABILITIES)
+    for message in ("bad", "good"):
+        Sent(sender, attached.myAddress, message)
+    loop.call_later(DEADLINE.total_seconds(), loop.stop)
+    loop.run_forever()
+    assert seen == ["good"]
+    assert [str(error) for error in errors] == ["as told"]
+    for each in (attached, sender):
+        each.close()
+    loop.close()
+
+
 def test_a_clone_has_messages_of_its_own(transport, echo):
     clone = transport.external_transport_clone()
     Sent(clone, echo, "for the clone")
@@ -407,6 +519,28 @@ def test_a_forked_child_does_not_disturb_its_parents_transport(transport, echo):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     Sent(transport, echo, "after")
     assert transport.run(None, DEADLINE).message == "after"
+
+
+def test_a_death_behind_an_open_connection_is_told_within_100_ms(transport):
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if not pid:
+        doomed = new_transport()
+        os.write(write_fd, pickle.dumps(doomed.myAddress))
+        doomed.run(lambda _: True, DEADLINE)
+        os._exit(0)
+    address = pickle.loads(os.read(read_fd, 4096))
+    arrived = Sent(transport, address)
+    assert transport.run(TransmitOnly, DEADLINE) == 0
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    sent = Sent(transport, address)
+    assert transport.run(TransmitOnly, DEADLINE) == 0
+    assert time.monotonic() - begun < 0.1
+    assert (arrived.results, sent.results) == ([SendStatus.Sent], [SendStatus.DeadTarget])
+    os.waitpid(pid, 0)
+    os.close(read_fd)
+    os.close(write_fd)
 
 
 def test_a_parents_death_is_noticed_although_its_child_lives(transport):

@@ -1,8 +1,7 @@
 """Repairs of Thespian 4.0.1's stock TCP base that need no fork of it.
 
 Apply them before the actor system starts and in every process that joins it: :func:`apply` is
-idempotent. Each repair names the trouble, seen by measurement, that it removes. They go away with
-the stock base.
+idempotent. Each repair names the trouble, seen by measurement, that it removes.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Read by Thespian when it is imported, so set before; nothing of ours reads them.
+# Read when IPBase is imported, so set before.
 os.environ.setdefault("THESPIAN_BASE_IPADDR", "127.0.0.1")  # else it asks the default route
-os.environ.setdefault("THESPLOG_FILE_MAXSIZE", "0")  # else each process writes a log in /tmp
 
 from thespian.system import multiprocCommon, ratelimit, transport
 from thespian.system.transport import IPBase, asyncTransportBase

@@ -1,0 +1,60 @@
+"""The two system bases, by name: ours, and Thespian's stock one, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from thespian.system.utilis import thesplog_control
+
+from understudy.actors.loop import Transport
+from understudy.actors.settings import STOCK
+from understudy.actors.transport import base as own
+
+if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
+    thesplog_control(logging.WARNING, useLogging=False, tmpFileMaxSize=0)
+
+
+class Attached(Transport, Protocol):
+    """The transport of a process that is no actor; names in camelCase are Thespian's."""
+
+    @property
+    def myAddress(self) -> Any:
+        """The address that this process has in the system."""
+
+    @property
+    def admin_address(self) -> Any:
+        """The address of the system's admin."""
+
+    def scheduleTransmit(self, manager: Any, intent: Any) -> None:
+        """Send."""
+
+    def close(self) -> None:
+        """Leave the system."""
+
+
+class Base(Protocol):
+    """A module that brings a system base."""
+
+    def install(self) -> str:
+        """Prepare this process to start a system; return the name for ``ActorSystem``."""
+
+    def attach(
+        self,
+        admin_port: int,
+        loop: asyncio.AbstractEventLoop,
+        on_envelope: Callable[[Any], None],
+    ) -> Attached:
+        """Give this process a transport on ``loop``."""
+
+
+def get(transport: str) -> Base:
+    """Return the base that ``UNDERSTUDY_TRANSPORT`` names."""
+    if transport == STOCK:
+        from understudy.actors.stock import base as stock  # noqa: PLC0415  # see above
+
+        return stock
+    return own

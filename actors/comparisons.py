@@ -1,0 +1,299 @@
+"""The comparison of shadows' answers with the primary's, in a replica of the shadow.
+
+Theory of operation. The router names for each copy a replica of the shadow at which both answers
+are to meet. Whoever has one, the primary's replica or the shadow's, keeps it until a few have
+gathered, :data:`GATHER_S` at most, and sends them there in one message: the caller had its answer
+before. They are compared on a thread of their own, where a user's function may take its time.
+Nothing of this is in a proxy, and all the primary's replica does is to add to a list and send it.
+
+Everything is bounded: answers that are too large, come too many at once or never meet their
+counterpart are counted as not compared. Messages are not repeated; an answer that is lost is one
+that never came.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import cloudpickle
+
+from understudy.actors.messages import (
+    Address,
+    Answer,
+    Assignment,
+    CompareAnswers,
+    ComparedAnswer,
+    FailedAnswer,
+    HttpAnswer,
+    ValueAnswer,
+)
+from understudy.actors.port import Port
+from understudy.core.comparing import (
+    MAX_BODY_BYTES,
+    SAME,
+    Compare,
+    Function,
+    Outcome,
+    Response,
+    compare,
+)
+from understudy.core.differences import Differences, Place, Plain
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.05
+MEET_S = 120.0  # how long one answer waits for the other
+REPORT_S = 2.0
+MAX_GATHERED_BYTES = 8 * 1024 * 1024  # of answers that wait to be sent
+MAX_HELD_BYTES = 32 * 1024 * 1024  # of answers that wait for the other one
+MAX_HELD = 10_000
+MAX_PAIRS = 1_000  # that wait to be compared
+MAX_PLACES = 20  # endpoints and settings that are counted apart
+MAX_SHOWN_BYTES = 512  # of a body in an example
+TOO_LARGE = f"larger than {MAX_BODY_BYTES // 1024} KiB"
+TOO_MANY = "too many at once"
+
+_Content = tuple[int, tuple[tuple[bytes, bytes], ...], bytes, bytes, str]
+_Found = Callable[[dict[Place, Plain]], None]
+
+
+class _Held(NamedTuple):
+    answer: ComparedAnswer
+    until: float
+
+
+class _Pair(NamedTuple):
+    primary: ComparedAnswer | None
+    shadow: ComparedAnswer
+
+
+class Comparisons:
+    """What a replica has to do with comparisons; all on user code's loop, but for the thread.
+
+    ``on_found`` gets all that was found, whenever there is more, every :data:`REPORT_S`.
+    """
+
+    def __init__(self, port: Port, on_found: _Found) -> None:
+        self._port = port
+        self._loop = port.loop
+        self._on_found = on_found
+        self._gathered: dict[str, tuple[Address, list[ComparedAnswer]]] = {}  # by incarnation
+        self._gathered_bytes = 0
+        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._held_bytes = 0
+        self._pairs = 0  # on the thread, or on their way there
+        self._thread: ThreadPoolExecutor | None = None
+        self._known: dict[bytes, tuple[Compare, Function | None]] = {}  # the thread's
+        self._ids: dict[bytes, str] = {}  # of settings
+        self._found: dict[Place, Differences] = {}
+        self._report_due = False
+        self._look_due = False
+        port.on(CompareAnswers, self._arrived)
+
+    # --- The side that has an answer ------------------------------------------------------------
+
+    def answered(self, proxy: str, backend: str, run: Assignment, answer: Answer | None) -> None:
+        """Take the answer to a query that is compared; None where it was cancelled."""
+        status, headers, body, value, missing = _content_of(answer)
+        size = len(body) + len(value)
+        for at in run.compare:
+            if not self._gathered:
+                self._loop.call_later(GATHER_S, self._send)
+            if self._gathered_bytes + size > MAX_GATHERED_BYTES:
+                headers, body, value, missing, size = (), b"", b"", TOO_MANY, 0
+            self._gathered_bytes += size
+            request_id = run.query.request_id
+            item = ComparedAnswer(
+                proxy, at, run.endpoint, backend, request_id, status, headers, body, value, missing
+            )
+            if at.incarnation not in self._gathered:
+                self._gathered[at.incarnation] = (pickle.loads(at.address), [])
+            self._gathered[at.incarnation][1].append(item)
+
+    def _send(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, {}, 0
+        for incarnation, (address, answers) in gathered.items():
+            message = CompareAnswers(incarnation=incarnation, answers=tuple(answers))
+            if incarnation == self._port.process.incarnation:
+                self._arrived(message, address)
+            else:
+                self._loop.send(address, message)
+
+    # --- The side that compares -----------------------------------------------------------------
+
+    def report(self) -> None:
+        """Tell all that was found."""
+        self._report_due = False
+        if self._found:
+            self._on_found({place: each.plain() for place, each in self._found.items()})
+
+    def _arrived(self, message: CompareAnswers, _sender: Address) -> None:
+        if message.incarnation != self._port.process.incarnation:
+            return  # meant for a dead process whose address this one has
+        pairs = []
+        for answer in message.answers:
+            key = (answer.proxy, answer.at.number)
+            held = self._held.pop(key, None)
+            if held is None or _is_shadow(held.answer) == _is_shadow(answer):
+                self._hold(key, answer)
+                continue
+            self._held_bytes -= _size(held.answer)
+            first, second = held.answer, answer
+            pairs.append(_Pair(second, first) if _is_shadow(first) else _Pair(first, second))
+        room = max(MAX_PAIRS - self._pairs, 0)
+        for pair in pairs[room:]:
+            self._count(pair, Outcome(TOO_MANY, comparable=False))
+        self._compare(pairs[:room])
+
+    def _hold(self, key: tuple[str, int], answer: ComparedAnswer) -> None:
+        self._held[key] = _Held(answer, time.monotonic() + MEET_S)
+        self._held_bytes += _size(answer)
+        while len(self._held) > MAX_HELD or self._held_bytes > MAX_HELD_BYTES:
+            self._let_go(Outcome("one side's answer came too late", comparable=False))
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self._held and not self._look_due:
+            self._look_due = True
+            self._loop.call_later(MEET_S / 10, self._look)
+
+    def _look(self) -> None:
+        self._look_due = False
+        while self._held and next(iter(self._held.values())).until <= time.monotonic():
+            self._let_go(Outcome("one side gave no answer", comparable=False))
+        self._look_later()
+
+    def _let_go(self, outcome: Outcome) -> None:
+        _, held = self._held.popitem(last=False)
+        self._held_bytes -= _size(held.answer)
+        if _is_shadow(held.answer):  # of a primary's nobody knows by what it was to be compared
+            self._count(_Pair(None, held.answer), outcome)
+
+    def _compare(self, pairs: list[_Pair]) -> None:
+        if not pairs:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "compare", _give_way)
+        self._pairs += len(pairs)
+        self._thread.submit(self._compare_on_thread, pairs)
+
+    def _compare_on_thread(self, pairs: list[_Pair]) -> None:
+        self._loop.post(partial(self._compared, [(pair, self._outcome(pair)) for pair in pairs]))
+
+    def _compared(self, outcomes: list[tuple[_Pair, Outcome]]) -> None:
+        self._pairs -= len(outcomes)
+        for pair, outcome in outcomes:
+            self._count(pair, outcome)
+
+    def _outcome(self, pair: _Pair) -> Outcome:
+        primary = pair.primary
+        if primary is None:
+            return Outcome("one side gave no answer", comparable=False)
+        try:
+            settings, function = self._settings(pair.shadow.at.settings)
+            if settings.how != "function" and _is_alike(primary, pair.shadow):
+                return SAME  # without reading what is in it
+            return compare(settings, _response(primary), _response(pair.shadow), function)
+        except BaseException as error:  # of a user's function, or of values that it cannot unpickle
+            logger.info("an answer could not be compared", exc_info=error)
+            told = f"comparing raised {type(error).__name__}"
+            return Outcome(told, str(error)[:200], comparable=False)
+
+    def _settings(self, packed: bytes) -> tuple[Compare, Function | None]:
+        if packed not in self._known:
+            if len(self._known) >= MAX_PLACES:
+                self._known.clear()
+            settings = Compare(**pickle.loads(packed)[1])
+            self._known[packed] = settings, None  # so that loading it is tried once
+            if settings.code:
+                self._known[packed] = settings, cloudpickle.loads(settings.code)[0]
+        return self._known[packed]
+
+    def _count(self, pair: _Pair, outcome: Outcome) -> None:
+        shadow = pair.shadow
+        packed = shadow.at.settings
+        if packed not in self._ids:
+            if len(self._ids) >= MAX_PLACES:
+                self._ids.clear()
+            self._ids[packed] = pickle.loads(packed)[0]
+        place = (shadow.endpoint, shadow.backend, self._ids[packed])
+        if place not in self._found and len(self._found) >= MAX_PLACES:
+            del self._found[next(iter(self._found))]
+        found = self._found.setdefault(place, Differences())
+        found.count(outcome, _example(pair, outcome) if outcome.cause else {})
+        if not self._report_due:
+            self._report_due = True
+            self._loop.call_later(REPORT_S, self.report)
+
+
+def _content_of(answer: Answer | None) -> _Content:
+    content: _Content
+    if isinstance(answer, HttpAnswer):
+        content = (answer.status, answer.headers, answer.body, b"", "")
+    elif isinstance(answer, ValueAnswer):
+        content = (200, (), b"", answer.value, "")
+    elif isinstance(answer, FailedAnswer):
+        content = (500, (), b"", b"", f"failed with {answer.kind}")
+    elif answer is None:
+        content = (0, (), b"", b"", "no answer")
+    else:
+        content = (answer.status, (), b"", b"", "came in parts")
+    if len(content[2]) + len(content[3]) > MAX_BODY_BYTES:
+        content = (content[0], (), b"", b"", TOO_LARGE)
+    return content
+
+
+def _is_shadow(answer: ComparedAnswer) -> bool:
+    return bool(answer.at.settings)
+
+
+def _is_alike(primary: ComparedAnswer, shadow: ComparedAnswer) -> bool:
+    return (primary.status, primary.body, primary.value, primary.missing, shadow.missing) == (
+        shadow.status,
+        shadow.body,
+        shadow.value,
+        "",
+        "",
+    )
+
+
+def _give_way() -> None:
+    """Have this thread run where nobody else wants to: the host's other work comes first."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def _size(answer: ComparedAnswer) -> int:
+    return len(answer.body) + len(answer.value)
+
+
+def _response(answer: ComparedAnswer) -> Response:
+    headers = tuple(
+        (name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers
+    )
+    value = pickle.loads(answer.value) if answer.value else None
+    return Response(answer.status, headers, answer.body, value, answer.missing)
+
+
+def _example(pair: _Pair, outcome: Outcome) -> Plain:
+    primary = None if pair.primary is None else _side(pair.primary)
+    return {
+        "at": time.time(),
+        "request_id": pair.shadow.request_id,
+        "detail": outcome.detail,
+        "primary": primary,
+        "shadow": _side(pair.shadow),
+    }
+
+
+def _side(answer: ComparedAnswer) -> Plain:
+    body = answer.body[:MAX_SHOWN_BYTES].decode("utf-8", "replace")
+    return {"status": answer.status, "body": body, "missing": answer.missing}

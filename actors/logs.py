@@ -1,0 +1,106 @@
+"""The log files of a host: opened for their owner only, and not kept for ever."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from understudy.actors.messages import Process
+from understudy.actors.settings import HostSettings
+
+# Taken at import: inside an actor Thespian has replaced the logging module's manager, and asking it
+# would give another logger than the one that our modules' loggers are under.
+OUR_LOGGER = logging.getLogger("understudy")
+KEPT_PER_DEPLOYMENT = 20
+_REPLICA = "replica-"
+
+
+def open_log(settings: HostSettings, name: str) -> int:
+    """Open ``logs/<name>.log`` of the state dir for appending; return the descriptor."""
+    settings.logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = settings.logs_dir / f"{name}.log"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def replica_log(tag: str) -> str:
+    """Return the name of a replica's log; file systems take no ``/``."""
+    return _REPLICA + "".join(c if c.isalnum() or c in "_.#:-" else "_" for c in tag)
+
+
+def configure_logging(settings: HostSettings, role: str) -> None:
+    """Send this process's log records to ``logs/<role>.log`` of the state dir, and nowhere else.
+
+    Thespian replaces the root logger by one that mails each record to its logger process, at 200 us
+    each, and from whatever thread logs, which its transport does not survive. The one from before
+    is put back as Python makes it, so that user code's records go to stderr, or to the handlers
+    that it adds.
+    """
+    logging.root = logging.Logger.root = OUR_LOGGER.manager.root
+    logging.Logger.manager = OUR_LOGGER.manager
+    logging.root.handlers.clear()
+    OUR_LOGGER.propagate = False
+    OUR_LOGGER.setLevel(logging.INFO)
+    stream = os.fdopen(open_log(settings, role), "a", encoding="utf-8")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    OUR_LOGGER.handlers[:] = [handler]
+
+
+def redirect_output(settings: HostSettings, name: str) -> None:
+    """Append what this process and its C code print to ``logs/<name>.log`` of the state dir."""
+    fd = open_log(settings, name)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # no plain TextIO
+
+
+def prune_replica_logs(
+    logs_dir: Path, replicas: Iterable[Process], keep: int = KEPT_PER_DEPLOYMENT
+) -> None:
+    """Delete logs of replicas that are gone, but for the newest ``keep`` of each deployment.
+
+    ``replicas`` are those that run: what they write to is kept, however long it was silent.
+    """
+    in_use = {path for process in replicas for path in _outputs(process)}
+    gone: dict[str, list[tuple[float, Path]]] = defaultdict(list)
+    for path in logs_dir.glob(f"{_REPLICA}*.log"):
+        if os.path.realpath(path) not in in_use:
+            gone[_deployment(path.stem)].append((_written_at(path), path))
+    for paths in gone.values():
+        for _, path in sorted(paths, reverse=True)[keep:]:
+            path.unlink(missing_ok=True)
+
+
+def _deployment(stem: str) -> str:
+    """Return what the replicas of all versions of a deployment have in common in their names.
+
+    A replica is named after its backend, and a deployment's backend after its code:
+    ``app#deployment#code#replica``.
+    """
+    parts = stem.split("#")
+    return "#".join(parts[:-2] if len(parts) > 3 else parts[:-1])
+
+
+def _outputs(process: Process) -> list[str]:
+    links = []
+    for number in (1, 2):
+        try:
+            links.append(os.readlink(f"/proc/{process.pid}/fd/{number}"))
+        except OSError:  # it has ended
+            continue
+    return links
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,308 @@
+"""The data side of a replica: queries in, answers out, on the event loop of the user's code.
+
+Theory of operation. A replica is a process with two places in the actor system. The actor, on the
+main thread, takes the controller's orders, and answers them whatever user code does. This is the
+other one, an address of its own on user code's event loop: a query goes from the socket to the
+user's coroutine and its answer back to a socket without changing threads. User code that blocks its
+loop delays its own queries, as it must, and nothing else.
+
+A query's slot is free when user code has returned. The router keeps the query until it hears that
+the caller has the answer: if this process dies in between, it goes to another replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from understudy.actors import dispatch, held_models
+from understudy.actors.comparisons import Comparisons
+from understudy.actors.large_bytes import travelling
+from understudy.actors.loop import Outbox
+from understudy.actors.messages import (
+    Address,
+    Answer,
+    AnswerQueries,
+    Assignment,
+    AttachCallerReply,
+    ControlStreams,
+    FailedAnswer,
+    HttpAnswer,
+    MeetProxy,
+    QueriesFinished,
+    RunQueries,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+    ValueAnswer,
+)
+from understudy.actors.port import Port
+from understudy.actors.streams import Sender
+from understudy.actors.user_code import UserCode
+from understudy.core.errors import error_status
+
+MAX_OUTBOXES = 256  # before idle ones are dropped
+
+_Item = Answer | StreamBegun | StreamPart
+_News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
+
+
+class Run:
+    """One query in user code, and what is told of it; see UserCode's Reply."""
+
+    __slots__ = ("assignment", "has_ended", "is_delivered", "proxy", "queries", "sender", "status")
+
+    def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
+        self.queries = queries
+        self.proxy = proxy  # its incarnation
+        self.assignment = assignment
+        self.sender: Sender | None = None
+        self.status = 0  # of its answer
+        self.is_delivered = False
+        self.has_ended = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return what to cancel it by."""
+        return self.proxy, self.assignment.ticket
+
+    @property
+    def stream_key(self) -> tuple[str, int]:
+        """Return what its caller knows it by."""
+        return self.assignment.caller_incarnation, self.assignment.query.id
+
+    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Begin an answer in parts."""
+        process = self.queries.process
+        begun = StreamBegun(self.assignment.query.id, status, headers, process)
+        self.sender = self.queries.begun(self, begun)
+
+    async def send(self, data: bytes) -> None:
+        """Send the next part."""
+        if self.sender is not None:
+            await self.sender.send(data)
+        else:  # of a copy for a shadow; a generator that awaits nothing must not have the loop
+            await asyncio.sleep(0)
+
+    def answer(self, answer: Answer) -> None:
+        """Answer it; a second answer is dropped."""
+        if not self.status:
+            self.status = _status(answer)
+            self.queries.answered(self, answer)
+
+    def end(self) -> None:
+        """Note that user code has returned."""
+        self.has_ended = True
+        self.queries.ended(self)
+
+
+class Queries:
+    """Runs queries for any proxy, and answers straight to whoever asked.
+
+    All on user code's loop, but for ``limit``, ``accepting``, ``is_draining``, which the replica's
+    main thread sets, and ``running``, ``undelivered``, which it reads.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        user_code: UserCode,
+        tag: str,
+        backend: str,
+        limit: int,
+        comparisons: Comparisons,
+    ) -> None:
+        self.limit = limit  # max_ongoing_requests
+        self.accepting = False
+        self.is_draining = False
+        self.running = 0  # queries in user code; never above the limit
+        self.undelivered = 0
+        self._port = port
+        self._loop = port.loop
+        self.process = port.process
+        self._incarnation = port.process.incarnation
+        self._user_code = user_code
+        self._tag = tag
+        self._backend = backend
+        self._comparisons = comparisons
+        self._answers: dict[str, Outbox] = {}  # by the caller's incarnation
+        self._news: dict[str, Outbox] = {}  # by the proxy's incarnation
+        self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
+        self._caller = caller = dispatch.Caller(port.loop, port.process)
+        dispatch.install(dispatch.QueryClient(caller))
+        held_models.on_change(self._models_changed)
+        port.on(RunQueries, self._run)
+        port.on(ControlStreams, self._control)
+        port.on(MeetProxy, self._met_proxy)
+        port.on(AttachCallerReply, lambda message, _: caller.attached(message))
+        port.on(AnswerQueries, caller.answered)
+
+    @property
+    def address(self) -> Address:
+        """Where proxies send queries."""
+        return self._port.address
+
+    def report_comparisons(self) -> None:
+        """Tell the controller all that comparisons have found; callable from any thread."""
+        self._loop.post(self._comparisons.report)
+
+    def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
+        """Send the queries of handles made here to this proxy."""
+        self._caller.met_proxy(message.proxy, message.process)
+        proxy = message.process.incarnation
+        if proxy not in self._news:
+            self._meet(proxy, message.proxy)
+
+    def _meet(self, proxy: str, address: Address) -> None:
+        self._add(self._news, proxy, self._make_news(proxy, address))
+        if models := held_models.all_ids():
+            self._tell(proxy, ("models", models))
+
+    def _models_changed(self) -> None:
+        """Tell all proxies which models are here; callable from any thread."""
+
+        def tell() -> None:
+            for proxy in self._news:
+                self._tell(proxy, ("models", held_models.all_ids()))
+
+        self._loop.post(tell)
+
+    def _run(self, message: RunQueries, sender: Address) -> None:
+        """Run what there is room for, reject the rest."""
+        if message.incarnation != self._incarnation:
+            return  # meant for a dead process whose address this one has
+        proxy = message.proxy.incarnation
+        if proxy not in self._news:
+            self._meet(proxy, sender)
+        room = max(self.limit - self.running, 0) if self.accepting else 0
+        assignments = message.assignments
+        self.running += min(room, len(assignments))
+        for assignment in assignments[:room]:
+            self._user_code.run(Run(self, proxy, assignment))
+        for assignment in assignments[room:]:
+            self._tell(proxy, ("rejected", assignment.ticket))
+        for ticket in message.cancelled:
+            self._user_code.cancel((proxy, ticket))
+
+    def begun(self, run: Run, begun: StreamBegun) -> Sender | None:
+        """Send the head of an answer in parts; return what sends them, unless nobody wants it."""
+        assignment = run.assignment
+        if assignment.caller is None:
+            return None
+        self._streams[run.stream_key] = run
+        self._tell(run.proxy, ("begun", assignment.ticket))
+        self._put(begun, run)
+        return Sender(assignment.query.id, lambda part: self._put(part, run))
+
+    def answered(self, run: Run, answer: Answer) -> None:
+        """Send an answer, if anybody wants it."""
+        if run.assignment.compare:
+            self._comparisons.answered(run.proxy, self._backend, run.assignment, answer)
+        if run.assignment.caller is not None:
+            self.undelivered += 1
+            self._put(answer, run)
+
+    def ended(self, run: Run) -> None:
+        """Free the slot; tell the router."""
+        self.running -= 1
+        self._streams.pop(run.stream_key, None)
+        ticket = run.assignment.ticket
+        if not run.status:
+            if run.assignment.compare:
+                self._comparisons.answered(run.proxy, self._backend, run.assignment, None)
+            self._tell(run.proxy, ("cancelled", ticket))
+            return
+        self._tell(run.proxy, ("answered", (ticket, run.status)))
+        if run.is_delivered:
+            self._tell(run.proxy, ("delivered", ticket))
+
+    def _put(self, item: _Item, run: Run) -> None:
+        caller = run.assignment.caller_incarnation
+        outbox = self._answers.get(caller)
+        if outbox is None:
+            outbox = self._make_answers(caller, run.assignment.caller)
+            self._add(self._answers, caller, outbox)
+        outbox.put((item, run))
+
+    def _make_answers(self, caller: str, address: Address) -> Outbox:
+        return Outbox(
+            self._loop,
+            address,
+            lambda items: AnswerQueries(
+                incarnation=caller, answers=tuple([travelling(item) for item, _ in items])
+            ),
+            on_sent=self._delivered,
+            on_failed=partial(self._undeliverable, caller),
+            weigh=_weigh,
+        )
+
+    def _delivered(self, items: list[tuple[_Item, Run]]) -> None:
+        for item, run in items:
+            if not isinstance(item, StreamBegun | StreamPart):
+                self.undelivered -= 1
+                run.is_delivered = True
+                if run.has_ended:
+                    self._tell(run.proxy, ("delivered", run.assignment.ticket))
+
+    def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
+        outbox = self._answers.pop(caller, None)  # the caller is gone
+        items = items + (outbox.drop() if outbox is not None else [])
+        self._delivered(items)
+        for run in dict.fromkeys(run for _, run in items if not run.has_ended):
+            self._user_code.cancel(run.key)
+
+    def _control(self, message: ControlStreams, _sender: Address) -> None:
+        """Go on with streams of which the caller took something, stop those nobody wants."""
+        for query_id, size in message.taken:
+            run = self._streams.get((message.incarnation, query_id))
+            if run is not None and run.sender is not None:
+                run.sender.taken(size)
+        for query_id in message.stopped:
+            run = self._streams.get((message.incarnation, query_id))
+            if run is not None:
+                self._user_code.cancel(run.key)
+
+    def _make_news(self, proxy: str, address: Address) -> Outbox:
+        return Outbox(self._loop, address, self._pack_news, on_failed=lambda _: self._forget(proxy))
+
+    def _tell(self, proxy: str, news: _News) -> None:
+        outbox = self._news.get(proxy)
+        if outbox is not None:
+            outbox.put(news)
+
+    def _forget(self, proxy: str) -> None:
+        self._news.pop(proxy, None)
+
+    def _pack_news(self, items: list[_News]) -> QueriesFinished:
+        news: dict[str, list[Any]] = {}
+        for field, value in items:
+            news.setdefault(field, []).append(value)
+        return QueriesFinished(
+            replica=self._tag,
+            incarnation=self._incarnation,
+            draining=self.is_draining,
+            **{field: tuple(values) for field, values in news.items()},
+        )
+
+    def _add(self, outboxes: dict[str, Outbox], incarnation: str, outbox: Outbox) -> None:
+        """Keep an outbox; nobody says when the other side of an idle one has died."""
+        if len(outboxes) >= MAX_OUTBOXES:
+            for known in [each for each, old in outboxes.items() if old.is_idle]:
+                del outboxes[known]
+        outboxes[incarnation] = outbox
+
+
+def _status(answer: Answer) -> int:
+    if isinstance(answer, HttpAnswer | StreamEnded):
+        return answer.status
+    return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
+
+
+def _weigh(item: tuple[_Item, Run]) -> int:
+    answer = item[0]
+    if isinstance(answer, HttpAnswer):
+        return len(answer.body)
+    if isinstance(answer, StreamPart):
+        return len(answer.data)
+    return len(answer.value) if isinstance(answer, ValueAnswer) else 0

@@ -1,0 +1,278 @@
+"""What clients ask of the controller: each request's way to the core, and its answer's way back.
+
+A request that takes effect is answered at the end of the turn, when it is saved. Some answers wait
+longer: for a goal, or for every proxy to know of the change.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from understudy.actors import messages as m
+from understudy.actors.messages import Address
+from understudy.core import deploying, history, status
+from understudy.core.cluster import Cluster
+from understudy.core.errors import InvalidRequestError, UnderstudyError
+from understudy.core.history import Author
+from understudy.core.tables import ENDPOINT_PREFIX
+
+MAX_SETTLED = 1_000  # answers that are kept for repeats
+HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
+
+Reply = Callable[[], m.RequestReply | None]
+
+
+class _Parked(NamedTuple):
+    """A request whose answer waits for something."""
+
+    request_id: str
+    sender: Address
+    answer: Reply
+    give_up_at: float
+
+
+class Requests:
+    """The controller's requests by their class, and the answers that are owed.
+
+    ``own`` adds those that the controller carries out itself, for they are about more than the
+    core's state.
+    """
+
+    def __init__(self, cluster: Cluster, own: dict[type[m.Request], Callable[[Any], Any]]) -> None:
+        self._cluster = cluster
+        self._parked: list[_Parked] = []
+        self._answers: list[tuple[Address, m.RequestReply]] = []
+        self._settled: dict[str, m.RequestReply] = {}  # by request id, the oldest first
+        self._requests: dict[type[m.Request], Callable[[Any], Any]] = {
+            m.CreateBackend: self._create_backend,
+            m.UpdateBackendConfig: self._update_backend_config,
+            m.DeleteBackend: self._delete_backend,
+            m.GetBackendConfig: lambda r: cluster.backend_config(r.tag),
+            m.ListBackends: lambda _: status.backends(cluster),
+            m.GetAutoscaling: lambda _: status.autoscaling(cluster, time.monotonic(), time.time()),
+            m.ListEndpoints: lambda _: status.endpoints(cluster),
+            m.DeployApplication: self._deploy_application,
+            m.DeleteApplication: lambda r: deploying.delete_application(
+                cluster, r.application, time.time()
+            ),
+            m.PlanApplication: self._plan_application,
+            m.DeployDeployment: self._deploy_deployment,
+            m.DeleteDeployment: lambda r: deploying.delete_deployment(cluster, r.name, time.time()),
+            m.DeleteEverything: lambda _: deploying.delete_everything(cluster, time.time()),
+            m.GetDeployment: lambda r: status.deployment(cluster, r.name),
+            m.ListDeployments: lambda _: status.deployments(cluster),
+            m.ListHistory: lambda _: [history.described(entry) for entry in cluster.history],
+            m.StartRollout: self._start_rollout,
+            m.GetDifferences: lambda r: status.differences(cluster, r.endpoint),
+            m.ListRollouts: lambda _: cluster.rollouts.status(time.monotonic()),
+            m.UndoChange: lambda r: deploying.undo(cluster, r.change_id, time.time()),
+            **own,
+        }
+        self._held_requests: dict[type[m.Request], Callable[[Any], None]] = {
+            m.CreateEndpoint: self._create_endpoint,
+            m.DeleteEndpoint: lambda r: cluster.delete_endpoint(r.name),
+            m.SetTraffic: lambda r: cluster.set_traffic(r.endpoint, r.weights),
+            m.ShadowTraffic: lambda r: cluster.shadow_traffic(
+                r.endpoint, r.backend, r.proportion, r.compare
+            ),
+            m.AbortRollout: lambda r: cluster.rollouts.abort(r.endpoint, time.time()),
+            m.PromoteRollout: lambda r: cluster.rollouts.promote(r.endpoint, time.time()),
+        }
+
+    def take(self, message: m.Request, sender: Address) -> None:
+        """Carry out a request; what it raises is answered, too."""
+        settled = self._settled.get(message.request_id)
+        if settled is not None:
+            self._answers.append((sender, settled))
+            return
+        try:
+            self._take(message, sender)
+        except UnderstudyError as error:
+            self._answer(sender, failure(message, error))
+
+    def _take(self, message: m.Request, sender: Address) -> None:
+        kind: Any = type(message)
+        if isinstance(message, m.WaitForGoal):
+            self._cluster.goal(message.goal_id)
+            self.park(message, sender, lambda: self._goal_reply(message))
+        elif kind in self._held_requests:
+            self._change(message, sender, self._held_requests[kind])
+            name: str = getattr(message, "name", "") or getattr(message, "endpoint", "")
+            self.park(message, sender, lambda: self._held_reply(message, name), HELD_TIMEOUT_S)
+        elif kind in self._requests:
+            value = self._change(message, sender, self._requests[kind])
+            self._answer(sender, m.RequestReply(request_id=message.request_id, value=value))
+        else:
+            raise InvalidRequestError(f"the controller does not know a request {kind.__name__}")
+
+    def _change(self, message: m.Request, sender: Address, make: Callable[[Any], Any]) -> Any:
+        author = Author(message.user, _host_of(sender), message.request_id)
+        what = _told(message)
+        if isinstance(message, m.UndoChange):
+            what = f"undo change {self._cluster.history.get(message.change_id).id}"
+        return self._cluster.change(author, what, lambda: make(message), time.time())
+
+    def park(
+        self, message: m.Request, sender: Address, answer: Reply, timeout_s: float = float("inf")
+    ) -> None:
+        """Answer when ``answer`` has a reply; a repeat of the request replaces the first.
+
+        The time limit stays that of the first: clients repeat more often than that.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        for earlier in [p for p in self._parked if p.request_id == message.request_id]:
+            give_up_at = min(give_up_at, earlier.give_up_at)
+            self._parked.remove(earlier)
+        self._parked.append(_Parked(message.request_id, sender, answer, give_up_at))
+
+    def take_answers(self) -> list[tuple[Address, m.RequestReply]]:
+        """Return what is to be answered now; everything that it tells of must be saved."""
+        now = time.monotonic()
+        waiting = []
+        for parked in self._parked:
+            reply = parked.answer()
+            if reply is None and now > parked.give_up_at:
+                text = "saved, but not every proxy has taken it yet; it will when it answers again"
+                reply = m.RequestReply(
+                    request_id=parked.request_id, error_kind="UnderstudyError", error=text
+                )
+            if reply is None:
+                waiting.append(parked)
+            else:
+                self._answer(parked.sender, reply)
+        self._parked = waiting
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _answer(self, sender: Address, reply: m.RequestReply) -> None:
+        """Owe an answer, and give it to repeats too.
+
+        The client may have repeated its request before it got the answer, and go on by that. What
+        was refused, or changed nothing, has no entry in the history, and might change something by
+        the time at which the repeat is here.
+        """
+        self._answers.append((sender, reply))
+        if reply.value is None or isinstance(reply.value, str | bool):  # else it was only read
+            self._settled[reply.request_id] = reply
+            if len(self._settled) > MAX_SETTLED:
+                del self._settled[next(iter(self._settled))]
+
+    def due_at(self) -> float:
+        """Return when :meth:`take_answers` has to look again, if nothing happens before."""
+        return min((parked.give_up_at for parked in self._parked), default=float("inf"))
+
+    # --- Answers that wait ----------------------------------------------------------------------
+
+    def _goal_reply(self, message: m.WaitForGoal) -> m.RequestReply | None:
+        goal = self._cluster.goals.get(message.goal_id)
+        if goal is None:
+            return m.RequestReply(
+                request_id=message.request_id,
+                error_kind="UnknownNameError",
+                error=f"goal {message.goal_id!r} has ended, too many others ago to tell how",
+            )
+        if goal.state == "pending":
+            return None
+        if goal.state == "succeeded":
+            return m.RequestReply(request_id=message.request_id, value=True)
+        return m.RequestReply(
+            request_id=message.request_id,
+            error_kind="DeployFailedError",
+            error=goal.error,
+            exception=goal.exception,
+        )
+
+    def _held_reply(self, message: m.Request, endpoint: str) -> m.RequestReply | None:
+        if not self._cluster.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
+            return None
+        return m.RequestReply(request_id=message.request_id)
+
+    # --- Changes --------------------------------------------------------------------------------
+
+    def _create_backend(self, r: m.CreateBackend) -> str | None:
+        return self._cluster.create_backend(
+            r.tag,
+            code=r.code,
+            code_hash=r.code_hash,
+            config=r.config,
+            actor_options=r.actor_options,
+            version=r.version,
+            wall_now=time.time(),
+        )
+
+    def _update_backend_config(self, r: m.UpdateBackendConfig) -> str | None:
+        return self._cluster.update_backend_config(r.tag, r.changes, time.time())
+
+    def _delete_backend(self, r: m.DeleteBackend) -> str | None:
+        return self._cluster.delete_backend(r.tag, force=r.force, wall_now=time.time())
+
+    def _create_endpoint(self, r: m.CreateEndpoint) -> None:
+        self._cluster.create_endpoint(
+            r.name, backend=r.backend, route=r.route, methods=tuple(r.methods)
+        )
+
+    def _start_rollout(self, r: m.StartRollout) -> str | None:
+        return self._cluster.rollouts.start(
+            r.endpoint,
+            to=r.to,
+            steps=r.steps,
+            hold_s=r.hold_s,
+            abort_if=r.abort_if,
+            alpha=r.alpha,
+            min_samples=r.min_samples,
+            ready_timeout_s=r.ready_timeout_s,
+            wall_now=time.time(),
+        )
+
+    def _deploy_application(self, r: m.DeployApplication) -> str | None:
+        return deploying.deploy_application(
+            self._cluster,
+            r.application,
+            ingress=r.ingress,
+            route_prefix=r.route_prefix,
+            specs=r.deployments,
+            wall_now=time.time(),
+        )
+
+    def _plan_application(self, r: m.PlanApplication) -> list[dict[str, Any]]:
+        return deploying.plan_application(
+            self._cluster,
+            r.application,
+            ingress=r.ingress,
+            route_prefix=r.route_prefix,
+            specs=r.deployments,
+        )
+
+    def _deploy_deployment(self, r: m.DeployDeployment) -> str | None:
+        return deploying.deploy(
+            self._cluster,
+            r.spec,
+            route_prefix=r.route_prefix,
+            prev_version=r.prev_version,
+            wall_now=time.time(),
+        )
+
+
+def _told(message: m.Request) -> str:
+    """Return what a request does, for the history: its class's words and the name it has."""
+    words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(message).__name__).lower()
+    if isinstance(message, m.DeployDeployment):
+        return f"deploy {message.spec.name!r}"
+    names = (getattr(message, field, "") for field in ("application", "tag", "endpoint", "name"))
+    return " ".join([words, *(repr(name) for name in names if name)][:2])
+
+
+def _host_of(sender: Address) -> str:
+    details = sender.addressDetails
+    host = getattr(details, "host", None) or details.sockname[0]
+    return host or "127.0.0.1"
+
+
+def failure(message: m.Request, error: Exception) -> m.RequestReply:
+    """Return the answer to a request that raised."""
+    kind = type(error).__name__ if isinstance(error, UnderstudyError) else "UnderstudyError"
+    text = str(error) if kind != "UnderstudyError" else f"{type(error).__name__}: {error}"
+    return m.RequestReply(request_id=message.request_id, error_kind=kind, error=text)

@@ -1,0 +1,31 @@
+"""The way in: the stock base for ``ActorSystem``, and the transport of other processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from understudy.actors.stock import repairs
+
+repairs.apply()
+
+from thespian.system import multiprocCommon
+
+from understudy.actors.stock.guest import GuestManager
+from understudy.actors.stock.outside import OutsideTransport
+
+NAME = "multiprocTCPBase"
+
+
+def install() -> str:
+    """Have the actors that are forked from this process run asyncio; return the base's name."""
+    multiprocCommon.MultiProcManager = GuestManager
+    return NAME
+
+
+def attach(
+    admin_port: int, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Any], None]
+) -> OutsideTransport:
+    """Give this process, which is no actor, a transport; ``on_envelope`` is called on ``loop``."""
+    return OutsideTransport(admin_port, loop, on_envelope)

@@ -1,0 +1,199 @@
+"""The replicas of a cluster as processes: where they are, and the orders of the core for them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from understudy.actors import messages as m
+from understudy.actors.loop import Loop
+from understudy.actors.messages import Address
+from understudy.actors.processes import RunRecords, is_alive, send_signal
+from understudy.actors.user_code import lost_code
+from understudy.core import effects as fx
+from understudy.core.cluster import Cluster
+from understudy.core.config import config_shown
+from understudy.persistence.checkpoints import Checkpoints
+from understudy.persistence.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Performs the core's effects, and tells the core what becomes of the replicas.
+
+    ``find`` returns the address of a replica by its tag, and makes the process where there is none.
+    ``changed`` is called after every observation, so that the controller takes a turn.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        cluster: Cluster,
+        checkpoints: Checkpoints,
+        records: RunRecords,
+        *,
+        find: Callable[[str], Address],
+        changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._cluster = cluster
+        self._checkpoints = checkpoints
+        self._records = records
+        self._find = find
+        self._changed = changed
+        self._stopping = False
+        self._addresses: dict[str, Address] = {}  # where to send to, also before the first report
+        self._processes: dict[str, m.Process] = {}
+        self._unwatch: dict[str, Callable[[], None]] = {}
+        self._code: tuple[str, bytes] = ("", b"")  # the code last read
+        self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
+            fx.Start: self._start,
+            fx.Reconfigure: self._reconfigure,
+            fx.Check: self._check,
+            fx.Stop: self._stop,
+            fx.Kill: self._kill,
+        }
+
+    # --- What is observed -----------------------------------------------------------------------
+
+    def reported(self, message: m.ReplicaReported, sender: Address) -> None:
+        """Take a replica's report; tell one that nobody wants to go."""
+        tag, process = message.replica, message.process
+        if tag and self._processes.get(tag) != process:
+            self._addresses[tag] = sender
+            self._processes[tag] = process
+            self._unwatch.pop(tag, lambda: None)()
+            self._unwatch[tag] = self._loop.watch_process(
+                process, lambda: self._exited(tag, process)
+            )
+        known = self._cluster.replica_reported(
+            tag,
+            time.monotonic(),
+            state=message.state,
+            address=message.queries_at,
+            process=process,
+            config_id=message.config_id,
+            check_id=message.check_id,
+            ongoing=message.ongoing,
+            error=message.error,
+            exception=message.exception,
+        )
+        if not known and message.state != "draining":
+            self._loop.send(sender, m.StopReplica(replica=tag, drain_s=0.0))
+        self._changed()
+
+    def child_exited(self, address: Address) -> None:
+        """Take note of a replica that ended before it reported; the others are watched by pid."""
+        for tag, known in list(self._addresses.items()):
+            if known == address and tag not in self._processes:
+                del self._addresses[tag]
+                self._cluster.replica_exited(tag, time.monotonic())
+                self._changed()
+
+    def lost(self, message: m.ReplicaLost) -> None:
+        """Kill a replica that a proxy gave up: gone, or so stuck that it takes no message."""
+        process = self._processes.get(message.replica)
+        if process is not None and process.incarnation == message.incarnation:
+            send_signal(process, signal.SIGKILL)  # its exit is what counts
+
+    def _exited(self, tag: str, process: m.Process) -> None:
+        if self._processes.get(tag) != process:
+            return
+        logger.info("replica %s (pid %d) is gone", tag, process.pid)
+        self._unwatch.pop(tag, lambda: None)()
+        del self._processes[tag], self._addresses[tag]
+        self._records.remove(process)
+        if not self._stopping:
+            self._cluster.replica_exited(tag, time.monotonic())
+        self._changed()
+
+    # --- The end of the system ------------------------------------------------------------------
+
+    def stop_all(self) -> None:
+        """Have all replicas drain and exit, without a word to the core: they are to come back."""
+        self._stopping = True
+        for tag, address in self._addresses.items():
+            backend = self._cluster.backend_of(tag)
+            drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
+            self._loop.send(address, m.StopReplica(replica=tag, drain_s=drain_s))
+
+    def any_alive(self) -> bool:
+        """Tell whether the process of any replica is still there."""
+        return any(is_alive(process) for process in self._processes.values())
+
+    # --- Effects --------------------------------------------------------------------------------
+
+    def perform(self, effect: fx.Effect) -> None:
+        """Do what the core asks for; what it rests on is saved."""
+        self._perform[type(effect)](effect)
+
+    def _start(self, effect: fx.Start) -> None:
+        backend = self._cluster.backends[effect.backend]
+        record, release = backend.record, backend.release_of(effect.replica)
+        self._send(
+            effect.replica,
+            m.StartReplica(
+                replica=effect.replica,
+                backend=record.tag,
+                deployment=record.deployment or record.tag,
+                application=record.application,
+                version=release.version,
+                code=self._code_or_reason(release.code_digest),
+                code_hash=release.code_hash,
+                config=config_shown(release.config),
+                config_id=release.config_id,
+            ),
+        )
+
+    def _code_or_reason(self, digest: str) -> bytes:
+        """Return the code, or where it is lost what makes a replica fail with that as the reason.
+
+        One that runs already has no need of it.
+        """
+        try:
+            return self._load_code(digest)
+        except StoreError as error:
+            logger.exception("code is lost")
+            self._cluster.lost_code.add(digest)
+            return lost_code(str(error))
+
+    def _load_code(self, digest: str) -> bytes:
+        if self._code[0] != digest:
+            self._code = (digest, self._checkpoints.load_code(digest))
+        return self._code[1]
+
+    def _reconfigure(self, effect: fx.Reconfigure) -> None:
+        record = self._cluster.backends[effect.backend].record
+        order = m.ReconfigureReplica(
+            replica=effect.replica, config=config_shown(record.config), config_id=record.config_id
+        )
+        self._send(effect.replica, order)
+
+    def _check(self, effect: fx.Check) -> None:
+        self._send(effect.replica, m.CheckReplica(**effect._asdict()))
+
+    def _stop(self, effect: fx.Stop) -> None:
+        self._send(effect.replica, m.StopReplica(**effect._asdict()))
+
+    def _kill(self, effect: fx.Kill) -> None:
+        process = self._processes.get(effect.replica)
+        if process is not None:
+            logger.warning("killing replica %s (pid %d)", effect.replica, process.pid)
+            send_signal(process, signal.SIGKILL)
+        else:  # it has not reported to this controller; it will when it hears this
+            self._stop(fx.Stop(effect.replica, 0.0))
+
+    def _send(self, tag: str, message: m.Message) -> None:
+        if tag not in self._addresses:
+            self._addresses[tag] = self._find(tag)
+        address = self._addresses[tag]
+        self._loop.send(address, message, on_failed=lambda: self._unreachable(tag, address))
+
+    def _unreachable(self, tag: str, address: Address) -> None:
+        """Look for the replica anew next time: the admin may have named one that just died."""
+        if tag not in self._processes and self._addresses.get(tag) == address:
+            del self._addresses[tag]

@@ -1,0 +1,82 @@
+"""Keeps the strangers of one process within their bounds, and says who was refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from understudy.actors.transport.strangers import WINDOW_S, Refusals, Strangers
+
+logger = logging.getLogger(__name__)
+
+
+class Stranger(Protocol):
+    """A connection that is not authenticated yet; equal only to itself."""
+
+    def turn_away(self, reason: str) -> None:
+        """Close it, after saying why by :meth:`Admission.refused`."""
+
+
+class Admission:
+    """The strangers of one process, on its loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.strangers: Strangers[Stranger] = Strangers()
+        self._refusals = Refusals()
+        self._loop = loop
+        self._sweep: asyncio.TimerHandle | None = None
+        self._summary: asyncio.TimerHandle | None = None
+
+    def came(self, stranger: Stranger, source: str) -> None:
+        """Give a connection from ``source``, an address, its time; another may have to go."""
+        now = self._loop.time()
+        oldest = self.strangers.came(stranger, source.rpartition(":")[0], now)
+        if oldest is not None:
+            oldest.turn_away(
+                f"more than {self.strangers.limit} connections are not authenticated, and this is "
+                "the oldest"
+            )
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(self.strangers.patience_s, self._look_round)
+
+    def left(self, stranger: Stranger) -> None:
+        """Note that a connection is authenticated, or has ended."""
+        self.strangers.left(stranger)
+
+    def refused(self, source: str, reason: str) -> None:
+        """Say that the connection with ``source``, an address, was refused; or only count it."""
+        self._say("refused the connection with", source, reason)
+
+    def gave_up(self, target: str, reason: str) -> None:
+        """Say that ``target``, an address, cannot be reached; or only count it."""
+        self._say("gave up", target, reason)
+
+    def _say(self, what: str, address: str, reason: str) -> None:
+        if self._refusals.say(address.rpartition(":")[0], reason, self._loop.time()):
+            logger.warning("%s %s: %s", what, address, reason)
+        if self._summary is None:
+            self._summary = self._loop.call_later(WINDOW_S, self._sum_up)
+
+    def close(self) -> None:
+        """Forget everything."""
+        for timer in (self._sweep, self._summary):
+            if timer is not None:
+                timer.cancel()
+
+    def _look_round(self) -> None:
+        self._sweep = None
+        for stranger in self.strangers.overdue(self._loop.time()):
+            stranger.turn_away(f"it was not authenticated within {self.strangers.patience_s:g} s")
+        if len(self.strangers):
+            self._sweep = self._loop.call_later(self.strangers.patience_s / 5, self._look_round)
+
+    def _sum_up(self) -> None:
+        self._summary = None
+        unsaid = self._refusals.unsaid(self._loop.time())
+        if unsaid:
+            logger.warning(
+                "%d more connections were refused or failed in the last %g s, as the ones above",
+                unsaid,
+                WINDOW_S,
+            )

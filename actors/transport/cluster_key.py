@@ -1,0 +1,98 @@
+"""The key that makes hosts one cluster: 32 random bytes in a file that only its owner can read.
+
+The file is whole or not there: it is written under a temporary name, synced, and linked to its own.
+The key is never logged, and reaches child processes as the file's path.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from understudy.actors.transport.handshake import KEY_SIZE
+
+
+class ClusterKeyError(ValueError):
+    """The key file cannot be used; the text says why, and what to do."""
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in ``path``; ClusterKeyError when it is not safe to use."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ClusterKeyError(
+            f"the cluster key {path} cannot be read: {error.strerror}; a host that joins gets it "
+            "from one that runs, by --key-file"
+        ) from None
+    with os.fdopen(fd, "rb") as file:
+        _check(path, os.fstat(fd))
+        return file.read()
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ClusterKeyError(f"the cluster key {path} is no regular file")
+    if status.st_uid != os.geteuid():
+        raise ClusterKeyError(
+            f"the cluster key {path} belongs to user {status.st_uid}, not to user "
+            f"{os.geteuid()}, which this system runs as: `chown {os.geteuid()} {path}`"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise ClusterKeyError(
+            f"the cluster key {path} has mode {mode:04o}, so that others can use it: "
+            f"`chmod 600 {path}`, or replace the key on all hosts if somebody may have read it"
+        )
+    if status.st_size != KEY_SIZE:
+        raise ClusterKeyError(
+            f"the cluster key {path} has {status.st_size} bytes, not {KEY_SIZE}: copy it again "
+            "from a host of the cluster"
+        )
+
+
+def ensure_key(path: Path, given: Path | None = None) -> bytes:
+    """Return the key in ``path``, made at the first call: a new one, or a copy of ``given``.
+
+    ClusterKeyError when either file is not safe to use, or ``given`` holds another key.
+    """
+    key = None if given is None else read_key(given)
+    if not path.exists():
+        _create(path, secrets.token_bytes(KEY_SIZE) if key is None else key)
+    kept = read_key(path)
+    if key is not None and not secrets.compare_digest(key, kept):
+        raise ClusterKeyError(
+            f"--key-file {given} is not the key that this host has in {path}; remove that one to "
+            "move the host to another cluster, or leave --key-file out"
+        )
+    return kept
+
+
+def _create(path: Path, key: bytes) -> None:
+    """Write a key file, unless somebody else does first."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(fd)
+        try:
+            os.link(temporary, path)  # unlike a rename it does not replace what is there
+        except FileExistsError:
+            return
+        finally:
+            temporary.unlink()
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise ClusterKeyError(f"the cluster key {path} cannot be made: {error.strerror}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

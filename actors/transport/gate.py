@@ -1,0 +1,153 @@
+"""The one TCP port of a host: reads who is wanted, and hands the connection over to that process.
+
+See routes.py for what is said here. The gate lives in the admin, whose address has the port's
+number. It does not relay: the descriptor itself goes to the wanted process, over a Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from understudy.actors.transport.addresses import ProcessAddress
+from understudy.actors.transport.admission import Admission
+from understudy.actors.transport.identity import RefusedError
+from understudy.actors.transport.listener import Listener
+from understudy.actors.transport.routes import ROUTE_SIZE, read_route, write_routed
+from understudy.actors.transport.sockets import is_ours, local_socket, prepare_tcp, tcp_listener
+
+# 6,400 connections per second at most: half a processor, whoever comes.
+ACCEPTS_PER_PASS = 32
+REST_S = 0.005
+
+
+class Gate:
+    """Listens at the admin's own host and port; ``take`` gets the connections for the admin."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        own: ProcessAddress,
+        key: bytes,
+        admission: Admission,
+        take: Callable[[socket.socket, bytes], None],
+    ) -> None:
+        self.loop = loop
+        self.key = key
+        self.admission = admission
+        self._own = own
+        self._take = take
+        self._callers: set[Caller] = set()
+        self._listener = Listener(
+            loop,
+            tcp_listener(own.host, own.number),
+            self._accept,
+            per_pass=ACCEPTS_PER_PASS,
+            rest_s=REST_S,
+        )
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all sockets."""
+        return [self._listener.fileno(), *(caller.fileno() for caller in self._callers)]
+
+    def close(self) -> None:
+        """Listen no more, and drop everyone who has not been handed over."""
+        self._listener.close()
+        for caller in list(self._callers):
+            caller.close()
+
+    def _accept(self, sock: socket.socket, name: object) -> None:
+        try:
+            prepare_tcp(sock)
+        except OSError:  # gone already
+            sock.close()
+            return
+        assert isinstance(name, tuple), name
+        caller = Caller(self, sock, f"{name[0]}:{name[1]}")
+        self._callers.add(caller)
+        self.admission.came(caller, caller.source)
+
+    def left(self, caller: Caller) -> None:
+        """Forget a caller, who is gone or handed over."""
+        self._callers.discard(caller)
+        self.admission.left(caller)
+
+    def hand_over(self, sock: socket.socket, route: bytes, number: int) -> None:
+        """Answer a right ROUTE, and give the connection to the process of that number.
+
+        OSError when that process exists and cannot take it now, or the caller is gone.
+        """
+        target = ProcessAddress(self._own.host, number)
+        if target == self._own:
+            sock.send(write_routed(route, self.key, found=True))
+            self._take(sock.dup(), route)
+            return
+        with local_socket(socket.SOCK_SEQPACKET) as door:
+            try:
+                door.connect(target.door_name)
+                found = is_ours(door)
+            except ConnectionRefusedError:
+                found = False
+            sock.send(write_routed(route, self.key, found=found))
+            if found:
+                socket.send_fds(door, [route], [sock.fileno()])
+
+
+class Caller:
+    """A connection to the gate, until it has said whom it wants."""
+
+    def __init__(self, gate: Gate, sock: socket.socket, source: str) -> None:
+        self.source = source
+        self._gate = gate
+        self._socket = sock
+        self._received = b""
+        gate.loop.add_reader(sock.fileno(), self._readable)
+
+    def fileno(self) -> int:
+        """Return the socket's number."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._socket.fileno() >= 0:
+            self._gate.loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._gate.left(self)
+
+    def turn_away(self, reason: str) -> None:
+        """See :class:`~understudy.actors.transport.admission.Stranger`."""
+        self._gate.admission.refused(self.source, reason)
+        self.close()
+
+    def _readable(self) -> None:
+        try:
+            # Not one byte more: those are for the process that is wanted.
+            piece = self._socket.recv(ROUTE_SIZE - len(self._received))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self.turn_away(f"it ended after {len(self._received)} bytes, without a ROUTE")
+            return
+        self._received += piece
+        try:
+            number = read_route(self._received, self._gate.key)
+        except RefusedError as refusal:
+            if refusal.farewell:
+                with contextlib.suppress(OSError):
+                    self._socket.send(refusal.farewell)
+            self.turn_away(refusal.reason)
+            return
+        if number is not None:
+            self._admit(number)
+
+    def _admit(self, number: int) -> None:
+        try:
+            self._gate.hand_over(self._socket, self._received, number)
+        except OSError as error:
+            self.turn_away(f"it could not be handed over to process {number}: {error.strerror}")
+        else:
+            self.close()

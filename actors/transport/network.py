@@ -1,0 +1,51 @@
+"""What a process must know to talk to those of other hosts; read from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress
+from understudy.actors.transport.cluster_key import ClusterKeyError, read_key
+from understudy.actors.transport.tls import Tls, TlsError
+
+TLS_FILES = ("UNDERSTUDY_TLS_CERT", "UNDERSTUDY_TLS_KEY", "UNDERSTUDY_TLS_CA")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The cluster's key, and TLS where hosts use it; this host's address is the process's own."""
+
+    key: bytes = field(repr=False)
+    tls: Tls | None = None
+
+
+def network_of(own: ProcessAddress, environ: Mapping[str, str]) -> Network | None:
+    """Return the network of the process at ``own``; None on a host that is not bound to one.
+
+    ClusterKeyError and TlsError when the files cannot be used. Without a key an admin raises too;
+    any other process, such as a command, then reaches this host's processes only.
+    """
+    if own.host == LOOPBACK:
+        return None
+    path = environ.get("UNDERSTUDY_KEY_FILE")
+    if not path:
+        if own.is_admin:
+            raise ClusterKeyError(
+                f"a system bound to {own.host} needs the cluster's key: name its file with "
+                "UNDERSTUDY_KEY_FILE"
+            )
+        return None
+    return Network(key=read_key(Path(path)), tls=tls_of(environ))
+
+
+def tls_of(environ: Mapping[str, str]) -> Tls | None:
+    """Return what the TLS files hold; None without any, TlsError when they cannot be used."""
+    files = [environ.get(name) for name in TLS_FILES]
+    if not any(files):
+        return None
+    if not all(files):
+        raise TlsError(f"{', '.join(TLS_FILES)} go together, or not at all")
+    certificate, key, ca = (Path(file or "") for file in files)
+    return Tls.load(certificate, key, ca)

@@ -1,0 +1,218 @@
+"""To and from processes of other hosts, over TCP.
+
+Theory of operation. Every host has one port, and a gate there (gate.py). A process dials the gate
+of the other host, says which process it wants, and from then on talks to that process directly; it
+gets the connections that are for itself through its *door*, a Unix socket where the gate hands
+descriptors over. Both ends then prove that they hold the cluster key (handshake.py), inside TLS
+where the hosts have certificates (tls.py).
+
+A peer of another host is dead when its host says that there is no such process, when the kernel
+there says that nothing listens at the port, when nobody answers for ``DIAL_TIMEOUT_S``, or when
+connections have failed for ``GIVE_UP_S``. A host that vanishes without a word is noticed by the
+kernel's probes (sockets.py), and then dialed once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from understudy.actors.transport.admission import Admission
+from understudy.actors.transport.channel import Stream
+from understudy.actors.transport.dialing import Dialing
+from understudy.actors.transport.gate import Gate
+from understudy.actors.transport.handshake import NONCE_SIZE, Role
+from understudy.actors.transport.listener import Listener
+from understudy.actors.transport.network import Network
+from understudy.actors.transport.routes import ROUTE_SIZE
+from understudy.actors.transport.sockets import is_ours, local_listener, tcp_socket
+from understudy.actors.transport.tls import Securing, TlsSocket
+
+if TYPE_CHECKING:
+    from understudy.actors.transport.peers import Peer, Peers
+
+GIVE_UP_S = 1.5  # after the first failure to reach a peer
+FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
+
+
+class Remote:
+    """What one process has to do with other hosts; owned by its peers."""
+
+    def __init__(self, peers: Peers, network: Network) -> None:
+        self._peers = peers
+        self._loop: asyncio.AbstractEventLoop = peers.loop
+        self._own = peers.address
+        self._network = network
+        self.admission = Admission(self._loop)
+        self._securing: set[Securing] = set()  # those who dialed us
+        self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
+        self._gate: Gate | None = None
+        self._door: Listener | None = None
+        if self._own.is_admin:
+            self._gate = Gate(self._loop, self._own, network.key, self.admission, self._take)
+        else:
+            door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
+            self._door = Listener(self._loop, door, self._handed_over)
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all sockets that are no channel's."""
+        numbers = [each.fileno() for each in self._securing] + list(self._handed)
+        if self._gate is not None:
+            numbers += self._gate.descriptors()
+        if self._door is not None:
+            numbers.append(self._door.fileno())
+        return [fd for fd in numbers if fd >= 0]
+
+    def close(self) -> None:
+        """Let go of everything but the channels."""
+        if self._gate is not None:
+            self._gate.close()
+        if self._door is not None:
+            self._door.close()
+        for fd in list(self._handed):
+            self._close_handed(fd)
+        for each in self._securing:
+            each.cancel()
+        self.admission.close()
+
+    # --- In -----------------------------------------------------------------------------------
+
+    def _handed_over(self, gate: socket.socket, _name: object) -> None:
+        if not is_ours(gate):
+            gate.close()
+            return
+        self._handed[gate.fileno()] = gate
+        self._loop.add_reader(gate.fileno(), self._read_handed, gate)
+
+    def _read_handed(self, gate: socket.socket) -> None:
+        try:
+            route, numbers, _, _ = socket.recv_fds(gate, ROUTE_SIZE, 1)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            route, numbers = b"", []
+        self._close_handed(gate.fileno())
+        for number in numbers:
+            os.set_inheritable(number, False)  # recv_fds does not pass its flags on
+            self._take(socket.socket(fileno=number), route)
+
+    def _close_handed(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        self._handed.pop(fd).close()
+
+    def _take(self, sock: socket.socket, route: bytes) -> None:
+        """Take a connection whose ROUTE was right."""
+        sock.setblocking(False)
+        try:
+            host, port = sock.getpeername()
+        except OSError:  # gone already
+            sock.close()
+            return
+        self._begin(sock, Role.ACCEPTOR, None, route, f"{host}:{port}")
+
+    # --- Out ----------------------------------------------------------------------------------
+
+    def dial(self, peer: Peer) -> None:
+        """Reach for a peer of another host; its ``retry`` is what is under way.
+
+        OSError when there is no socket to be had.
+        """
+        sock = tcp_socket(self._own.host)
+        peer.retry = Dialing(
+            self._loop,
+            sock,
+            peer.address,
+            self._network.key,
+            on_found=lambda sock, route: self._found(peer, sock, route),
+            on_dead=lambda reason: self._dead(peer, reason),
+            on_failed=lambda reason, is_refusal: self._failed(peer, reason, is_refusal=is_refusal),
+        )
+
+    def _found(self, peer: Peer, sock: socket.socket, route: bytes) -> None:
+        peer.retry = None
+        self._begin(sock, Role.DIALER, peer, route, _gate_of(peer))
+
+    def _dead(self, peer: Peer, reason: str) -> None:
+        peer.retry = None
+        if reason:
+            self.admission.gave_up(_gate_of(peer), reason)
+        self._peers.died(peer)
+
+    def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
+        peer.retry = None
+        peer.failures += 1
+        if is_refusal:
+            self.admission.refused(_gate_of(peer), reason)
+        self.retry(peer, "" if is_refusal else reason)
+
+    def retry(self, peer: Peer, reason: str) -> None:
+        """Dial a peer again after a failure, or give it up; ``reason`` is said then, if any."""
+        now = self._loop.time()
+        if peer.failures <= 1:
+            peer.failing_since = now
+        if now - peer.failing_since >= GIVE_UP_S:
+            self._dead(peer, reason)
+            return
+        delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
+        peer.retry = self._loop.call_later(delay_s, self._peers.dial, peer)
+
+    # --- Both ways ----------------------------------------------------------------------------
+
+    def _begin(
+        self, sock: socket.socket, role: Role, peer: Peer | None, route: bytes, source: str
+    ) -> None:
+        """Talk over a connection that the gate has let through, inside TLS where there is any."""
+        tls = self._network.tls
+        if tls is None:
+            self._talk(sock, role, peer, route, source)
+            return
+        inside = TlsSocket(sock, tls, role, lambda reason: self.admission.refused(source, reason))
+
+        def leave() -> None:
+            self._securing.discard(securing)
+            self.admission.left(securing)
+            if peer is not None:
+                peer.retry = None
+
+        def talk() -> None:
+            leave()
+            self._talk(inside, role, peer, route + inside.binding, source)
+
+        def refuse(reason: str) -> None:
+            leave()
+            if peer is None:
+                self.admission.refused(source, reason)
+            else:
+                self._failed(peer, reason, is_refusal=True)
+
+        securing = Securing(self._loop, inside, on_secured=talk, on_refused=refuse)
+        if peer is None:
+            self._securing.add(securing)
+            self.admission.came(securing, source)
+        else:
+            peer.retry = securing
+
+    def _talk(
+        self, sock: Stream, role: Role, peer: Peer | None, context: bytes, source: str
+    ) -> None:
+        channel = self._peers.start(
+            sock,
+            role,
+            peer,
+            key=self._network.key,
+            nonce=secrets.token_bytes(NONCE_SIZE),
+            context=context,
+        )
+        channel.source = source
+        if role is Role.ACCEPTOR:
+            self.admission.came(channel, source)
+        channel.open()
+        if isinstance(sock, TlsSocket) and not channel.is_closed:
+            channel.read()  # what came behind the TLS handshake has been taken off the socket
+
+
+def _gate_of(peer: Peer) -> str:
+    return f"{peer.address.host}:{peer.address.port}"

@@ -1,0 +1,133 @@
+"""What comparing a shadow's answers costs the primary: latencies and CPU, with it and without.
+
+``python -m benchmarks.comparing`` starts a system of its own, sends a steady load to an endpoint
+that has a shadow for all queries, and switches the comparison on and off in turn, round by round,
+so that whatever else the machine does falls on both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+
+from understudy import serve
+
+ENDPOINT, OLD, NEW = "shop", "shop:v1", "shop:v2"
+COMPARE = {"how": "json", "relative_tolerance": 1e-6}
+MODES = {"no shadow": (0.0, None), "shadow": (1.0, None), "compared": (1.0, COMPARE)}
+
+
+async def answer(request):
+    """Answer a little differently each time, so that no two answers are the same bytes."""
+    return {
+        "score": 0.25 + random.random() * 1e-9,
+        "items": [{"id": i, "name": f"item {i}"} for i in range(20)],
+    }
+
+
+async def load(port: int, connections: int, pause_s: float, seconds: float) -> list[float]:
+    request = f"GET /{ENDPOINT} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    latencies: list[float] = []
+    ends_at = time.perf_counter() + seconds
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.perf_counter() < ends_at:
+            began = time.perf_counter()
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            latencies.append(time.perf_counter() - began)
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"an answer was not 200: {head!r}")
+            await asyncio.sleep(pause_s)
+        writer.close()
+
+    await asyncio.gather(*(one() for _ in range(connections)))
+    return latencies
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def measure(client: serve.Client, port: int, arguments: argparse.Namespace) -> None:
+    for tag in (OLD, NEW):
+        client.wait_for_goal(client.create_backend(tag, answer), 30)
+    client.create_endpoint(ENDPOINT, backend=OLD, route=f"/{ENDPOINT}")
+    replicas = client.list_backends()
+    processes = {
+        "primary": psutil.Process(replicas[OLD]["replicas"][0]["pid"]),
+        "shadow": psutil.Process(replicas[NEW]["replicas"][0]["pid"]),
+    }
+    for process in psutil.process_iter(["cmdline"]):
+        title = " ".join(process.info["cmdline"] or ())
+        if "proxy" in title and process.ppid() == processes["primary"].ppid():
+            processes["proxy"] = process
+    latencies: dict[str, list[float]] = defaultdict(list)
+    p99s: dict[str, list[float]] = defaultdict(list)
+    cpu: dict[tuple[str, str], float] = defaultdict(float)
+    for number in range(arguments.rounds + 1):
+        for mode, (proportion, compare) in MODES.items():
+            client.shadow_traffic(ENDPOINT, NEW, proportion, compare)
+            before = {name: cpu_s(process) for name, process in processes.items()}
+            run = load(port, arguments.connections, arguments.pause_s, arguments.seconds)
+            found = asyncio.run(run)
+            if number == 0:
+                continue  # to warm up
+            latencies[mode] += found
+            p99s[mode].append(statistics.quantiles(found, n=100)[98])
+            for name, process in processes.items():
+                cpu[mode, name] += cpu_s(process) - before[name]
+    for mode, found in latencies.items():
+        hundredths = statistics.quantiles(found, n=100)
+        each = ", ".join(
+            f"{name} {cpu[mode, name] / len(found) * 1e6:.0f} us" for name in processes
+        )
+        print(
+            f"{mode}: {len(found)} queries, p50 {hundredths[49] * 1e3:.2f} ms, p99 "
+            f"{hundredths[98] * 1e3:.2f} ms, median of the rounds' p99 "
+            f"{statistics.median(p99s[mode]) * 1e3:.2f} ms; CPU per query: {each}"
+        )
+    found = client.diff(ENDPOINT).get(NEW, {})
+    print({name: found.get(name) for name in ("compared", "different", "not_compared")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--pause-s", type=float, default=0.02)
+    parser.add_argument("--port", type=int, default=8471)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {
+            "UNDERSTUDY_STATE_DIR": str(Path(folder) / "state"),
+            "UNDERSTUDY_HTTP_PORT": str(arguments.port),
+            "UNDERSTUDY_ADMIN_PORT": str(arguments.port + 1),
+        }
+        command = [sys.executable, "-m", "understudy.serve.cli"]
+        subprocess.run([*command, "start"], check=True)
+        try:
+            with serve.Client.connect() as client:
+                measure(client, arguments.port, arguments)
+        finally:
+            subprocess.run([*command, "shutdown"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Which items make a batch, and when it may begin.
+
+Theory of operation. Items wait in *lines*, one per group, because only items of one group may share
+a batch. The *head* of a line is its longest beginning that fits ``max_size``; it is *full* when it
+has that size, or when the next item does not fit. A head is due when it is full, or once its first
+item has waited for ``wait_s``. While fewer than ``max_batches`` run, the due head whose first item
+came first is the next batch. So items of a group begin in the order in which they came, and none
+waits for longer than ``wait_s`` while a batch may begin.
+
+``size_of`` tells the size of a list of items; without it, each counts one. It is the user's, and is
+called for each item that joins, alone and with the head that it may join.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from itertools import islice
+from numbers import Real
+from typing import Generic, TypeVar
+
+from understudy.core.errors import InvalidRequestError
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Line(Generic[T]):
+    items: dict[T, float] = field(default_factory=dict)  # with when each came, in that order
+    fitting: int = 0  # how many are its head
+    is_full: bool = False
+
+    @property
+    def first_at(self) -> float:
+        return next(iter(self.items.values()))
+
+    def head(self) -> list[T]:
+        return list(islice(self.items, self.fitting))
+
+
+class Batches(Generic[T]):
+    """The items that wait, and how many batches run. ``now`` never goes back.
+
+    ``refused`` collects items that can be in no batch, with the reason; the caller empties it.
+    """
+
+    def __init__(
+        self,
+        max_size: float,
+        wait_s: float,
+        max_batches: int = 1,
+        size_of: Callable[[list[T]], float] | None = None,
+    ) -> None:
+        self.refused: list[tuple[T, Exception]] = []
+        self._max_size = max_size
+        self._wait_s = wait_s
+        self._max_batches = max_batches
+        self._size_of = size_of
+        self._running = 0
+        self._lines: dict[Hashable, _Line[T]] = {}  # none is empty
+
+    def add(self, item: T, group: Hashable, now: float) -> None:
+        """Have an item wait; it may be refused at once."""
+        line = self._lines.get(group)
+        if line is None:
+            line = self._lines[group] = _Line()
+        elif self._size_of is not None and (problem := self._problem(item)):
+            self.refused.append((item, problem))
+            return
+        line.items[item] = now
+        self._grow(group, line)
+
+    def remove(self, item: T, group: Hashable) -> None:
+        """Forget an item that waits; harmless when it does not."""
+        line = self._lines.get(group)
+        if line is not None and line.items.pop(item, None) is not None:
+            self._measure(group, line)
+
+    def set_limits(self, max_size: float, wait_s: float) -> None:
+        """Change the limits of all batches that have not begun."""
+        self._max_size, self._wait_s = max_size, wait_s
+        for group, line in list(self._lines.items()):
+            self._measure(group, line)
+
+    def due_at(self) -> float | None:
+        """Return when :meth:`take` has a batch; None when that takes another event."""
+        if self._running >= self._max_batches:
+            return None
+        return min(map(self._line_due_at, self._lines.values()), default=None)
+
+    def take(self, now: float) -> list[T] | None:
+        """Begin a batch and return its items; None when none may begin."""
+        if self._running >= self._max_batches:
+            return None
+        due = [item for item in self._lines.items() if self._line_due_at(item[1]) <= now]
+        if not due:
+            return None
+        group, line = min(due, key=lambda item: item[1].first_at)
+        batch = line.head()
+        for item in batch:
+            del line.items[item]
+        self._running += 1
+        self._measure(group, line)
+        return batch
+
+    def ended(self) -> None:
+        """Note the end of a batch."""
+        self._running -= 1
+
+    def _line_due_at(self, line: _Line[T]) -> float:
+        return line.first_at if line.is_full else line.first_at + self._wait_s
+
+    def _measure(self, group: Hashable, line: _Line[T]) -> None:
+        line.fitting, line.is_full = 0, False
+        self._grow(group, line)
+
+    def _grow(self, group: Hashable, line: _Line[T]) -> None:
+        """Take into the head what fits."""
+        if self._size_of is None:
+            line.fitting = min(len(line.items), int(self._max_size))
+            line.is_full = line.fitting == self._max_size
+        while self._size_of is not None and not line.is_full and line.fitting < len(line.items):
+            self._grow_by_one(line)
+        if not line.items:
+            del self._lines[group]
+
+    def _grow_by_one(self, line: _Line[T]) -> None:
+        head = list(islice(line.items, line.fitting + 1))
+        problem = self._problem(head[-1]) if len(head) == 1 else None
+        try:
+            size = math.inf if problem else self._size(head)
+        except Exception as error:  # it is the user's function
+            problem = error
+        if problem is not None:
+            del line.items[head[-1]]
+            self.refused.append((head[-1], problem))
+            return
+        if size <= self._max_size:
+            line.fitting += 1
+        line.is_full = size >= self._max_size
+
+    def _problem(self, item: T) -> Exception | None:
+        """Return why an item fits in no batch, not even alone."""
+        try:
+            size = self._size([item])
+        except Exception as error:  # it is the user's function
+            return error
+        if size <= self._max_size:
+            return None
+        return InvalidRequestError(
+            f"an item of size {size:g} is larger than max_batch_size={self._max_size:g}; "
+            f"split it, raise max_batch_size, or look at batch_size_fn"
+        )
+
+    def _size(self, items: list[T]) -> float:
+        size = self._size_of(items) if self._size_of is not None else len(items)
+        if not isinstance(size, Real) or math.isnan(size):
+            raise TypeError(f"batch_size_fn returned {size!r}, which is no number")
+        return float(size)

@@ -1,0 +1,57 @@
+"""The copies of queries that a router has made for shadows, and what they keep in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from understudy.core.queueing import RoutedBackend
+from understudy.core.tables import EndpointTable
+from understudy.core.tickets import Dropped, Ended, Ticket
+
+MAX_COPIED_BYTES = 32 * 1024 * 1024  # of calls that copies for one shadow keep in memory
+
+
+class Copies:
+    """All copies that have not ended, by number, in ``open``."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Ticket] = {}
+        self._bytes: Counter[str] = Counter()  # by shadow; those without any leave it
+
+    def make(
+        self,
+        original: Ticket,
+        number: int,
+        backend: RoutedBackend | None,
+        endpoint: EndpointTable,
+        now: float,
+    ) -> Ticket | None:
+        """Have a copy wait at its shadow; None where there is none, or it cannot follow."""
+        if backend is None or not backend.takes_copies:
+            return None
+        tag, size = backend.table.tag, len(original.query.call)
+        held = self._bytes[tag]
+        if held and held + size > MAX_COPIED_BYTES:
+            return None
+        copy = Ticket(number, None, original.query, original.endpoint, original.route, now, tag)
+        self.open[number] = backend.copies[number] = copy
+        self._bytes[tag] = held + size
+        original.copies += (copy,)
+        if tag in endpoint.compares:
+            backend.pair(original, copy, endpoint.compares[tag])
+        return copy
+
+    def of(self, original: Ticket) -> list[Ticket]:
+        """Return the copies of a query that have not ended."""
+        return [copy for copy in original.copies if copy.number in self.open]
+
+    def end(self, copy: Ticket, status: int, now: float) -> Ended | Dropped:
+        """Forget a copy; return what the metrics are to hear."""
+        del self.open[copy.number]
+        self._bytes[copy.backend] -= len(copy.query.call)
+        if not self._bytes[copy.backend]:
+            del self._bytes[copy.backend]
+        if not copy.attempts:
+            return Dropped(copy.endpoint, copy.backend)
+        seconds = now - copy.submitted_at
+        return Ended(copy.endpoint, copy.backend, status, seconds, is_copy=True)

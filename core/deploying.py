@@ -1,0 +1,159 @@
+"""The requests that bring whole deployments and applications about, or undo a change.
+
+Each finds out first what there should be, which may be refused, and changes records only then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from understudy.core import applications, deployments
+from understudy.core.applying import apply
+from understudy.core.definitions import APPLICATION, BACKEND, Definitions
+from understudy.core.deployments import SpecLike
+from understudy.core.history import described_changes, undone
+
+if TYPE_CHECKING:
+    from understudy.core.cluster import Cluster
+    from understudy.core.goals import Subject
+
+
+def deploy_application(
+    cluster: Cluster,
+    name: str,
+    *,
+    ingress: str,
+    route_prefix: str | None,
+    specs: tuple[SpecLike, ...],
+    wall_now: float,
+) -> str | None:
+    """Bring an application to these deployments; return the goal, None when nothing changes."""
+    wanted = applications.wanted(cluster, name, ingress, route_prefix, specs)
+    return apply(
+        cluster,
+        wanted,
+        code=_code(specs),
+        subject=("application", name),
+        what="deploy application",
+        wall_now=wall_now,
+    )
+
+
+def plan_application(
+    cluster: Cluster,
+    name: str,
+    *,
+    ingress: str,
+    route_prefix: str | None,
+    specs: tuple[SpecLike, ...],
+) -> list[dict[str, Any]]:
+    """Return what :func:`deploy_application` would change, and change nothing."""
+    wanted = applications.wanted(cluster, name, ingress, route_prefix, specs)
+    before = {key: cluster.definition(key) for key in wanted}
+    return described_changes(before, wanted)
+
+
+def delete_application(cluster: Cluster, name: str, wall_now: float) -> str | None:
+    """Drop an application's endpoints at once, and have its backends drained.
+
+    Harmless when there is none.
+    """
+    return apply(
+        cluster,
+        applications.unwanted(cluster, name),
+        code={},
+        subject=("application", name),
+        what="delete application",
+        wall_now=wall_now,
+    )
+
+
+def deploy(
+    cluster: Cluster,
+    spec: SpecLike,
+    *,
+    route_prefix: str | None,
+    prev_version: str | None,
+    wall_now: float,
+) -> str | None:
+    """Bring a deployment about; return the goal, None when nothing changes."""
+    return apply(
+        cluster,
+        deployments.wanted(cluster, spec, route_prefix, prev_version),
+        code=_code((spec,)),
+        subject=("deployment", spec.name),
+        what="deploy",
+        wall_now=wall_now,
+    )
+
+
+def delete_deployment(cluster: Cluster, name: str, wall_now: float) -> str | None:
+    """Delete a deployment's endpoint at once, and have its backend drained.
+
+    Harmless when there is none.
+    """
+    return apply(
+        cluster,
+        deployments.unwanted(cluster, name),
+        code={},
+        subject=("deployment", name),
+        what="delete deployment",
+        wall_now=wall_now,
+    )
+
+
+def delete_everything(cluster: Cluster, wall_now: float) -> list[str]:
+    """Delete all there is, whatever names it; return the goals, those under way too."""
+    goals = [delete_application(cluster, name, wall_now) for name in sorted(cluster.applications)]
+    for name in list(cluster.endpoints):
+        cluster.drop_endpoint(name)
+    for tag in sorted(cluster.backends):
+        record = cluster.backends[tag].record
+        if record.application:
+            continue
+        wanted: Definitions = {(BACKEND, tag): None}
+        subject = ("deployment" if record.deployment else BACKEND, tag)
+        goals.append(
+            apply(
+                cluster,
+                wanted,
+                code={},
+                subject=subject,
+                what=f"delete {subject[0]}",
+                wall_now=wall_now,
+            )
+        )
+    return [goal for goal in goals if goal is not None]
+
+
+def undo(cluster: Cluster, entry_id: int | None, wall_now: float) -> dict[str, Any]:
+    """Restore what was before a change, the last one by default; ConflictError if that cannot be.
+
+    Returns what it undid, and the goal of doing so.
+    """
+    entry = cluster.history.get(entry_id)
+    wanted = undone(cluster, entry)
+    what = f"undo {entry.id}: {entry.what}"
+    before = {key: cluster.definition(key) for key in wanted}
+    subject = _subject(wanted)
+    goal = apply(cluster, wanted, code={}, subject=subject, what=what, wall_now=wall_now)
+    return {
+        "id": entry.id,
+        "what": entry.what,
+        "changes": described_changes(before, wanted),
+        "goal": goal,
+    }
+
+
+def _subject(wanted: Definitions) -> Subject:
+    for kind in (APPLICATION, BACKEND):
+        for key, definition in wanted.items():
+            if key[0] == kind:
+                alone = getattr(definition, "deployment", "") and kind == BACKEND
+                return ("deployment", key[1]) if alone else key
+    return next(iter(wanted))
+
+
+def _code(specs: tuple[SpecLike, ...]) -> dict[str, bytes]:
+    return {hashlib.sha256(spec.code).hexdigest(): spec.code for spec in specs}

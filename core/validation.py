@@ -1,0 +1,60 @@
+"""Settings that are validated when made, and what is wrong with them in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from understudy.core.errors import InvalidRequestError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, and unknown names are refused rather than ignored.
+
+    ``hints`` says what to use instead of names that users may bring along.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    hints: ClassVar[Mapping[str, str]] = {}
+
+
+def validated(model: type[M], values: Mapping[str, Any]) -> M:
+    """Make ``model`` from ``values``; raise one InvalidRequestError that names every bad field."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise InvalidRequestError(describe(model.__name__, error)) from None
+
+
+def describe(what: str, error: ValidationError) -> str:
+    """Put every problem of a ValidationError into one line: field, value, expectation."""
+    return f"invalid {what}: " + "; ".join(problems_in(error))
+
+
+def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
+    """Return each problem of a ValidationError: field, value, expectation.
+
+    A problem with several fields at once names them itself.
+    """
+    return [
+        f"{prefix}{'.'.join(map(str, item['loc']))}={item['input']!r}: {_expectation(item)}"
+        if item["loc"]
+        else _expectation(item)
+        for item in error.errors()
+    ]
+
+
+def _expectation(item: Any) -> str:
+    text = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] != "extra_forbidden":
+        return text
+    hint = _hints().get(str(item["loc"][-1]))
+    return f"no such setting; {hint}" if hint else text
+
+
+def _hints() -> dict[str, str]:
+    return {name: hint for model in Settings.__subclasses__() for name, hint in model.hints.items()}

@@ -1,0 +1,47 @@
+"""Which query user code runs, and in which replica; where Ray Serve's users look for it."""
+
+from __future__ import annotations
+
+from understudy.actors import user_context
+from understudy.actors.user_context import ReplicaContext, RequestContext
+from understudy.core.errors import UnderstudyError
+
+__all__ = [
+    "ReplicaContext",
+    "RequestContext",
+    "get_batch_request_context",
+    "get_replica_context",
+    "get_request_context",
+]
+
+
+def get_replica_context() -> ReplicaContext:
+    """Return the replica that this code runs in; UnderstudyError outside of replicas.
+
+    It may be called from the constructor on, and from any thread of the replica.
+    """
+    context = user_context.replica_context()
+    if context is None:
+        raise UnderstudyError("get_replica_context() was called outside of a replica")
+    return context
+
+
+def get_request_context() -> RequestContext:
+    """Return the query that the calling task or thread runs: request id, route, is_shadow...
+
+    Where no query is run (a constructor, a thread of the user's own) all of it is empty. In a
+    function decorated with ``serve.batch`` it is the batch's first query.
+    """
+    return user_context.request_context()
+
+
+def get_batch_request_context() -> list[RequestContext]:
+    """Return the queries of the batch that the calling task runs, one per item, in their order.
+
+    It is empty outside of functions decorated with ``serve.batch``.
+    """
+    return user_context.batch_request_context()
+
+
+_get_serve_request_context = get_request_context  # Ray Serve's names
+_get_serve_batch_request_context = get_batch_request_context

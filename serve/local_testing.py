@@ -1,0 +1,198 @@
+"""Applications in the calling process, without actors: for unit tests and debuggers.
+
+Each deployment runs as in a replica: its code is pickled and unpickled, and so is every call; its
+async code has a thread and event loop of its own. What a system adds is missing: replicas, limits,
+time limits, HTTP, restarts. Handles given to constructors, and those made anew, find the other
+deployments here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import secrets
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from typing import Any
+
+from understudy.actors import dispatch
+from understudy.actors.dispatch import PendingQuery, QueryClient
+from understudy.actors.messages import Answer, Assignment, FailedAnswer, Query
+from understudy.actors.user_code import Failure, UserCode
+from understudy.core.errors import DeployFailedError
+from understudy.serve.answers import with_note
+from understudy.serve.build import build
+from understudy.serve.deployments import Application
+from understudy.serve.handle import DeploymentHandle
+
+STOP_TIMEOUT_S = 5.0
+
+
+class LocalClient(QueryClient):
+    """Runs each call in the deployment's own loop, here."""
+
+    def __init__(self) -> None:
+        self.ingresses: dict[str, str] = {}  # by application
+        self._deployments: dict[str, UserCode] = {}  # by endpoint
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def add(self, endpoint: str, code: bytes, user_config: Any) -> None:
+        """Load a deployment; raises what its constructor raises."""
+        loaded: Future[Failure | None] = Future()
+        user_code = UserCode(lambda callback: callback())
+        user_code.start()
+        user_code.load(code, user_config, loaded.set_result)
+        failure = loaded.result()
+        if failure is not None:
+            user_code.end()
+            raise _error_of(failure, endpoint)
+        with self._lock:
+            self._deployments[endpoint] = user_code
+
+    def remove_all(self, application: str) -> None:
+        """Close an application's deployments; those that call others first."""
+        self.ingresses.pop(application, None)
+        with self._lock:
+            names = [name for name in self._deployments if name.startswith(f"{application}#")]
+            gone = [self._deployments.pop(name) for name in reversed(names)]
+        for user_code in gone:
+            closed: Future[Failure | None] = Future()
+            user_code.close(closed.set_result)
+            with contextlib.suppress(TimeoutError, FutureTimeoutError):  # it is stuck in user code
+                closed.exception(STOP_TIMEOUT_S)
+            user_code.end()
+
+    def submit(
+        self,
+        *,
+        endpoint: str,
+        call: bytes,
+        call_method: str = "",
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        repeatable: bool = False,
+        shard_key: str | None = None,
+        for_shadow: bool = False,
+        multiplexed_model_id: str = "",
+    ) -> PendingQuery:
+        """See :meth:`understudy.actors.dispatch.QueryClient.submit`."""
+        request_id = request_id or secrets.token_hex(16)
+        pending = PendingQuery(next(self._ids), request_id)
+        query = Query(
+            id=pending.id,
+            endpoint=endpoint,
+            path="",
+            http_method="",
+            call_method=call_method,
+            call=call,
+            request_id=request_id,
+            timeout_s=timeout_s,
+            repeatable=repeatable,
+            shard_key=shard_key,
+            for_shadow=for_shadow,
+            multiplexed_model_id=multiplexed_model_id,
+        )
+        with self._lock:
+            user_code = self._deployments.get(endpoint)
+        if user_code is None:
+            text = f"there is no endpoint {endpoint!r} in local testing mode"
+            pending.answered(FailedAnswer(pending.id, "DeploymentUnavailableError", text))
+        else:
+            reply = _LocalReply(pending, query)
+            user_code.loop.call_soon_threadsafe(user_code.run, reply)
+        return pending
+
+    def cancel(self, pending: PendingQuery) -> None:
+        """Cancel the future, and the call."""
+        if pending.future.cancel():
+            with self._lock:
+                deployments = list(self._deployments.values())
+            for user_code in deployments:
+                user_code.loop.call_soon_threadsafe(user_code.cancel, pending.id)
+
+
+class _LocalReply:
+    """Gives the answer to who asked."""
+
+    def __init__(self, pending: PendingQuery, query: Query) -> None:
+        self.key = pending.id
+        self.assignment = Assignment(
+            ticket=pending.id,
+            query=query,
+            caller=None,
+            caller_incarnation="",
+            endpoint=str(query.endpoint),
+            route="/",
+            timeout_s=query.timeout_s,
+        )
+        self._pending = pending
+
+    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Do nothing: only HTTP has answers in parts."""
+
+    async def send(self, data: bytes) -> None:
+        """Do nothing."""
+
+    def answer(self, answer: Answer) -> None:
+        """Pass the answer on."""
+        self._pending.answered(answer)
+
+    def end(self) -> None:
+        """Do nothing: there are no slots."""
+
+
+_client: LocalClient | None = None
+
+
+def run(target: Application, name: str) -> DeploymentHandle:
+    """Bring an application up here, in place of an earlier one of its name."""
+    global _client  # noqa: PLW0603  # one per process, as the connection is
+    if _client is None:
+        _client = LocalClient()
+        dispatch.install(_client)
+    client = _client
+    built = build(target, name)
+    client.remove_all(name)
+    for spec in built.deployments:
+        try:
+            client.add(f"{name}#{spec.name}", spec.code, spec.config["user_config"])
+        except BaseException:
+            client.remove_all(name)
+            raise
+    client.ingresses[name] = built.ingress
+    return DeploymentHandle(built.ingress, name, client=client)
+
+
+def ingress_of(application: str) -> str | None:
+    """Return the ingress of an application that runs here; None when none does."""
+    return None if _client is None else _client.ingresses.get(application)
+
+
+def delete(name: str) -> bool:
+    """Close an application that runs here; False when none does."""
+    if _client is None or name not in _client.ingresses:
+        return False
+    _client.remove_all(name)
+    return True
+
+
+def shutdown() -> None:
+    """Close all that runs here, and let handles find a real system again."""
+    global _client
+    client, _client = _client, None
+    if client is None:
+        return
+    dispatch.install(None)
+    for name in list(client.ingresses):
+        client.remove_all(name)
+
+
+def _error_of(failure: Failure, what: str) -> BaseException:
+    if failure.exception is not None:
+        error = pickle.loads(failure.exception)
+        if isinstance(error, BaseException):
+            return with_note(error, f"in the constructor of {what}:\n{failure.traceback.rstrip()}")
+    return DeployFailedError(f"{what} could not start: {failure.text}")

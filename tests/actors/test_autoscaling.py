@@ -1,0 +1,252 @@
+"""Autoscaling of real replicas under real load: up, down, to zero and from zero."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.load import GetLoad
+from tests.support.systems import RunningSystem, alive, wait_until
+from understudy import serve
+from understudy.serve.exceptions import InvalidRequestError
+from understudy.serve.handle import DeploymentHandle
+
+QUICK: dict[str, Any] = {
+    "min_replicas": 0,
+    "max_replicas": 3,
+    "look_back_period_s": 1,
+    "upscale_delay_s": 0.5,
+    "downscale_delay_s": 1,
+    "downscale_to_zero_delay_s": 1,
+}
+
+
+@serve.deployment(max_ongoing_requests=4, autoscaling_config=QUICK)
+class Sleeper:
+    async def __call__(self, _request: Any = None) -> str:
+        await asyncio.sleep(0.05)
+        return str(os.getpid())
+
+
+def told(running: RunningSystem) -> dict[str, Any]:
+    """Return what ``understudy status --autoscaling --json`` prints of the one backend."""
+    printed = running.understudy("status", "--autoscaling", "--json").stdout
+    (backend,) = json.loads(printed).values()
+    return backend  # type: ignore[no-any-return]
+
+
+def running_now(running: RunningSystem) -> int:
+    return len(running.replica_pids())
+
+
+def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: RunningSystem) -> None:
+    own_system.deploy(Sleeper.bind())
+    assert running_now(own_system) == 0
+    begun = time.monotonic()
+    assert own_system.get()[0] == 200
+    print(f"from zero: first answer after {time.monotonic() - begun:.3f} s")
+    for connections, replicas in [(8, 3), (2, 1), (12, 3)]:
+        with GetLoad(own_system.settings.http.port, connections=connections) as load:
+            wait_until(
+                lambda replicas=replicas: running_now(own_system) == replicas,
+                20,
+                f"{replicas} replicas at {connections} connections",
+            )
+            tally = load.stop()
+        print(f"{connections} connections: {tally.summary()}")
+        assert tally.ok > 0
+        assert tally.failures == []
+    wait_until(lambda: running_now(own_system) == 0, 20, "no replica when idle")
+    wait_until(lambda: "replica" not in dict(own_system.pids()), 20, "and no process of one")
+    with GetLoad(own_system.settings.http.port, connections=8) as load:
+        wait_until(lambda: running_now(own_system) == 3, 20, "three replicas again")
+        tally = load.stop()
+    assert tally.failures == []
+    backend = told(own_system)
+    outcomes = [decision["outcome"] for decision in backend["decisions"]]
+    assert {"FROM_ZERO", "UPSCALED", "DOWNSCALED"} <= set(outcomes)
+    log = (own_system.settings.logs_dir / "controller.log").read_text()
+    assert "0 -> 1 FROM_ZERO: " in log
+    shown = own_system.understudy("status", "--autoscaling").stdout
+    assert "FROM_ZERO" in shown
+    assert own_system.understudy("status").returncode == 0
+
+
+def test_a_handles_call_waits_for_the_first_replica_too(
+    deployed: Callable[[Any], DeploymentHandle],
+) -> None:
+    assert deployed(Sleeper.bind()).remote().result(timeout_s=20).isdigit()
+
+
+def test_who_waits_at_zero_is_bound_by_the_queue_limit_and_by_time(
+    own_system: RunningSystem,
+) -> None:
+    @serve.deployment(
+        max_queued_requests=3,
+        autoscaling_config={**QUICK, "max_replicas": 1, "downscale_to_zero_delay_s": 600},
+    )
+    class Slow:
+        def __init__(self) -> None:
+            time.sleep(3)
+
+        def __call__(self) -> str:
+            return "here"
+
+    own_system.deploy(Slow.bind())
+    statuses: list[int] = []
+    impatient = {"headers": {"X-Request-Timeout-Seconds": "0.5"}}
+
+    def get(**options: Any) -> None:
+        statuses.append(own_system.get(**options)[0])
+
+    threads = [threading.Thread(target=get, kwargs=impatient)]
+    threads += [threading.Thread(target=get) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)  # one after the other, so that the first is in the queue
+    for thread in threads:
+        thread.join(timeout=30)
+    assert sorted(statuses) == [200, 200, 408, 503, 503, 503]
+
+
+def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: RunningSystem) -> None:
+    def by_queries(context: Any) -> Any:
+        if context.total_num_requests > 50:
+            raise RuntimeError("too many for me")
+        return 2 if context.total_num_requests else 1
+
+    scaling = {**QUICK, "min_replicas": 1, "policy": by_queries}
+    own_system.deploy(Sleeper.options(autoscaling_config=scaling).bind())
+    with GetLoad(own_system.settings.http.port, connections=4) as load:
+        wait_until(lambda: running_now(own_system) == 2, 20, "the policy's two replicas")
+        (policy,) = [pid for role, pid in own_system.pids() if role == "policy"]
+        os.kill(policy, signal.SIGKILL)
+        wait_until(lambda: told(own_system)["policy_failures"], 20, "the failure is counted")
+        wait_until(
+            lambda: [pid for role, pid in own_system.pids() if role == "policy"], 20, "another"
+        )
+        assert load.stop().failures == []
+    with GetLoad(own_system.settings.http.port, connections=70) as load:
+        wait_until(
+            lambda: told(own_system)["decisions"][-1]["outcome"] == "POLICY_FAILED",
+            20,
+            "its exception is told",
+        )
+        backend = told(own_system)
+        assert "RuntimeError: too many for me" in backend["decisions"][-1]["why"]
+        assert backend["target_replicas"] == 2, "the last target stays"
+        assert load.stop().failures == []
+    shown = own_system.understudy("status", "--json").stdout
+    assert "gAW" not in shown, "its code is not for reading"
+
+
+def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(
+    own_system: RunningSystem,
+) -> None:
+    scaling = {**QUICK, "min_replicas": 1, "policy": lambda _context: 3, "downscale_delay_s": 0}
+    own_system.deploy(Sleeper.options(autoscaling_config=scaling).bind())
+    wait_until(lambda: running_now(own_system) == 3, 20, "three replicas")
+    replicas = set(own_system.replica_pids())
+    (policy,) = [pid for role, pid in own_system.pids() if role == "policy"]
+    controller = own_system.pid_of("controller")
+    with GetLoad(own_system.settings.http.port, connections=4) as load:
+        os.kill(controller, signal.SIGKILL)
+        wait_until(lambda: not alive(policy), 5, "the policy's process went with its controller")
+        wait_until(
+            lambda: [pid for role, pid in own_system.pids() if role == "policy"], 20, "a new one"
+        )
+        time.sleep(1)
+        assert load.stop().failures == []
+    assert set(own_system.replica_pids()) == replicas
+
+
+def test_the_admin_client_turns_autoscaling_on_changes_its_bounds_and_turns_it_off(
+    own_system: RunningSystem,
+) -> None:
+    def idle() -> str:
+        return "idle"
+
+    client = serve.Client(own_system.connection, own_system.settings)
+
+    def count() -> int:
+        replicas = client.list_backends()["idle"]["replicas"]
+        return sum(replica["state"] == "RUNNING" for replica in replicas)
+
+    client.wait_for_goal(client.create_backend("idle", idle, config={"num_replicas": 2}))
+    client.wait_for_goal(client.update_backend_config("idle", {"num_replicas": "auto"}))
+    config = client.get_backend_config("idle")
+    assert config.num_replicas is None
+    assert config.autoscaling_config is not None
+    assert (config.autoscaling_config.max_replicas, count()) == (100, 2)
+    bounds = {"min_replicas": 3, "max_replicas": 4}
+    client.wait_for_goal(client.update_backend_config("idle", {"autoscaling_config": bounds}))
+    assert count() == 3
+    client.wait_for_goal(client.update_backend_config("idle", {"num_replicas": 1}))
+    assert count() == 1
+    with pytest.raises(InvalidRequestError, match="num_replicas=2: cannot be given with"):
+        client.update_backend_config("idle", {"num_replicas": 2, "autoscaling_config": bounds})
+
+
+def test_a_burst_at_zero_is_answered_whole(
+    running: RunningSystem, deployed: Callable[[Any], DeploymentHandle], name: str
+) -> None:
+    deployed(Sleeper.bind())
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        statuses = list(pool.map(lambda _: running.get(f"/{name}")[0], range(40)))
+    assert statuses == [200] * 40
+
+
+def test_a_query_at_zero_is_answered_though_the_controller_dies(own_system: RunningSystem) -> None:
+    own_system.deploy(Sleeper.bind())
+    for _ in range(3):
+        wait_until(lambda: "replica" not in dict(own_system.pids()), 20, "zero replicas")
+        os.kill(own_system.pid_of("controller"), signal.SIGKILL)
+        assert own_system.get()[0] == 200
+
+
+def test_new_code_under_load_keeps_the_scale_and_fails_no_request(
+    own_system: RunningSystem,
+) -> None:
+    own_system.deploy(Sleeper.bind())
+    with GetLoad(own_system.settings.http.port, connections=8) as load:
+        wait_until(lambda: running_now(own_system) == 3, 20, "three replicas")
+        old = set(own_system.replica_pids())
+        own_system.deploy(Sleeper.options(version="v2").bind())
+        new = set(own_system.replica_pids())
+        assert len(new) == 3
+        assert not old & new
+        tally = load.stop()
+    assert tally.failures == []
+    assert len(own_system.status()["goals"]) == 2, "autoscaling makes none"
+
+
+def test_what_a_replica_that_goes_has_under_way_is_finished(own_system: RunningSystem) -> None:
+    @serve.deployment(
+        max_ongoing_requests=1,
+        autoscaling_config={
+            "initial_replicas": 3,
+            "max_replicas": 3,
+            "look_back_period_s": 1,
+            "downscale_delay_s": 0,
+        },
+    )
+    class Long:
+        async def __call__(self) -> str:
+            await asyncio.sleep(6)
+            return "done"
+
+    own_system.deploy(Long.bind())
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(own_system.get, data=b"not to be repeated") for _ in range(3)]
+        wait_until(lambda: running_now(own_system) == 2, 5, "one replica fewer")
+        assert not any(answer.done() for answer in answers)
+        assert [answer.result(timeout=30) for answer in answers] == [(200, b"done")] * 3

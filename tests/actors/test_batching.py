@@ -1,0 +1,139 @@
+"""Batches of queries that come over HTTP and through handles, in real replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from tests.support.systems import RunningSystem
+from understudy import serve
+from understudy.serve.exceptions import RequestCancelledError
+
+
+@serve.deployment(user_config={"size": 3})
+class Batched:
+    def __init__(self) -> None:
+        self.seen: list[list[Any]] = []
+
+    def reconfigure(self, user_config: dict[str, int]) -> None:
+        self.double.set_max_batch_size(user_config["size"])
+
+    @serve.batch(batch_wait_timeout_s=10)
+    async def double(self, items: list[int]) -> list[Any]:
+        self.seen.append(items)
+        first = serve.get_request_context().request_id
+        ids = [context.request_id for context in serve.get_batch_request_context()]
+        assert ids[0] == first
+        return [
+            ValueError("none of zero") if item == 0 else {"item": 2 * item, "id": one, "all": ids}
+            for item, one in zip(items, ids, strict=True)
+        ]
+
+    async def __call__(self, request: Request) -> Any:
+        return await self.double(int(request.query_params["item"]))
+
+    async def through(self, item: int) -> Any:
+        return (await self.double(item))["item"]
+
+    async def batches(self) -> list[list[Any]]:
+        return self.seen
+
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
+    async def count(self, upto: list[int]) -> AsyncIterator[list[Any]]:
+        for number in range(1, max(upto) + 1):
+            yield [f"{number}\n" if number <= last else StopIteration for last in upto]
+            await asyncio.sleep(0.001)
+
+    async def streamed(self, request: Request) -> Any:
+        return self.count(int(request.query_params["item"]))
+
+
+@pytest.fixture
+def many(running: RunningSystem, name: str) -> Callable[..., list[tuple[int, bytes]]]:
+    """Ask for several items at the same time."""
+
+    def ask(*items: int, method: str = "") -> list[tuple[int, bytes]]:
+        def one(item: int) -> tuple[int, bytes]:
+            headers = {"X-Request-ID": f"request-{item}"}
+            if method:
+                headers["X-Serve-Call-Method"] = method
+            return running.get(f"/{name}?item={item}", headers=headers)
+
+        with ThreadPoolExecutor(len(items)) as pool:
+            return list(pool.map(one, items))
+
+    return ask
+
+
+def test_requests_share_a_batch_and_each_gets_its_own_answer(
+    deployed: Callable[..., Any], many: Callable[..., Any]
+) -> None:
+    handle = deployed(Batched.bind())
+    answers = [json.loads(body) for _, body in many(1, 2, 3)]
+    assert [each["item"] for each in answers] == [2, 4, 6]
+    assert [each["id"] for each in answers] == ["request-1", "request-2", "request-3"]
+    assert {frozenset(each["all"]) for each in answers} == {
+        frozenset({"request-1", "request-2", "request-3"})
+    }
+    failed, *others = many(0, 4, 5)
+    assert failed[0] == 500
+    assert [status for status, _ in others] == [200, 200]
+    assert sorted(map(len, handle.batches.remote().result(timeout_s=20))) == [3, 3]
+
+
+def test_user_config_changes_the_size(deployed: Callable[..., Any]) -> None:
+    deployed(Batched.bind())
+    handle = deployed(Batched.options(user_config={"size": 1}).bind())
+    assert handle.through.remote(21).result(timeout_s=8) == 42  # and does not wait 10 s
+
+
+def test_a_cancelled_call_leaves_its_batch(deployed: Callable[..., Any]) -> None:
+    handle = deployed(Batched.bind())
+    gone = handle.through.remote(1)
+    assert handle.batches.remote().result(timeout_s=20) == []  # by now it waits in its batch
+    gone.cancel()
+    with pytest.raises(RequestCancelledError):
+        gone.result(timeout_s=20)
+    assert handle.batches.remote().result(timeout_s=20) == []
+    others = [handle.through.remote(item) for item in (2, 3, 4)]
+    assert [each.result(timeout_s=20) for each in others] == [4, 6, 8]
+    assert handle.batches.remote().result(timeout_s=20) == [[2, 3, 4]]
+
+
+def test_streams_of_one_batch_over_http(
+    deployed: Callable[..., Any], many: Callable[..., Any]
+) -> None:
+    deployed(Batched.bind())
+    assert many(1, 3, method="streamed") == [(200, b"1\n"), (200, b"1\n2\n3\n")]
+
+
+def test_a_batched_call_takes_requests(
+    deployed: Callable[..., Any], many: Callable[..., Any]
+) -> None:
+    @serve.deployment
+    class Direct:
+        @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
+        async def __call__(self, requests: list[Request]) -> list[str]:
+            return [f"{each.query_params['item']} of {len(requests)}" for each in requests]
+
+    deployed(Direct.bind())
+    assert many(1, 2) == [(200, b"1 of 2"), (200, b"2 of 2")]
+
+
+def test_a_batched_function_is_a_deployment(
+    deployed: Callable[..., Any], many: Callable[..., Any]
+) -> None:
+    @serve.deployment
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
+    async def words(requests: list[Request]) -> AsyncIterator[list[str]]:
+        yield [each.query_params["item"] for each in requests]
+        yield ["!" for _ in requests]
+
+    deployed(words.bind())
+    assert many(1, 2) == [(200, b"1!"), (200, b"2!")]

@@ -1,0 +1,178 @@
+"""What a system listens on, with and without --bind, and what stands in the way of a bound one."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+from thespian.actors import ActorAddress, ActorSystem
+from thespian.system.messages.status import Thespian_StatusReq
+
+from tests.support.certificates import certificate
+from tests.support.systems import RunningSystem, patched_environ, running_system, wait_until
+from understudy.actors import binding
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.transport.addresses import parse_address
+from understudy.actors.transport.base import install
+from understudy.core.errors import InvalidRequestError, StartError
+
+
+@pytest.fixture(autouse=True)
+def key_file_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``prepare`` leaves it to child processes, which tests have too."""
+    monkeypatch.setenv("UNDERSTUDY_KEY_FILE", "")
+
+
+def settings(state_dir: Path, **environ: str) -> HostSettings:
+    state_dir.mkdir(exist_ok=True)
+    return read_settings({"UNDERSTUDY_STATE_DIR": str(state_dir), **environ})
+
+
+def listeners(running: RunningSystem) -> set[tuple[str, int]]:
+    """Return where the system's processes, and those under them, listen on TCP."""
+    pids = {pid for _, pid in running.pids()}
+    pids |= {child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)}
+    return {
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in pids
+    }
+
+
+def test_a_system_listens_for_http_alone_unless_it_is_bound(own_system: RunningSystem) -> None:
+    assert listeners(own_system) == {("127.0.0.1", own_system.settings.http.port)}
+    key = own_system.settings.cluster_key
+    assert (key.stat().st_size, stat.S_IMODE(key.stat().st_mode)) == (32, 0o600)
+
+
+def test_a_bound_system_listens_on_its_address_and_commands_find_it(tmp_path: Path) -> None:
+    with running_system(tmp_path, UNDERSTUDY_BIND="127.0.0.9") as running:
+        bound = ("127.0.0.9", running.settings.admin_port)
+        assert listeners(running) == {("127.0.0.1", running.settings.http.port), bound}
+        (host,) = running.status()["hosts"]
+        assert host["address"] == "{}:{}".format(*bound)
+        del running.environ["UNDERSTUDY_BIND"]
+        shown = running.understudy("status")
+        assert shown.returncode == 0, shown.stderr
+
+
+def test_the_key_is_in_no_command_line_environment_or_log(tmp_path: Path) -> None:
+    with running_system(tmp_path, UNDERSTUDY_BIND="127.0.0.9") as running:
+        key = running.settings.cluster_key.read_bytes()
+        forms = (key, key.hex().encode(), repr(key)[2:-1].encode())
+        places = [Path(f"/proc/{pid}/{each}") for _, pid in running.pids() for each in FROM_PROC]
+        places += running.settings.logs_dir.iterdir()
+        places += running.settings.run_dir.iterdir()
+        assert len(places) > 10
+        for place in places:
+            content = place.read_bytes()
+            assert not any(form in content for form in forms), place
+
+
+def members_of(running: RunningSystem) -> list[str]:
+    """Return the other systems in the convention, as its admin knows them."""
+    with patched_environ(running.environ):
+        capabilities = {"Admin Port": running.settings.admin_port}
+        asker = ActorSystem(install(), capabilities, transientUnique=True)
+    try:
+        admin = ActorAddress(parse_address(running.settings.own_address))
+        status = asker.ask(admin, Thespian_StatusReq(), 5)
+    finally:
+        asker._systemBase.transport.close()
+    return [member.addressDetails.text for member, _ in status.conventionAttendees]
+
+
+def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_path: Path) -> None:
+    with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as leader:
+        leads = leader.settings.own_address
+        joining = {"UNDERSTUDY_BIND": "127.0.0.8", "UNDERSTUDY_JOIN": leads}
+        key = {"UNDERSTUDY_KEY_FILE": str(leader.settings.cluster_key)}
+        with running_system(tmp_path / "b", **joining, **key) as member:
+            wait_until(lambda: members_of(leader) == [member.settings.own_address], 10, "joined")
+            assert member.settings.cluster_key.read_bytes() == Path(*key.values()).read_bytes()
+        wait_until(lambda: not members_of(leader), 10, "left")
+        with running_system(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE="") as other:
+            logs = [each.settings.logs_dir / "host.log" for each in (leader, other)]
+            said = ("it does not hold this cluster's key", "it may hold another cluster's key")
+            for log, line in zip(logs, said, strict=True):
+                wait_until(lambda f=log, t=line: t in f.read_text(), 10, f"{log} says {line}")
+                assert log.read_text().count(line) == 1
+            assert members_of(leader) == []
+
+
+FROM_PROC = ("cmdline", "environ")
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "host", "10.0.0", "::1", "224.0.0.1", "10.0.0.1:1900"])
+def test_what_is_not_one_address_cannot_be_bound(tmp_path: Path, bind: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected one IPv4 address of this host"):
+        settings(tmp_path, UNDERSTUDY_BIND=bind)
+
+
+def test_somebody_elses_address_cannot_be_bound(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"cannot listen on 192.0.2.1: .*an address of this host"):
+        binding.prepare(settings(tmp_path, UNDERSTUDY_BIND="192.0.2.1"))
+
+
+@pytest.mark.parametrize("join", ["host", "host:", ":1900", "host:0", "host:70000", "host:x"])
+def test_what_is_no_address_cannot_be_joined(tmp_path: Path, join: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected HOST:PORT"):
+        settings(tmp_path, UNDERSTUDY_BIND="127.0.0.9", UNDERSTUDY_JOIN=join)
+
+
+def test_only_a_bound_host_can_join(tmp_path: Path) -> None:
+    for environ in ({}, {"UNDERSTUDY_BIND": "127.0.0.1"}):
+        with pytest.raises(InvalidRequestError, match="name its address with --bind"):
+            settings(tmp_path, UNDERSTUDY_JOIN="10.0.0.1:1900", **environ)
+
+
+def test_the_stock_transport_cannot_be_bound(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"cannot be bound to 127\.0\.0\.9"):
+        settings(tmp_path, UNDERSTUDY_BIND="127.0.0.9", UNDERSTUDY_TRANSPORT="stock")
+
+
+def test_a_bound_host_leads_unless_it_joins(tmp_path: Path) -> None:
+    name = "Convention Address.IPv4"
+    assert binding.convention_of(settings(tmp_path)) == {}
+    bound = {"UNDERSTUDY_BIND": "127.0.0.9", "UNDERSTUDY_ADMIN_PORT": "1901"}
+    assert binding.convention_of(settings(tmp_path, **bound)) == {name: "127.0.0.9:1901"}
+    joined = settings(tmp_path, **bound, UNDERSTUDY_JOIN="127.0.0.8:1900")
+    assert binding.convention_of(joined) == {name: "127.0.0.8:1900"}
+
+
+def test_a_host_that_cannot_be_found_is_named(tmp_path: Path) -> None:
+    joined = settings(
+        tmp_path, UNDERSTUDY_BIND="127.0.0.9", UNDERSTUDY_JOIN="no.such.host.invalid:1900"
+    )
+    with pytest.raises(StartError, match=r"cannot join no.such.host.invalid:1900"):
+        binding.convention_of(joined)
+
+
+def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "cluster.key").write_bytes(b"short")
+    (tmp_path / "cluster.key").chmod(0o600)
+    with pytest.raises(StartError, match="has 5 bytes, not 32"):
+        binding.prepare(settings(tmp_path))
+
+
+def test_tls_files_go_together(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"tls_cert='c\.pem': .* go together"):
+        settings(tmp_path, UNDERSTUDY_TLS_CERT="c.pem", UNDERSTUDY_TLS_CA="ca.pem")
+
+
+def test_tls_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
+    environ = certificate(tmp_path, "host").environ()
+    binding.prepare(settings(tmp_path, **environ))
+    environ["UNDERSTUDY_TLS_CA"] = str(tmp_path / "missing.pem")
+    with pytest.raises(StartError, match=r"--tls-ca .*missing\.pem"):
+        binding.prepare(settings(tmp_path, **environ))
+
+
+def test_a_joining_host_copies_the_key_that_it_is_given(tmp_path: Path) -> None:
+    first, second = settings(tmp_path / "a"), settings(tmp_path / "b")
+    binding.prepare(first)
+    second = settings(tmp_path / "b", UNDERSTUDY_KEY_FILE=str(first.cluster_key))
+    binding.prepare(second)
+    assert second.cluster_key.read_bytes() == first.cluster_key.read_bytes()

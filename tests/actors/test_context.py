@@ -1,0 +1,202 @@
+"""What user code is told of the query that it runs and the replica that it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.by_hand import Hand, ReplicaByHand
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.serve import context
+from understudy.serve.exceptions import UnderstudyError
+
+
+def seen() -> dict[str, Any]:
+    return asdict(serve.get_request_context())
+
+
+class Witness:
+    """Says what it sees, from wherever user code may run."""
+
+    def __init__(self) -> None:
+        self.at_start = (asdict(serve.get_replica_context()), seen())
+
+    def __call__(self, request: Any) -> dict[str, Any]:
+        return seen()
+
+    def sync(self) -> dict[str, Any]:
+        return seen()
+
+    async def coroutine(self) -> list[dict[str, Any]]:
+        before = seen()
+        await asyncio.sleep(0.01)
+        return [before, await asyncio.to_thread(seen)]
+
+    def own_thread(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: found.append(seen()))
+        thread.start()
+        thread.join()
+        return found
+
+    def replica(self) -> tuple[str, str, bool]:
+        replica = serve.get_replica_context()
+        return replica.app_name, replica.replica_tag, replica.servable_object is self
+
+    def constructor(self) -> Any:
+        return self.at_start
+
+
+@serve.deployment
+class Outer:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    async def __call__(self, request: Any) -> list[dict[str, Any]]:
+        inside = await self.inner.sync.remote()
+        return [inside, seen()]
+
+
+def test_a_query_over_http_is_known_to_its_handler(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> None:
+    deployed(serve.deployment(version="7")(Witness).bind())
+    status, body = running.get(f"/{name}/below", headers={"X-Request-ID": "abc"})
+    assert status == 200
+    found = json.loads(body)
+    tag = found["replica_tag"]
+    assert tag in {r["tag"] for b in running.status()["backends"].values() for r in b["replicas"]}
+    assert found == {
+        "request_id": "abc",
+        "route": f"/{name}",
+        "endpoint": f"{name}#Witness",
+        "app_name": name,
+        "backend": tag.rpartition("#")[0],
+        "version": "7",
+        "replica_tag": tag,
+        "is_shadow": False,
+        "is_http_request": True,
+        "multiplexed_model_id": "",
+    }
+
+
+def test_a_call_through_a_handle_is_known_wherever_it_runs(deployed: Callable[..., Any]) -> None:
+    handle = deployed(serve.deployment(Witness).bind())
+    response = handle.sync.remote()
+    found = response.result(10)
+    assert found["request_id"] == response.request_id
+    assert (found["route"], found["is_http_request"]) == ("", False)
+    response = handle.coroutine.remote()
+    ids = [each["request_id"] for each in response.result(10)]
+    assert ids == [response.request_id] * 2
+    (outside,) = handle.own_thread.remote().result(10)
+    assert outside["request_id"] == "", "nothing tells which query a user's own thread works for"
+
+
+def test_the_replica_is_known_from_the_constructor_on(
+    deployed: Callable[..., Any], name: str
+) -> None:
+    handle = deployed(serve.deployment(version="7")(Witness).bind())
+    replica, request = handle.constructor.remote().result(10)
+    assert (replica["app_name"], replica["deployment"]) == (name, "Witness")
+    assert (replica["version"], replica["servable_object"]) == ("7", None)
+    assert request["request_id"] == ""
+    assert handle.replica.remote().result(10) == (name, replica["replica_tag"], True)
+
+
+def test_queries_at_once_each_see_themselves(deployed: Callable[..., Any]) -> None:
+    handle = deployed(serve.deployment(Witness).bind())
+    for method in (handle.sync, handle.coroutine):
+        responses = [method.remote() for _ in range(40)]
+        for response in responses:
+            found = response.result(10)
+            each = found[1] if isinstance(found, list) else found
+            assert each["request_id"] == response.request_id
+
+
+def test_a_call_made_by_user_code_is_a_query_of_its_own(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> None:
+    deployed(Outer.bind(serve.deployment(Witness).bind()))
+    inside, outside = json.loads(running.get(f"/{name}")[1])
+    assert inside["endpoint"] == f"{name}#Witness"
+    assert outside["endpoint"] == f"{name}#Outer"
+    assert inside["replica_tag"] != outside["replica_tag"]
+
+
+def test_calls_made_on_behalf_of_a_query_carry_its_request_id(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> None:
+    deployed(Outer.bind(serve.deployment(Witness).bind()))
+    _, body = running.get(f"/{name}", headers={"X-Request-ID": "traced"})
+    assert [each["request_id"] for each in json.loads(body)] == ["traced", "traced"]
+
+
+def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
+    running: RunningSystem,
+    client: serve.Client,
+    deployed: Callable[..., Any],
+    name: str,
+    tmp_path: Path,
+) -> None:
+    """So that no deployment behind a shadow charges a second time."""
+
+    class Charging:
+        def __call__(self) -> None:
+            context = serve.get_request_context()
+            (tmp_path / f"{context.request_id} {context.is_shadow}").touch()
+
+    class Calling:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        async def __call__(self, request: Any) -> str:
+            await self.inner.remote()
+            return "called"
+
+    inner = deployed(serve.deployment(Charging).options(name="Charging").bind())
+    primary, shadow = f"{name}:primary", f"{name}:shadow"
+    for tag in (primary, shadow):
+        client.wait_for_goal(client.create_backend(tag, Calling, inner), 20)
+    client.create_endpoint(f"{name}-e", backend=primary, route=f"/{name}/e")
+    client.shadow_traffic(f"{name}-e", shadow, 1.0)
+    try:
+        assert running.get(f"/{name}/e", headers={"X-Request-ID": "id"}) == (200, b"called")
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, "both calls")
+        assert {path.name for path in tmp_path.iterdir()} == {"id False", "id True"}
+    finally:
+        client.delete_endpoint(f"{name}-e")
+        for tag in (primary, shadow):
+            client.wait_for_goal(client.delete_backend(tag, force=True), 20)
+
+
+def test_a_copy_for_a_shadow_says_so_and_its_answer_goes_nowhere(
+    hand: Hand, replica_of: Callable[..., ReplicaByHand], tmp_path: Any
+) -> None:
+    def note() -> str:
+        flag = serve.get_request_context().is_shadow
+        (tmp_path / f"{flag}").touch()
+        return "not to be seen"
+
+    replica = replica_of(note)
+    (call,) = replica.calls(1)
+    replica.run([call._replace(caller=None, caller_incarnation="")])
+    assert replica.outcomes([call]) == {call.ticket: 200}
+    assert [path.name for path in tmp_path.iterdir()] == ["True"]
+    assert replica.value() == "not to be seen", "the first answer that comes is that of this call"
+    assert (tmp_path / "False").exists()
+
+
+def test_outside_of_a_replica_there_is_no_context() -> None:
+    with pytest.raises(UnderstudyError, match="outside of a replica"):
+        serve.get_replica_context()
+    assert serve.get_request_context() == context.RequestContext()
+    assert context._get_serve_request_context() == context.RequestContext()

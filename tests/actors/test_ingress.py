@@ -1,0 +1,235 @@
+"""ASGI apps as deployments, through real HTTP."""
+
+import asyncio
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fastapi
+import pytest
+from fastapi import Depends, FastAPI, UploadFile
+from fastapi.middleware.gzip import GZipMiddleware
+from fastapi.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.serve.exceptions import DeployFailedError
+
+
+class Got(NamedTuple):
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Ask = Callable[..., Got]
+
+
+@pytest.fixture
+def ask(running: RunningSystem, name: str) -> Ask:
+    """Ask this test's deployment for a path below its route."""
+
+    def ask(path: str, *, data: bytes | None = None, method: str | None = None, **head: str) -> Got:
+        request = urllib.request.Request(
+            f"{running.url}/{name}{path}", data=data, method=method, headers=head
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                return Got(response.status, response.headers, response.read())
+        except urllib.error.HTTPError as error:
+            return Got(error.code, error.headers, error.read())
+
+    return ask
+
+
+def greeting() -> str:
+    return "hello"
+
+
+def make_app() -> FastAPI:
+    app = FastAPI(title="Models")
+    app.add_middleware(GZipMiddleware, minimum_size=1000)
+
+    @app.get("/plain/{number}")
+    async def plain(number: int, said: str = Depends(greeting)) -> dict[str, Any]:
+        return {"number": number, "said": said}
+
+    @app.post("/upload")
+    async def upload(file: UploadFile) -> dict[str, Any]:
+        return {"name": file.filename, "size": len(await file.read())}
+
+    @app.get("/long")
+    def long() -> str:
+        return "x" * 5000
+
+    @app.get("/parts")
+    def parts() -> StreamingResponse:
+        return StreamingResponse(f"{number}\n" for number in range(3))
+
+    @app.api_route("/any", methods=["PUT", "PATCH", "DELETE", "OPTIONS"])
+    def any_method(request: fastapi.Request) -> dict[str, Any]:
+        return {"method": request.method, "root_path": request.scope["root_path"]}
+
+    @app.get("/broken")
+    def broken() -> None:
+        raise ValueError("broken on purpose")
+
+    return app
+
+
+class_app = make_app()
+
+
+@serve.deployment
+class Doubler:
+    def __call__(self, number: int) -> int:
+        return 2 * number
+
+
+@serve.deployment
+@serve.ingress(class_app)
+class Model:
+    def __init__(self, factor: int, doubler: Any) -> None:
+        self.factor = factor
+        self.doubler = doubler
+
+    @class_app.get("/scaled/{number}")
+    async def scaled(self, number: int, plus: int = 0) -> dict[str, int]:
+        return {"result": self.factor * number + plus}
+
+    @class_app.get("/doubled/{number}")
+    async def doubled(self, number: int) -> int:
+        return int(await self.doubler.remote(number))
+
+    @class_app.get("/in-a-thread")
+    def in_a_thread(self) -> int:
+        return self.factor
+
+    def by_handle(self, number: int) -> int:
+        return self.factor + number
+
+
+def test_routes_of_a_class_see_self_and_other_handles(
+    deployed: Callable[..., Any], ask: Ask
+) -> None:
+    handle = deployed(Model.bind(3, Doubler.bind()))
+    assert ask("/scaled/5").json == {"result": 15}
+    assert ask("/scaled/5?plus=1").json == {"result": 16}
+    assert ask("/doubled/21").json == 42
+    assert ask("/in-a-thread").json == 3
+    assert ask("/plain/7").json == {"number": 7, "said": "hello"}
+    assert handle.by_handle.remote(4).result(timeout_s=20) == 7
+
+
+def test_what_fastapi_does_it_does_here(deployed: Callable[..., Any], ask: Ask, name: str) -> None:
+    deployed(serve.deployment(serve.ingress(make_app)()).bind())
+    refused = ask("/plain/seven")
+    assert (refused.status, refused.json["detail"][0]["loc"]) == (422, ["path", "number"])
+    assert (ask("/nowhere").status, ask("/plain/7", method="DELETE").status) == (404, 405)
+    assert ask("/long", **{"Accept-Encoding": "gzip"}).headers["content-encoding"] == "gzip"
+    assert ask("/parts").body == b"0\n1\n2\n"
+    for method in ("PUT", "PATCH", "DELETE", "OPTIONS"):
+        assert ask("/any", method=method).json == {"method": method, "root_path": f"/{name}"}
+    head = b'Content-Disposition: form-data; name="file"; filename="f"'
+    form = b"--b\r\n" + head + b"\r\n\r\n12345\r\n--b--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    assert ask("/upload", data=form, **kind).json == {"name": "f", "size": 5}
+    broken = ask("/broken")
+    assert broken.status == 500
+    assert b"broken on purpose" not in broken.body
+
+
+def test_the_schema_and_its_page_are_at_the_prefix(
+    deployed: Callable[..., Any], ask: Ask, name: str
+) -> None:
+    deployed(Model.bind(1, Doubler.bind()))
+    schema = ask("/openapi.json").json
+    assert schema["servers"] == [{"url": f"/{name}"}]
+    assert [each["name"] for each in schema["paths"]["/scaled/{number}"]["get"]["parameters"]] == [
+        "number",
+        "plus",
+    ]
+    assert f"/{name}/openapi.json".encode() in ask("/docs").body
+
+
+def test_a_lifespan_runs_around_it_and_leaves_state(
+    deployed: Callable[..., Any], ask: Ask, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[dict[str, str]]:
+        await asyncio.sleep(0)
+        yield {"model": "loaded"}
+        Path(folder, "closed").touch()
+
+    async def state(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(request.state.model)
+
+    def factory() -> Starlette:
+        return Starlette(routes=[Route("/state", state)], lifespan=lifespan)
+
+    handle = deployed(serve.deployment(serve.ingress(factory)()).options(name="App").bind())
+    assert ask("/state").body == b"loaded"
+    assert not (tmp_path / "closed").exists()
+    deployed(serve.deployment(Doubler.func_or_class).bind())  # in its place
+    wait_until((tmp_path / "closed").exists, 10, "the lifespan ends")
+    del handle
+
+
+def test_a_start_up_that_fails_fails_the_deployment(deployed: Callable[..., Any]) -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        raise RuntimeError("no model here")
+        yield
+
+    app = serve.ingress(lambda: Starlette(lifespan=lifespan))()
+    with pytest.raises(DeployFailedError, match="no model here"):
+        deployed(serve.deployment(app).options(max_constructor_retry_count=1).bind())
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    assert scope["type"] == "http", "it has no lifespan"
+    body = (await receive())["body"]
+    if scope["path"].endswith("/mute"):
+        return
+    await send({"type": "http.response.start", "status": 299, "headers": [(b"x-a", b"b")]})
+    await send({"type": "http.response.body", "body": body[::-1]})
+
+
+def test_a_bare_asgi_function_answers(deployed: Callable[..., Any], ask: Ask) -> None:
+    deployed(serve.deployment(serve.ingress(bare)()).bind())
+    got = ask("/x", data=b"abc")
+    assert (got.status, got.headers["x-a"], got.body) == (299, "b", b"cba")
+    assert ask("/mute").status == 500
+
+
+def test_a_factory_that_makes_no_app_fails_the_deployment(deployed: Callable[..., Any]) -> None:
+    app = serve.ingress(lambda: 42)()
+    with pytest.raises(DeployFailedError, match="returned a int, which is no ASGI app"):
+        deployed(serve.deployment(app).options(max_constructor_retry_count=1).bind())
+
+
+@pytest.mark.parametrize("nonsense", [42, None, "fastapi:app", lambda one, two: None])
+def test_what_is_no_app_is_refused_naming_it(nonsense: Any) -> None:
+    with pytest.raises(TypeError, match=r"serve.ingress takes an ASGI app.*not "):
+        serve.ingress(nonsense)
+
+
+def test_the_decorators_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(TypeError, match="below @serve"):
+        serve.ingress(bare)(Doubler)
+    with pytest.raises(TypeError, match="is for classes"):
+        serve.ingress(bare)(greeting)

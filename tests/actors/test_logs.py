@@ -1,0 +1,93 @@
+"""The log files: whom they are for, and how long they stay."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.actors.logs import open_log, prune_replica_logs, replica_log
+from understudy.actors.processes import identify
+from understudy.actors.settings import read_settings
+
+
+@pytest.fixture
+def logs_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    return folder
+
+
+def make_logs(folder: Path, *stems: str) -> None:
+    """Make logs, each one second younger than the one before."""
+    for number, stem in enumerate(stems):
+        path = folder / f"{stem}.log"
+        path.touch()
+        os.utime(path, (number, number))
+
+
+def stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.log"))
+
+
+def test_the_newest_logs_of_each_deployment_stay(logs_dir: Path) -> None:
+    old_code = [f"replica-app#a#code1#{number}" for number in range(3)]
+    new_code = [f"replica-app#a#code2#{number}" for number in range(2)]
+    plain = [f"replica-greet:v1#{number}" for number in range(3)]
+    make_logs(logs_dir, "controller", "replica", *old_code, *new_code, *plain)
+    prune_replica_logs(logs_dir, [], keep=2)
+    assert stems(logs_dir) == sorted(["controller", "replica", *new_code, *plain[1:]])
+
+
+def test_the_log_of_a_running_replica_stays_however_old_it_is(logs_dir: Path) -> None:
+    names = [f"replica-app#a#code#{number}" for number in range(4)]
+    make_logs(logs_dir, *names)
+    with (logs_dir / f"{names[0]}.log").open("ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=output
+        )
+    try:
+        prune_replica_logs(logs_dir, [identify(child.pid)], keep=1)
+        assert stems(logs_dir) == [names[0], names[3]]
+    finally:
+        child.communicate(b"\n")
+    prune_replica_logs(logs_dir, [], keep=1)
+    assert stems(logs_dir) == [names[3]]
+
+
+def test_a_log_is_for_its_owner_only_also_one_that_was_not(tmp_path: Path) -> None:
+    settings = read_settings({}, state_dir=str(tmp_path / "state"))
+    for _ in range(2):
+        os.close(open_log(settings, "host"))
+        path = settings.logs_dir / "host.log"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o644)
+
+
+def test_a_replica_log_has_a_name_that_file_systems_take() -> None:
+    assert replica_log("app#My/Model v2#c0de#1") == "replica-app#My_Model_v2#c0de#1"
+
+
+def test_all_logs_of_a_running_system_are_for_their_owner_only(
+    running: RunningSystem, name
+) -> None:
+    @serve.deployment
+    def hello(_request: object) -> str:
+        return "hello"
+
+    running.deploy(hello.bind(), name=name, route_prefix=f"/{name}")
+    assert running.get(f"/{name}")[0] == 200
+    access_log = running.settings.logs_dir / "access.log"
+    wait_until(access_log.exists, 10, "the request's line, which is written soon")
+    modes = {
+        path.name: oct(stat.S_IMODE(path.stat().st_mode))
+        for path in running.settings.logs_dir.iterdir()
+    }
+    assert {"host.log", "front.log", "proxy.log", "access.log"} <= modes.keys()
+    assert set(modes.values()) == {"0o600"}, modes

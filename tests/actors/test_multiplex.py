@@ -1,0 +1,111 @@
+"""Multiplexed models in real replicas: over HTTP, through handles, on the replica that has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+
+
+@serve.deployment(num_replicas=2)
+class Many:
+    def __init__(self, folder: str = "") -> None:
+        self.folder = folder
+        self.loaded: list[str] = []
+
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def model(self, model_id: str) -> Any:
+        self.loaded.append(model_id)
+        if model_id == "none":
+            raise LookupError("there is no such model")
+        folder = self.folder
+
+        class Loaded:
+            async def __del__(self) -> None:
+                if folder:
+                    Path(folder, model_id).touch()
+
+        return Loaded()
+
+    async def __call__(self, _request: Any = None) -> dict[str, Any]:
+        model_id = serve.get_multiplexed_model_id()
+        assert serve.get_request_context().multiplexed_model_id == model_id
+        await self.model(model_id)
+        return {
+            "model": model_id,
+            "replica": serve.get_replica_context().replica_tag,
+            "loaded": self.loaded,
+        }
+
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=0.2)
+    async def batched(self, items: list[int]) -> list[tuple[str, list[int]]]:
+        return [(serve.get_multiplexed_model_id(), items) for _ in items]
+
+
+def test_the_id_comes_with_the_header_and_its_queries_stay_with_the_replica_that_has_it(
+    deployed: Callable[..., Any], running: RunningSystem, name: str
+) -> None:
+    deployed(Many.bind())
+    found: dict[str, set[str]] = {}
+    for model_id in ["a", "b", "grün"] * 6:
+        headers = {"serve_multiplexed_model_id": model_id.encode().decode("latin-1")}
+        status, body = running.get(f"/{name}", headers=headers)
+        assert status == 200, body
+        answer = json.loads(body)
+        assert answer["model"] == model_id
+        assert len(answer["loaded"]) == len(set(answer["loaded"]))  # each was loaded once
+        found.setdefault(model_id, set()).add(answer["replica"])
+    assert [len(replicas) for replicas in found.values()] == [1, 1, 1]
+
+
+def test_a_query_without_an_id_or_whose_model_fails_to_load_is_an_error_of_its_own(
+    deployed: Callable[..., Any], running: RunningSystem, name: str
+) -> None:
+    deployed(Many.bind())
+    assert running.get(f"/{name}")[0] == 500
+    for _ in range(2):
+        headers = {"serve_multiplexed_model_id": "none"}
+        assert running.get(f"/{name}", headers=headers)[0] == 500
+    assert running.get(f"/{name}", headers={"serve_multiplexed_model_id": "a"})[0] == 200
+
+
+def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(
+    deployed: Callable[..., Any], tmp_path: Path
+) -> None:
+    handle = deployed(Many.options(num_replicas=1).bind(str(tmp_path)))
+    for model_id in "abc":
+        answer = handle.options(multiplexed_model_id=model_id).remote().result(timeout_s=20)
+        assert answer["model"] == model_id
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    deployed(Many.options(num_replicas=1).bind())  # in its place
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 3, 10, "the others are unloaded")
+
+
+def test_queries_for_different_models_share_no_batch(deployed: Callable[..., Any]) -> None:
+    handle = deployed(Many.options(num_replicas=1).bind())
+    calls = [
+        handle.options(multiplexed_model_id=model_id).batched.remote(item)
+        for item, model_id in enumerate(["a", "b", "a", "b"])
+    ]
+    assert [each.result(timeout_s=20) for each in calls] == [
+        ("a", [0, 2]),
+        ("b", [1, 3]),
+        ("a", [0, 2]),
+        ("b", [1, 3]),
+    ]
+
+
+def test_no_other_header_with_an_underscore_reaches_user_code(
+    deployed: Callable[..., Any], running: RunningSystem, name: str
+) -> None:
+    @serve.deployment
+    def names(request: Any) -> list[str]:
+        return [name for name in request.headers if "_" in name]
+
+    deployed(names.bind())
+    headers = {"serve_multiplexed_model_id": "a", "X_Forwarded_For": "1.2.3.4"}
+    assert json.loads(running.get(f"/{name}", headers=headers)[1]) == ["serve_multiplexed_model_id"]

@@ -1,0 +1,242 @@
+"""Autoscaling policies of users': a process for each, which can neither block nor end ours."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.systems import alive, wait_until
+from understudy.actors import policies as policies_module
+from understudy.actors.loop import Loop
+from understudy.actors.policies import Policies
+from understudy.actors.processes import RunRecords
+from understudy.actors.settings import read_settings
+from understudy.core.effects import AskPolicy
+from understudy.core.scaling_config import AutoscalingConfig
+from understudy.serve.config import AutoscalingContext
+from understudy.serve.scaling import packed_changes
+
+CONTEXT = {
+    "backend": "b",
+    "deployment_name": "d",
+    "app_name": "a",
+    "current_num_replicas": 2,
+    "target_num_replicas": 3,
+    "total_num_requests": 7.5,
+    "total_queued_requests": 4,
+    "total_running_requests": 5,
+    "queued_by_router": [4],
+    "capacity_adjusted_min_replicas": 1,
+    "capacity_adjusted_max_replicas": 9,
+    "policy_state": {"seen": 1},
+    "config": {"max_replicas": 9},
+}
+
+
+class Asker:
+    """Policies on an event loop of the test's, with a cluster that keeps what it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asyncio = asyncio.new_event_loop()
+        self.answers: list[tuple[int, Any]] = []
+        self.cluster = SimpleNamespace(
+            backends={}, autoscaler=SimpleNamespace(policy_answered=self._answered)
+        )
+        settings = read_settings({"UNDERSTUDY_STATE_DIR": str(folder)})
+        settings.logs_dir.mkdir(parents=True)
+        transport: Any = SimpleNamespace(loop=self.asyncio, deliveries_at_once=True)
+        loop = Loop(transport, lambda _intent: None)  # it sends nothing
+        self.records = RunRecords(settings.run_dir)
+        self.policies = Policies(loop, self.cluster, settings, self.records, lambda: None)  # type: ignore[arg-type]
+        self.logs = settings.logs_dir
+        self._ask_id = 0
+
+    def _answered(self, _tag: str, ask_id: int, answer: Any, _now: float) -> None:
+        self.answers.append((ask_id, answer))
+
+    def set_policy(self, policy: Any) -> None:
+        config = {"autoscaling_config": {"policy": policy}}
+        changes = packed_changes("backend 'b'", config)
+        autoscaled_by = AutoscalingConfig(**changes["autoscaling_config"])
+        self.cluster.backends["b"] = SimpleNamespace(autoscaled_by=autoscaled_by)
+
+    def ask(self) -> dict[str, Any]:
+        self._ask_id += 1
+        ask_id = self._ask_id
+        self.policies.ask(AskPolicy("b", ask_id, dict(CONTEXT)))
+        self.run_until(lambda: any(each == ask_id for each, _ in self.answers))
+        return next(answer for each, answer in self.answers if each == ask_id)
+
+    def run_until(self, condition: Callable[[], Any], timeout_s: float = 30) -> None:
+        async def poll() -> None:
+            while not condition():
+                await asyncio.sleep(0.005)
+
+        self.asyncio.run_until_complete(asyncio.wait_for(poll(), timeout_s))
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.records.with_role("policy")]
+
+    def close(self) -> None:
+        ended = self.pids()
+        self.policies.close()
+        self.run_until(lambda: not (self.pids() or any(map(psutil.pid_exists, ended))))
+        self.asyncio.close()
+
+
+@pytest.fixture
+def asker(tmp_path: Path) -> Iterator[Asker]:
+    asker = Asker(tmp_path)
+    yield asker
+    asker.close()
+
+
+def test_a_policy_gets_the_context_and_its_arguments_and_may_have_a_state(asker: Asker) -> None:
+    def policy(context: AutoscalingContext, step: int) -> Any:
+        assert context.config.max_replicas == 9
+        assert abs(context.current_time - time.time()) < 60
+        seen = context.policy_state["seen"]
+        return context.total_num_requests / 2 + step, {"seen": seen + context.queued_by_router[0]}
+
+    asker.set_policy({"policy_function": policy, "policy_kwargs": {"step": 3}})
+    assert asker.ask() == {"replicas": 6.75, "state": {"seen": 5}}
+    (pid,) = asker.pids()
+    assert asker.ask() == {"replicas": 6.75, "state": {"seen": 5}}
+    assert asker.pids() == [pid], "one process serves all questions"
+
+
+def test_numbers_of_numpy_are_numbers(asker: Asker) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def policy(_context: Any) -> Any:
+        return numpy.int64(4)
+
+    asker.set_policy(policy)
+    assert asker.ask() == {"replicas": 4}
+
+
+def boom(_context: Any) -> int:
+    raise ZeroDivisionError("no load, no replicas")
+
+
+def leave(_context: Any) -> int:
+    sys.exit(3)
+
+
+def vanish(_context: Any) -> int:
+    os._exit(3)
+
+
+def strange(_context: Any) -> Any:
+    return object()
+
+
+async def coroutine(_context: Any) -> int:
+    return 1
+
+
+def huge(_context: Any) -> Any:
+    return 1, "x" * 200_000
+
+
+def hang(_context: Any) -> int:
+    while True:
+        time.sleep(60)
+
+
+def scribble(_context: Any) -> int:
+    for fd in range(3, 20):
+        try:
+            os.write(fd, b"\xff" * 9)
+        except OSError:
+            continue
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (boom, "ZeroDivisionError: no load, no replicas"),
+        (leave, "SystemExit: 3"),
+        (vanish, "its process ended"),
+        (strange, "its answer is not JSON-able: Object of type object"),
+        (coroutine, "it is async; a policy is a plain function"),
+        (huge, "at most 65536 are let through"),
+        (scribble, "its process ended"),
+    ],
+)
+def test_what_goes_wrong_is_an_error_that_says_what(asker: Asker, policy: Any, told: str) -> None:
+    asker.set_policy(policy)
+    assert told in asker.ask()["error"]
+
+
+def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_again_later(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies_module, "LOAD_TIMEOUT_S", 1.0)
+    asker.set_policy({"policy_function": hang, "timeout_s": 0.1})
+    begun = time.monotonic()
+    asker.policies.ask(AskPolicy("b", 99, dict(CONTEXT)))
+    asker.run_until(asker.pids)
+    (pid,) = asker.pids()
+    asker.run_until(lambda: asker.answers)
+    assert asker.answers == [(99, {"error": "no answer within 1.1 s; it was killed"})]
+    assert time.monotonic() - begun < 5
+    wait_until(lambda: not alive(pid), 5, "the process is gone")
+    assert asker.ask() == {"error": "its process ended; it is started again in 1 s"}
+    assert asker.pids() == []
+
+
+def test_one_that_came_without_its_code_says_so(asker: Asker) -> None:
+    config = AutoscalingConfig(policy="mine:policy")  # not by way of serve
+    asker.cluster.backends["b"] = SimpleNamespace(autoscaled_by=config)
+    assert "it came without its code" in asker.ask()["error"]
+
+
+def test_a_backend_that_is_gone_is_not_asked(asker: Asker) -> None:
+    asker.policies.ask(AskPolicy("b", 1, dict(CONTEXT)))
+    assert (asker.pids(), asker.answers) == ([], [])
+
+
+def test_nothing_here_waits_for_a_policy(asker: Asker) -> None:
+    asker.set_policy(hang)
+    begun = time.monotonic()
+    asker.policies.ask(AskPolicy("b", 1, dict(CONTEXT)))
+    assert time.monotonic() - begun < 0.5
+    asker.cluster.backends.clear()
+    asker.policies.tidy()
+    assert asker.pids() == []
+    assert asker.answers == []
+
+
+def test_changed_code_runs_in_a_new_process(asker: Asker) -> None:
+    asker.set_policy(lambda _context: 1)
+    assert asker.ask() == {"replicas": 1}
+    (old,) = asker.pids()
+    asker.set_policy(lambda _context: 2)
+    assert asker.ask() == {"replicas": 2}
+    (new,) = asker.pids()
+    assert new != old
+    wait_until(lambda: not alive(old), 5, "the old process is gone")
+
+
+def test_what_a_policy_prints_is_in_a_log_of_its_own(asker: Asker) -> None:
+    def policy(_context: Any) -> int:
+        print("thinking")
+        sys.stdout.flush()
+        raise RuntimeError("of nothing")
+
+    asker.set_policy(policy)
+    assert "of nothing" in asker.ask()["error"]
+    log = (asker.logs / "policy-b.log").read_text()
+    assert "thinking" in log
+    assert "Traceback" in log

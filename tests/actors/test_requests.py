@@ -1,0 +1,78 @@
+"""What becomes of requests that a client repeats: they may arrive when it has gone on already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.actors import messages as m
+from understudy.actors.requests import MAX_SETTLED, Requests
+from understudy.core.cluster import Cluster
+
+
+class Client:
+    """Somebody's address, as requests read it."""
+
+    host = "127.0.0.1"
+
+    @property
+    def addressDetails(self) -> Client:
+        return self
+
+
+def ask(requests: Requests, request: m.Request) -> m.RequestReply:
+    requests.take(request, Client())
+    ((_, reply),) = requests.take_answers()
+    return reply
+
+
+def create(number: int, code: bytes = b"code") -> m.CreateBackend:
+    hash_of = code.decode()
+    return m.CreateBackend(request_id=f"{number}", tag="b", code=code, code_hash=hash_of, config={})
+
+
+def delete(number: int) -> m.DeleteBackend:
+    return m.DeleteBackend(request_id=f"{number}", tag="b", force=True)
+
+
+def cluster_with_requests() -> tuple[Cluster, Requests]:
+    cluster = Cluster({}, 1, 0.0)
+    return cluster, Requests(cluster, {})
+
+
+def gone(cluster: Cluster) -> None:
+    """Have the deleted backend disappear: none of its replicas was started yet."""
+    cluster.advance(0.0)
+    assert "b" not in cluster.backends
+
+
+def test_a_repeat_of_what_was_refused_is_refused_when_it_would_be_allowed_by_now() -> None:
+    cluster, requests = cluster_with_requests()
+    ask(requests, create(1))
+    refusal = ask(requests, create(2, b"other"))
+    assert refusal.error_kind == "ConflictError"
+    ask(requests, delete(3))
+    gone(cluster)
+    assert ask(requests, create(2, b"other")) == refusal
+    assert "b" not in cluster.backends
+    assert ask(requests, create(4, b"other")).error_kind == ""
+
+
+def test_a_repeat_of_what_changed_nothing_changes_nothing_later() -> None:
+    cluster, requests = cluster_with_requests()
+    ask(requests, create(1))
+    unchanged = ask(requests, create(2))
+    ask(requests, delete(3))
+    gone(cluster)
+    assert ask(requests, create(2)) == unchanged
+    assert "b" not in cluster.backends
+
+
+def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> None:
+    _, requests = cluster_with_requests()
+    for number in range(MAX_SETTLED + 10):
+        ask(requests, delete(number))
+    ask(requests, m.ListBackends(request_id="read"))
+    kept: Any = requests._settled
+    assert len(kept) == MAX_SETTLED
+    assert "read" not in kept
+    assert str(MAX_SETTLED + 9) in kept

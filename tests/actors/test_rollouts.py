@@ -1,0 +1,150 @@
+"""Rollouts over real systems: injected errors, restarts, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.core.errors import DeployFailedError
+
+
+class Sometimes:
+    """Fails each ``every``-th time; 0 is never."""
+
+    def __init__(self, tag: str, every: int = 0) -> None:
+        self.tag, self.every, self.calls = tag, every, 0
+
+    async def __call__(self) -> str:
+        self.calls += 1
+        if self.every and self.calls % self.every == 0:
+            raise ValueError("injected")
+        return self.tag
+
+
+class Traffic:
+    """GETs a path until it is told to end, and counts the answers."""
+
+    def __init__(self, running: RunningSystem, path: str) -> None:
+        self.counts: Counter[tuple[int, str]] = Counter()
+        self._running, self._path = running, path
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    @contextmanager
+    def flowing(self) -> Iterator[Counter[tuple[int, str]]]:
+        self._thread.start()
+        try:
+            yield self.counts
+        finally:
+            self._over.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            status, body = self._running.get(self._path)
+            self.counts[status, body.decode() if status == 200 else ""] += 1
+
+
+def begin(running: RunningSystem, client: serve.Client, name: str, every: int = 0) -> None:
+    for tag, fails in (("v1", 0), ("v2", every)):
+        client.wait_for_goal(client.create_backend(f"{name}:{tag}", Sometimes, tag, fails), 20)
+    client.create_endpoint(name, backend=f"{name}:v1", route=f"/{name}")
+
+
+def end(client: serve.Client, name: str) -> None:
+    client.delete_endpoint(name)
+    for goal in [client.delete_backend(f"{name}:{tag}", force=True) for tag in ("v1", "v2")]:
+        client.wait_for_goal(goal, 20)
+
+
+@pytest.fixture
+def shop(running: RunningSystem, client: serve.Client, name: str) -> Iterator[str]:
+    yield name
+    end(client, name)
+
+
+QUICK: dict[str, Any] = {"hold_s": 1.0, "min_samples": 20, "abort_if": {"error_rate_increase": 0}}
+
+
+def test_a_good_version_gets_all_traffic_and_a_bad_one_none(
+    running: RunningSystem, client: serve.Client, shop: str
+) -> None:
+    begin(running, client, shop, every=4)
+    new, old = f"{shop}:v2", f"{shop}:v1"
+    with Traffic(running, f"/{shop}").flowing() as counts:
+        goal = client.rollout(shop, to=new, steps=[0.2, 1], **QUICK)
+        with pytest.raises(DeployFailedError, match="queries were bad"):
+            client.wait_for_goal(goal, 60)
+        assert client.list_endpoints()[shop]["traffic"] == {old: 1.0}
+        told = client.list_rollouts()[shop]
+        assert told["state"] == "went back"
+        bad = counts[500, ""]
+        assert told["new"]["errors"] <= bad
+        goal = client.rollout(
+            shop, to=new, steps=[0.5, 1], **{**QUICK, "abort_if": {"error_rate": 0.9}}
+        )
+        client.wait_for_goal(goal, 60)
+    assert client.list_endpoints()[shop]["traffic"] == {new: 1.0}
+    assert {status for status, _ in counts} == {200, 500}
+    changes = [entry["what"] for entry in client.history()]
+    assert any("went back" in each for each in changes)
+    assert changes[-1].startswith(f"rollout of endpoint {shop!r} to {new!r}: promoted")
+
+
+def test_the_command_line_begins_shows_and_ends_it(
+    running: RunningSystem, client: serve.Client, shop: str
+) -> None:
+    begin(running, client, shop)
+    new = f"{shop}:v2"
+    done = running.understudy("rollout", shop, "--to", new, "--steps", "0.5,1", "--hold-s", "1000")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: client.list_rollouts()[shop]["step"] == 1, 10, "the first step")
+    shown = running.understudy("status").stdout
+    assert f"rollout of {shop} to {new}: step 1 of 2, 50 %" in shown
+    assert "of 100 needed to go back" in shown
+    told = json.loads(running.understudy("status", "--json").stdout)["rollouts"][shop]
+    assert told["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
+    assert running.understudy("rollout", shop, "--abort").returncode == 0
+    assert client.list_endpoints()[shop]["traffic"] == {f"{shop}:v1": 1.0}
+    again = running.understudy("rollout", shop, "--promote")
+    assert again.returncode == 1
+    assert "no rollout of endpoint" in again.stderr
+    for bad in (
+        ["--to", new, "--abort"],
+        [],
+        ["--to", new, "--steps", "x"],
+        ["--to", new, "--abort-if", "p9=1"],
+    ):
+        assert running.understudy("rollout", shop, *bad).returncode == 2
+
+
+@pytest.mark.parametrize("role", ["controller", "proxy"])
+def test_a_rollout_outlives_what_is_killed(own_system: RunningSystem, role: str) -> None:
+    client = serve.Client(own_system.connection, own_system.settings)
+    begin(own_system, client, "shop", every=3)
+    with Traffic(own_system, "/shop").flowing():
+        goal = client.rollout("shop", to="shop:v2", steps=[0.02, 1], **{**QUICK, "hold_s": 600})
+        wait_until(lambda: client.list_rollouts()["shop"]["old"]["queries"] > 0, 20, "evidence")
+        pid = own_system.pid_of(role)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: dict(own_system.pids()).get(role) not in {None, pid}, 20, f"a {role}")
+        with pytest.raises(DeployFailedError, match="went back"):
+            client.wait_for_goal(goal, 90)
+    assert client.list_endpoints()["shop"]["traffic"] == {"shop:v1": 1.0}
+
+
+def test_bad_values_are_refused_before_anything_is_asked(client: serve.Client) -> None:
+    with pytest.raises(ValueError, match=r"steps=.*must be at most 50 numbers.*'p99'.: no such"):
+        client.rollout("e", to="b", steps=[2], abort_if={"p99": 1})
+    with pytest.raises(ValueError, match="endpoint=''"):
+        client.rollout("", to="b")

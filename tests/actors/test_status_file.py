@@ -1,0 +1,172 @@
+"""The status snapshot for outside readers, and the end of a whole cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.systems import RunningSystem, alive, wait_until
+from understudy import serve
+from understudy.actors import status_file
+from understudy.actors.status_file import StatusFile
+
+
+def hello(_request: Any) -> str:
+    return "hello"
+
+
+def slow(_request: Any) -> str:
+    time.sleep(1.0)
+    return "finished"
+
+
+class _Timer:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class _Loop:
+    """Keeps the timers, which fire when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, _Timer]] = []
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> _Timer:
+        timer = _Timer(call)
+        self.timers.append((delay_s, timer))
+        return timer
+
+    def due(self) -> list[float]:
+        return [delay_s for delay_s, timer in self.timers if timer.call is not None]
+
+    def fire(self) -> None:
+        timers, self.timers = self.timers, []
+        for _, timer in timers:
+            if timer.call is not None:
+                timer.call()
+
+
+@pytest.fixture(name="loop")
+def make_loop() -> _Loop:
+    return _Loop()
+
+
+def test_many_changes_are_one_write_and_the_next_waits(loop: _Loop, tmp_path: Path) -> None:
+    reads: list[int] = []
+    path = tmp_path / "status.json"
+    file = StatusFile(loop, path, lambda: {"reads": reads.append(1) or len(reads)})  # type: ignore[arg-type]
+    for _ in range(5):
+        file.changed()
+    assert len(loop.due()) == 1
+    assert loop.due()[0] == pytest.approx(status_file.DELAY_S, abs=0.05)
+    loop.fire()
+    told = json.loads(path.read_text())
+    assert (told["schema"], told["reads"]) == (1, 1)
+    assert told["written_at"] == pytest.approx(time.time(), abs=5)
+    assert loop.due()[0] == pytest.approx(status_file.HEARTBEAT_S, abs=0.1)
+    file.changed()
+    assert loop.due()[0] == pytest.approx(status_file.PERIOD_S, abs=0.1)
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_large_cluster_is_told_of_less_often(loop: _Loop, tmp_path: Path) -> None:
+    def read() -> dict[str, Any]:
+        time.sleep(0.1)
+        return {}
+
+    file = StatusFile(loop, tmp_path / "status.json", read)
+    file.changed()
+    loop.fire()
+    file.changed()
+    assert loop.due()[0] >= 4.9  # fifty times as long as it took
+
+
+def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
+    loop: _Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[Any] = []
+    monkeypatch.setattr(status_file.logger, "warning", lambda *told: warnings.append(told))
+    path = tmp_path / "missing" / "status.json"
+    file = StatusFile(loop, path, dict)
+    for _ in range(3):
+        file.changed()
+        loop.fire()
+    assert len(warnings) == 1
+    path.parent.mkdir()
+    file.changed()
+    loop.fire()
+    assert json.loads(path.read_text())["schema"] == 1
+    file.close()
+    assert not path.exists()
+    assert loop.due() == []
+
+
+def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
+    own_system: RunningSystem,
+) -> None:
+    path = own_system.settings.status_file
+    assert path == own_system.settings.state_dir / "status.json"
+
+    def told() -> dict[str, Any]:
+        return json.loads(path.read_text()) if path.exists() else {}  # type: ignore[no-any-return]
+
+    client = serve.Client(own_system.connection, own_system.settings)
+    client.wait_for_goal(client.deploy("m", hello, version="1"), 20)
+    shown = wait_until(
+        lambda: (
+            told()
+            if told().get("backends", {}).get("m", {}).get("status") == "HEALTHY"
+            and told()["pending_goals"] == 0
+            else None
+        ),
+        20,
+        "the deployment is in the file",
+    )
+    asked = own_system.status()
+    assert set(shown) == {*asked, "schema", "written_at"}
+    assert shown["endpoints"] == asked["endpoints"]
+    assert shown["controller"]["pid"] == own_system.pid_of("controller")
+    os.kill(shown["controller"]["pid"], signal.SIGKILL)
+    wait_until(
+        lambda: ("controller", told()["controller"]["pid"]) in own_system.pids(),
+        20,
+        "the next controller writes it",
+    )
+    assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
+    own_system.disconnect()
+    assert own_system.understudy("stop").returncode == 0
+    assert not path.exists()
+    own_system.start()
+
+
+def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(
+    own_system: RunningSystem,
+) -> None:
+    client = serve.Client(own_system.connection, own_system.settings)
+    client.wait_for_goal(client.deploy("slow", slow), 20)
+    client.wait_for_goal(client.create_backend("b", hello), 20)
+    client.create_endpoint("e", backend="b", route="/e")
+    client.shadow_traffic("e", "slow", 0.5)
+    own_system.deploy(serve.deployment(hello).bind(), route_prefix="/app")
+    call = client.get_handle("slow").remote(None)
+    time.sleep(0.2)  # the query is with its replica
+    pids = own_system.pids()
+    goals = client.shutdown()
+    assert len(goals) == 3
+    assert call.result(5) == "finished"
+    assert [pid for _, pid in pids if alive(pid)] == []
+    left = [each.name for each in own_system.settings.state_dir.iterdir()]
+    assert set(left) <= {"cluster.key"}
+    own_system._connection = None
+    own_system.start()
+    assert own_system.status()["backends"] == {}

@@ -1,0 +1,288 @@
+"""Responses in parts, through real HTTP: order, back-pressure, ends of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse, JSONResponse, StreamingResponse
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+
+PART = 100_000
+
+
+class Parts:
+    """Streams what the query string asks for; ``folder`` is where it and the test meet."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    async def __call__(self, request: Any) -> Any:
+        kind = request.path_params.get("kind") or request.query_params["kind"]
+        return getattr(self, kind)(int(request.query_params.get("count", "3")))
+
+    def pid(self, _count: int) -> int:
+        return os.getpid()
+
+    async def gated(self, count: int) -> AsyncIterator[str]:
+        try:
+            for number in range(count):
+                yield f"{number}\n"
+                while not (self.folder / f"gate{number}").exists():
+                    await asyncio.sleep(0.01)
+        finally:
+            (self.folder / "closed").touch()
+
+    def stepwise(self, count: int) -> Iterator[bytes]:
+        try:
+            for number in range(count):
+                yield b"%d\n" % number
+                time.sleep(0.01)
+        finally:
+            (self.folder / "closed").touch()
+
+    async def counted(self, count: int) -> AsyncIterator[bytes]:
+        for number in range(count):
+            (self.folder / "made").write_text(str(number + 1))
+            yield bytes([number % 256]) * PART
+
+    def events(self, count: int) -> StreamingResponse:
+        parts = (f"data: {number}\n\n" for number in range(count))
+        return StreamingResponse(parts, media_type="text/event-stream", status_code=201)
+
+    def file(self, _count: int) -> FileResponse:
+        path = self.folder / "file.bin"
+        path.write_bytes(os.urandom(300_000))
+        return FileResponse(path)
+
+    def nothing(self, _count: int) -> Iterator[str]:
+        yield from ()
+
+    def strange(self, count: int) -> Iterator[Any]:
+        yield from ["text"][:count]
+        yield 42
+
+    def breaks(self, count: int) -> Iterator[str]:
+        yield from ["a"] * count
+        raise ValueError("broken on purpose")
+
+    def too_long(self, count: int) -> StreamingResponse:
+        parts = (b"x" * 10 for _ in range(count))
+        return StreamingResponse(parts, headers={"content-length": "15"})
+
+    def in_background(self, _count: int) -> JSONResponse:
+        async def later() -> None:
+            while not (self.folder / "gate").exists():
+                await asyncio.sleep(0.01)
+            (self.folder / "closed").touch()
+
+        return JSONResponse({"answered": True}, background=BackgroundTask(later))
+
+
+Get = Callable[..., http.client.HTTPResponse]
+
+
+@pytest.fixture
+def get(
+    running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
+) -> Iterator[Get]:
+    """Return what asks the deployment; the response's body is still to be read."""
+    deployed(serve.deployment(max_ongoing_requests=4)(Parts).bind(str(tmp_path)))
+    with asking(running, f"/{name}") as ask:
+        yield ask
+
+
+class asking:  # noqa: N801 - a context manager
+    """What sends requests, and closes its connections at the end."""
+
+    def __init__(self, running: RunningSystem, path: str) -> None:
+        self.port = running.settings.http.port
+        self.path = path
+        self.connections: list[http.client.HTTPConnection] = []
+
+    def __enter__(self) -> Get:
+        return self.ask
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self.connections:
+            connection.close()
+
+    def ask(self, kind: str, count: int = 3, *, method: str = "GET", **headers: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        self.connections.append(connection)
+        path = f"{self.path}?kind={kind}&count={count}"
+        connection.request(method, path, headers=headers)
+        return connection.getresponse()
+
+
+def test_the_first_part_leaves_when_it_is_made(get: Get, tmp_path: Path) -> None:
+    response = get("gated")
+    assert (response.status, response.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    for number in range(3):
+        assert response.readline() == b"%d\n" % number
+        (tmp_path / f"gate{number}").touch()
+    assert response.read() == b""
+    assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "media_type", "body"),
+    [
+        ("stepwise", 200, "application/octet-stream", b"0\n1\n2\n"),
+        ("events", 201, "text/event-stream; charset=utf-8", b"data: 0\n\ndata: 1\n\ndata: 2\n\n"),
+        ("nothing", 200, "text/plain; charset=utf-8", b""),
+    ],
+)
+def test_generators_and_streaming_responses(
+    get: Get, kind: str, status: int, media_type: str, body: bytes
+) -> None:
+    response = get(kind)
+    assert (response.status, response.headers["content-type"]) == (status, media_type)
+    assert response.read() == body
+
+
+def test_a_file_keeps_its_length(get: Get, tmp_path: Path) -> None:
+    response = get("file")
+    assert response.headers["content-length"] == "300000"
+    assert response.read() == (tmp_path / "file.bin").read_bytes()
+
+
+def test_head_gets_no_parts_and_ends_the_generator(get: Get, tmp_path: Path) -> None:
+    response = get("gated", method="HEAD")
+    assert (response.status, response.read()) == (200, b"")
+    wait_until((tmp_path / "closed").exists, 5, "the generator is closed")
+
+
+def test_a_slow_client_slows_the_generator_and_costs_no_memory(get: Get, tmp_path: Path) -> None:
+    count = 600
+    pid = int(get("pid").read())
+    response = get("counted", count)
+    first = response.read(PART)
+    made = tmp_path / "made"
+    before = -1
+    while before != (before := int(made.read_text() or 0)):  # until it stands still
+        time.sleep(0.3)
+    assert before < count // 2, "it waits for its client"
+    resident = psutil.Process(pid).memory_info().rss
+    rest = response.read()
+    assert first + rest == b"".join(bytes([number % 256]) * PART for number in range(count))
+    assert psutil.Process(pid).memory_info().rss - resident < 30_000_000
+
+
+def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(
+    get: Get, tmp_path: Path
+) -> None:
+    for _ in range(6):  # more than there are slots
+        response = get("gated", Connection="close")  # else closing it keeps the connection
+        assert response.readline() == b"0\n"
+        response.close()
+        wait_until((tmp_path / "closed").exists, 5, "the generator is closed")
+        (tmp_path / "closed").unlink()
+
+
+def test_a_generator_that_fails_midway_cuts_the_connection(get: Get) -> None:
+    response = get("breaks", 1)
+    assert response.status == 200
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        response.read()
+    assert caught.value.partial == b"a"
+
+
+def test_a_generator_that_fails_at_once_is_an_error(get: Get) -> None:
+    response = get("breaks", 0)
+    assert response.status == 500
+    assert b"broken on purpose" not in response.read()
+
+
+def test_a_part_that_is_no_text_is_named(get: Get) -> None:
+    response = get("strange", 0)
+    assert response.status == 500
+    assert b"a generator yielded a int; yield str or bytes" in response.read()
+    with pytest.raises(http.client.IncompleteRead):
+        get("strange", 1).read()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_parts_that_break_their_content_length_cut_the_connection(get: Get, count: int) -> None:
+    response = get("too_long", count)
+    assert response.headers["content-length"] == "15"
+    with pytest.raises(http.client.IncompleteRead):
+        response.read()
+
+
+def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(
+    get: Get, tmp_path: Path
+) -> None:
+    responses = [get("in_background") for _ in range(4)]
+    assert [response.read() for response in responses] == [b'{"answered":true}'] * 4
+    late = get("pid", **{"X-Request-Timeout-Seconds": "0.3"})
+    assert late.status == 408, "all four slots are taken"
+    (tmp_path / "gate").touch()
+    assert get("pid").status == 200
+
+
+def test_the_time_limit_holds_for_the_last_part_too(get: Get, tmp_path: Path) -> None:
+    response = get("gated", **{"X-Request-Timeout-Seconds": "0.5"})
+    assert response.readline() == b"0\n"
+    with pytest.raises(http.client.IncompleteRead):
+        response.read()
+    wait_until((tmp_path / "closed").exists, 5, "the generator is closed")
+
+
+# --- Deaths -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_get(own_system: RunningSystem, tmp_path: Path) -> Iterator[Get]:
+    own_system.deploy(serve.deployment(Parts).bind(str(tmp_path)))
+    with asking(own_system, "/") as ask:
+        yield ask
+
+
+def test_a_replica_that_dies_midway_cuts_the_connection_and_is_not_asked_twice(
+    own_get: Get, tmp_path: Path
+) -> None:
+    pid = int(own_get("pid").read())
+    response = own_get("gated")
+    assert response.readline() == b"0\n"
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(http.client.IncompleteRead):
+        response.read()
+    assert int(own_get("pid").read()) != pid
+    assert not (tmp_path / "closed").exists()
+
+
+def test_a_stream_outlives_the_router(
+    own_system: RunningSystem, own_get: Get, tmp_path: Path
+) -> None:
+    response = own_get("gated")
+    assert response.readline() == b"0\n"
+    os.kill(own_system.pid_of("proxy"), signal.SIGKILL)
+    assert own_get("pid").status == 200
+    for number in range(3):
+        (tmp_path / f"gate{number}").touch()
+    assert response.read() == b"1\n2\n"
+
+
+def test_without_its_first_router_a_stream_still_ends_with_its_replica(
+    own_system: RunningSystem, own_get: Get
+) -> None:
+    pid = int(own_get("pid").read())
+    response = own_get("gated")
+    assert response.readline() == b"0\n"
+    os.kill(own_system.pid_of("proxy"), signal.SIGKILL)
+    assert own_get("pid").status == 200
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(http.client.IncompleteRead):
+        response.read()

@@ -1,0 +1,280 @@
+"""Traffic splits, shard keys and shadows over real systems."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.core.queueing import MAX_COPIES_QUEUED
+
+KEYS = [f"customer-{i}" for i in range(40)]
+
+
+class Tagged:
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def __call__(self) -> str:
+        return self.tag
+
+
+async def echo(request: Any) -> bytes:
+    return await request.body()
+
+
+class Notes:
+    """Keeps what it is asked in files, so that a test sees what a shadow saw."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    async def __call__(self, request: Any) -> str:
+        context = serve.get_request_context()
+        text = f"{context.is_shadow} {context.endpoint} {context.backend} {context.route} "
+        body = await request.body()
+        (self.folder / context.request_id).write_bytes(text.encode() + body)
+        return "nobody sees this"
+
+
+async def endless(request: Any) -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * 1000
+
+
+class Gate:
+    """Answers once a file is there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, request: Any) -> str:
+        while not os.path.exists(self.path):
+            time.sleep(0.01)
+        return "opened"
+
+
+def die(request: Any) -> None:
+    os._exit(1)
+
+
+class Endpoint:
+    """One test's endpoint, with backends of its own."""
+
+    def __init__(self, running: RunningSystem, client: serve.Client, name: str) -> None:
+        self.running, self.client, self.name = running, client, name
+        self.tags: list[str] = []
+
+    def backend(self, suffix: str, target: Any, *args: Any, **config: Any) -> str:
+        tag = f"{self.name}:{suffix}"
+        self.tags.append(tag)
+        goal = self.client.create_backend(tag, target, *args, config=config)
+        self.client.wait_for_goal(goal, 20)
+        return tag
+
+    def get(self, key: str | None = None, **headers: str) -> bytes:
+        if key is not None:
+            headers["X-Serve-Shard-Key"] = key
+        status, body = self.running.get(f"/{self.name}", headers=headers)
+        assert status == 200, body
+        return body
+
+    def wait_for_metric(self, expected: float, metric: str, **labels: str) -> None:
+        """Wait until a metric has a value: queries are counted when their answers have arrived."""
+        what = f"{metric} {labels} to be {expected}"
+        wait_until(lambda: self.metric(metric, **labels) == expected, 20, what)
+
+    def metric(self, metric: str, **labels: str) -> float:
+        """Return the sum of a metric's samples of this endpoint that have the labels."""
+        wanted = [f'{name}="{value}"' for name, value in {"endpoint": self.name, **labels}.items()]
+        lines = self.running.get("/-/metrics")[1].decode().splitlines()
+        found = [line for line in lines if line.startswith(f"{metric}{{")]
+        return sum(float(line.split()[-1]) for line in found if all(w in line for w in wanted))
+
+
+@pytest.fixture
+def shop(running: RunningSystem, client: serve.Client, name: str) -> Iterator[Endpoint]:
+    made = Endpoint(running, client, name)
+    yield made
+    client.delete_endpoint(name)
+    for goal in [client.delete_backend(tag, force=True) for tag in made.tags]:
+        client.wait_for_goal(goal, 20)
+
+
+# --- Traffic --------------------------------------------------------------------------------------
+
+
+def test_a_split_reaches_all_backends_and_a_weight_of_zero_none(shop: Endpoint) -> None:
+    tags = [shop.backend(each, Tagged, each) for each in ("v1", "v2", "v3")]
+    shop.client.create_endpoint(shop.name, backend=tags[0], route=f"/{shop.name}")
+    weights = dict(zip(tags, (0.75, 0.25, 0.0), strict=True))
+    shop.client.set_traffic(shop.name, weights)
+    assert shop.client.list_endpoints()[shop.name]["traffic"] == weights
+    counts = Counter(shop.get() for _ in range(200))
+    assert set(counts) == {b"v1", b"v2"}
+    assert 20 <= counts[b"v2"] <= 80, "five standard deviations"
+    shop.client.set_traffic(shop.name, {tags[2]: 1.0})
+    assert {shop.get() for _ in range(20)} == {b"v3"}, "from the first query on"
+
+
+@pytest.mark.parametrize("role", ["proxy", "controller"])
+def test_a_key_has_one_backend_whoever_asks_and_whatever_restarts(
+    own_system: RunningSystem, role: str
+) -> None:
+    client = serve.Client(own_system.connection, own_system.settings)
+    shop = Endpoint(own_system, client, "shop")
+    tags = [shop.backend(each, Tagged, each) for each in ("v1", "v2")]
+    client.create_endpoint("shop", backend=tags[0], route="/shop")
+    client.set_traffic("shop", dict.fromkeys(tags, 0.5))
+    found = {key: shop.get(key) for key in KEYS}
+    assert set(found.values()) == {b"v1", b"v2"}
+    handle = client.get_handle("shop")
+    for key, backend in found.items():
+        assert handle.options(shard_key=key).remote().result(10) == backend.decode()
+    pid = own_system.pid_of(role)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: dict(own_system.pids()).get(role) not in {None, pid}, 10, f"a {role}")
+    assert {key: shop.get(key) for key in KEYS} == found
+    client.set_traffic("shop", {tags[0]: 0.7, tags[1]: 0.3})
+    moved = {(found[key], shop.get(key)) for key in KEYS}
+    assert (b"v1", b"v2") not in moved, "only what the other has to give up moves"
+
+
+# --- Shadows --------------------------------------------------------------------------------------
+
+
+def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
+    shop: Endpoint, tmp_path: Path
+) -> None:
+    primary, shadow = shop.backend("v1", echo), shop.backend("v2", Notes, str(tmp_path))
+    route = f"/{shop.name}"
+    shop.client.create_endpoint(shop.name, backend=primary, route=route, methods=["POST"])
+    shop.client.shadow_traffic(shop.name, shadow, 1.0)
+    assert shop.client.list_endpoints()[shop.name]["shadows"] == {shadow: 1.0}
+    body = bytes(range(256)) * 400
+    for number in range(5):
+        request = {"data": body, "headers": {"X-Request-ID": f"id-{number}"}}
+        assert shop.running.get(f"/{shop.name}", **request) == (200, body)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 5, 10, "five copies")
+    shop.wait_for_metric(5, "understudy_shadow_requests_total", backend=shadow, status="200")
+    expected = f"True {shop.name} {shadow} {route} ".encode() + body
+    assert (tmp_path / "id-3").read_bytes() == expected
+    shop.wait_for_metric(5, "understudy_requests_total")
+    assert shop.metric("understudy_requests_total", backend=shadow) == 0
+    shop.client.shadow_traffic(shop.name, shadow, 0)
+    assert shop.client.list_endpoints()[shop.name]["shadows"] == {}
+    shop.running.get(f"/{shop.name}", data=b"x", headers={"X-Request-ID": "after"})
+    assert shop.metric("understudy_shadow_queued_requests", backend=shadow) == 0
+    assert not (tmp_path / "after").exists()
+
+
+def test_a_shadow_that_hangs_costs_nobody_anything_and_misses_what_it_cannot_follow(
+    shop: Endpoint, tmp_path: Path
+) -> None:
+    primary = shop.backend("v1", Tagged, "one")
+    shadow = shop.backend("v2", Gate, str(tmp_path / "open"), max_ongoing_requests=2)
+    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
+    shop.client.shadow_traffic(shop.name, shadow, 1.0)
+    asked = MAX_COPIES_QUEUED + 20
+    try:
+        for _ in range(asked):
+            began = time.monotonic()
+            assert shop.get() == b"one"
+            assert time.monotonic() - began < 2, "the machine is shared; a hang would be for ever"
+        assert shop.metric("understudy_shadow_ongoing_requests", backend=shadow) == 2
+        assert shop.metric("understudy_shadow_queued_requests") == MAX_COPIES_QUEUED
+        assert shop.metric("understudy_shadow_dropped_total", backend=shadow) == 18
+    finally:
+        (tmp_path / "open").touch()
+    shop.wait_for_metric(MAX_COPIES_QUEUED + 2, "understudy_shadow_requests_total")
+    shop.wait_for_metric(asked, "understudy_requests_total", status="200")
+
+
+def test_a_shadow_that_dies_of_each_query_fails_nobody(shop: Endpoint) -> None:
+    primary, shadow = shop.backend("v1", Tagged, "one"), shop.backend("v2", die)
+    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
+    shop.client.shadow_traffic(shop.name, shadow, 1.0)
+    for _ in range(30):
+        assert shop.get() == b"one"
+    ended = "understudy_shadow_requests_total"
+    wait_until(lambda: shop.metric(ended, status="503") > 0, 10, "a copy that died")
+    shop.wait_for_metric(30, "understudy_requests_total", status="200")
+
+
+def test_a_stopped_shadow_process_fails_nobody(shop: Endpoint) -> None:
+    primary, shadow = shop.backend("v1", Tagged, "one"), shop.backend("v2", Tagged, "two")
+    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
+    shop.client.shadow_traffic(shop.name, shadow, 1.0)
+    (replica,) = shop.client.list_backends()[shadow]["replicas"]
+    os.kill(replica["pid"], signal.SIGSTOP)
+    try:
+        for _ in range(60):
+            assert shop.get() == b"one"
+    finally:
+        os.kill(replica["pid"], signal.SIGCONT)
+
+
+def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) -> None:
+    primary, shadow = shop.backend("v1", endless), shop.backend("v2", endless)
+    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
+    shop.client.shadow_traffic(shop.name, shadow, 1.0)
+    with urllib.request.urlopen(f"{shop.running.url}/{shop.name}", timeout=20) as response:
+        assert response.read(5_000) == b"x" * 5_000
+        shop.wait_for_metric(1, "understudy_shadow_ongoing_requests", backend=shadow)
+    shop.wait_for_metric(1, "understudy_shadow_requests_total", backend=shadow, status="499")
+    shop.wait_for_metric(0, "understudy_shadow_ongoing_requests", backend=shadow)
+
+
+def test_calls_through_handles_are_shadowed_too(shop: Endpoint, tmp_path: Path) -> None:
+    def note() -> None:
+        (tmp_path / f"{serve.get_request_context().is_shadow}").touch()
+
+    primary, shadow = shop.backend("v1", Tagged, "one"), shop.backend("v2", note)
+    shop.client.create_endpoint(shop.name, backend=primary)
+    shop.client.shadow_traffic(shop.name, shadow, 1.0)
+    assert shop.client.get_handle(shop.name).remote().result(10) == "one"
+    wait_until((tmp_path / "True").exists, 10, "the copy")
+    assert not (tmp_path / "False").exists()
+
+
+def test_bad_values_are_refused_before_anything_is_asked(client: serve.Client) -> None:
+    calls: list[tuple[Callable[[], None], str]] = [
+        (lambda: client.set_traffic("", {"b": 1.0}), "endpoint=''"),
+        (lambda: client.set_traffic("e", {"b": 2}), r"weights\['b'\]=2: must be a number"),
+        (lambda: client.set_traffic("e", None), "weights=None: must be a dict"),  # type: ignore[arg-type]
+        (lambda: client.set_traffic("e", {"b": 0.5}), "weights sum to 0.5: must be 1"),
+        (lambda: client.shadow_traffic("e", "", 1), "backend=''"),
+        (lambda: client.shadow_traffic("e", "b", 1.5), "proportion=1.5: must be a number"),
+    ]
+    for call, text in calls:
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+# --- What the controller hears of it --------------------------------------------------------------
+
+
+def test_the_controller_is_told_what_is_queued_and_ongoing(shop: Endpoint, tmp_path: Path) -> None:
+    tag = shop.backend("v1", Gate, str(tmp_path / "open"), max_ongoing_requests=2)
+    shop.client.create_endpoint(shop.name, backend=tag, route=f"/{shop.name}")
+    handle = shop.client.get_handle(shop.name)
+
+    def load() -> tuple[int, int]:
+        state = shop.client.list_backends()[tag]
+        return state["queued"], state["ongoing"]
+
+    responses = [handle.remote(None) for _ in range(5)]
+    wait_until(lambda: load() == (3, 2), 10, "the load to be known")
+    (tmp_path / "open").touch()
+    for response in responses:
+        assert response.result(10) == "opened"
+    wait_until(lambda: load() == (0, 0), 10, "its end to be known")

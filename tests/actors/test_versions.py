@@ -1,0 +1,404 @@
+"""Versions on a real system: rolling updates under load, compare-and-set, history and undo."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.load import GetLoad
+from tests.support.systems import RunningSystem, alive, wait_until
+from understudy import serve
+from understudy.serve.exceptions import UnderstudyError
+
+DEADLINE_S = 30
+
+
+class Model:
+    """Answers its version and process; ``limits`` come by reconfigure."""
+
+    def __init__(self, version: str) -> None:
+        if version == "bad":
+            raise LookupError("no weights")
+        self.version = version
+        self.calls: list[Any] = []
+
+    def reconfigure(self, config: Any) -> None:
+        self.calls.append(config)
+        if config == "bad":
+            raise LookupError("no such limits")
+
+    def __call__(self, _request: Any) -> dict[str, Any]:
+        return {"version": self.version, "pid": os.getpid(), "calls": self.calls}
+
+
+@pytest.fixture
+def deployed(client: serve.Client, name: str) -> Iterator[Any]:
+    """Deploy a version of Model under this test's name, and wait; deleted afterwards."""
+
+    def deploy(version: str, prev_version: str | None = None, **config: Any) -> None:
+        goal = client.deploy(
+            name,
+            Model,
+            init_args=[version],
+            version=version,
+            prev_version=prev_version,
+            config={"health_check_period_s": 1, **config},
+        )
+        client.wait_for_goal(goal, DEADLINE_S)
+
+    yield deploy
+    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
+
+
+def answer(running: RunningSystem, name: str) -> Any:
+    status, body = running.get(f"/{name}")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def test_a_rolling_update_under_load_fails_no_request_and_keeps_the_capacity(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1", num_replicas=4)
+    counts: list[tuple[int, int]] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            states = [r["state"] for r in client.get_deployment_info(name)["replicas"]]
+            counts.append((states.count("RUNNING"), len(states)))
+            time.sleep(0.005)
+
+    watcher = threading.Thread(target=watch)
+    with GetLoad(running.settings.http.port, f"/{name}", connections=16) as load:
+        watcher.start()
+        try:
+            deployed("2", num_replicas=4)
+            assert answer(running, name)["version"] == "2"
+            with pytest.raises(LookupError, match="no weights"):
+                deployed("bad", num_replicas=4)
+            assert answer(running, name)["version"] == "2"
+            deployed("3", num_replicas=6)
+        finally:
+            over.set()
+            watcher.join()
+    print(f"fewest running {min(counts)[0]}, most processes {max(c[1] for c in counts)}; ", end="")
+    print(load.tally.summary())
+    assert load.tally.failures == []
+    assert load.tally.ok > 100
+    assert min(counts)[0] >= 4
+    assert max(c[1] for c in counts) <= 8  # 6 and a fifth of 6, rounded up
+    assert len(counts) > 20
+
+
+def test_a_version_that_cannot_start_leaves_the_old_one_and_says_so(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1")
+    before = answer(running, name)["pid"]
+    with pytest.raises(LookupError, match="no weights"):
+        deployed("bad")
+    log = (running.settings.logs_dir / "controller.log").read_text()
+    assert f"at 127.0.0.1: deploy '{name}'" in log
+    assert f"(deploy '{name}') failed: LookupError: no weights" in log
+    shown = " ".join(running.understudy("status").stdout.split())
+    assert f"{name} 1 1 of 1 DEPLOY_FAILED" in shown
+    info = client.get_deployment_info(name)
+    assert (info["status"], info["version"]) == ("DEPLOY_FAILED", "1")
+    assert "no weights" in info["message"]
+    assert answer(running, name)["pid"] == before
+    deployed("1")
+    assert client.get_deployment_info(name)["status"] == "HEALTHY"
+
+
+def test_settings_alone_are_changed_in_place_and_reach_each_replica_once(
+    running: RunningSystem, deployed: Any, name: str
+) -> None:
+    deployed("1", num_replicas=2, user_config={"limit": 1})
+    before = {answer(running, name)["pid"] for _ in range(40)}
+    assert len(before) == 2
+    deployed("1", num_replicas=2, user_config={"limit": 2})
+    answers = {a["pid"]: a["calls"] for a in (answer(running, name) for _ in range(40))}
+    assert answers == {pid: [{"limit": 1}, {"limit": 2}] for pid in before}
+
+
+def test_settings_that_reconfigure_refuses_go_back_to_those_before(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1", user_config="good")
+    pid = answer(running, name)["pid"]
+    with pytest.raises(LookupError, match="no such limits"):
+        deployed("1", user_config="bad")
+    wait_until(
+        lambda: answer(running, name)["calls"] == ["good", "bad", "good"], 10, "back to the first"
+    )
+    assert answer(running, name)["pid"] == pid
+    info = client.get_deployment_info(name)
+    assert (info["status"], info["config"]["user_config"]) == ("DEPLOY_FAILED", "good")
+    assert "no such limits" in info["message"]
+
+
+class Slow:
+    """Takes as many seconds as it is asked to."""
+
+    def __call__(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "finished"
+
+
+def test_an_update_lets_queries_finish_and_cuts_off_those_past_the_time_limit(
+    client: serve.Client, name: str
+) -> None:
+    def deploy(version: str) -> str | None:
+        config = {"graceful_shutdown_timeout_s": 2}
+        return client.deploy(name, Slow, version=version, route_prefix=None, config=config)
+
+    client.wait_for_goal(deploy("1"), DEADLINE_S)
+    handle = client.get_handle(name)
+    short, long = handle.remote(1.0), handle.remote(600.0)
+    old = client.get_deployment_info(name)["replicas"][0]["pid"]
+    wait_until(
+        lambda: client.get_deployment_info(name)["ongoing"] == 2, 10, "both are with the replica"
+    )
+    begun = time.monotonic()
+    client.wait_for_goal(deploy("2"), DEADLINE_S)
+    assert handle.remote(0.0).result(10) == "finished"
+    assert short.result(10) == "finished"
+    with pytest.raises(UnderstudyError, match="replica died"):
+        long.result(10)
+    assert 1.9 < time.monotonic() - begun < 6
+    wait_until(lambda: not alive(old), 5, "the old replica is gone")
+    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
+
+
+def test_a_new_version_with_the_same_code_replaces_the_replicas(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1")
+    before = answer(running, name)["pid"]
+    goal = client.deploy(name, Model, init_args=["1"], version="1b")
+    client.wait_for_goal(goal, DEADLINE_S)
+    assert answer(running, name)["pid"] != before
+    wait_until(lambda: not alive(before), DEADLINE_S, "the old replica is gone")
+
+
+def test_what_is_deployed_can_be_listed_and_looked_up(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1", num_replicas=2)
+    info = client.list_deployments()[name]
+    assert info["version"] == "1"
+    assert info["route_prefix"] == f"/{name}"
+    assert info["config"]["num_replicas"] == 2
+    assert [replica["version"] for replica in info["replicas"]] == ["1", "1"]
+    assert running.get(f"/{name}")[0] == 200
+    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
+    assert running.get(f"/{name}")[0] == 404
+    assert name not in client.list_deployments()
+    assert client.delete_deployment(name) is None
+    with pytest.raises(KeyError, match=f"no deployment is named '{name}'; there are"):
+        client.get_deployment_info(name)
+
+
+def test_a_deployment_without_a_route_is_for_handles_only(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    goal = client.deploy(name, Model, init_args=["1"], route_prefix=None)
+    client.wait_for_goal(goal, DEADLINE_S)
+    assert running.get(f"/{name}")[0] == 404
+    assert client.get_handle(name).remote(None).result(10)["version"] == "1"
+
+
+def test_a_deployments_own_options_count_where_none_are_given(
+    client: serve.Client, name: str
+) -> None:
+    decorated = serve.deployment(version="7", num_replicas=2, max_ongoing_requests=3)(Model)
+    client.wait_for_goal(client.deploy(name, decorated, init_args=["7"]), DEADLINE_S)
+    info = client.get_deployment_info(name)
+    assert (info["version"], info["config"]["num_replicas"]) == ("7", 2)
+    goal = client.deploy(name, decorated, init_args=["7"], version="8", config={"num_replicas": 1})
+    client.wait_for_goal(goal, DEADLINE_S)
+    info = client.get_deployment_info(name)
+    assert (info["version"], info["config"]["max_ongoing_requests"]) == ("8", 100)
+    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"version": 1}, "version=1: must be a non-empty string"),
+        ({"version": ""}, "version='': must be a non-empty string"),
+        ({"prev_version": 2.0}, "prev_version=2.0: must be a non-empty string"),
+        ({"prev_version": "7"}, "prev_version is '7', but it is not deployed"),
+        ({"route_prefix": "x"}, "route_prefix='x': must start with '/'"),
+        ({"config": {"num_replicas": 0}}, "num_replicas=0"),
+        ({"config": {"replicas": 2}}, "replicas=2"),
+        ({"config": 5}, "BackendConfig=5: must be a dict"),
+        ({"actor_options": {"num_cpus": -1}}, "num_cpus=-1"),
+        ({"name": "a#b"}, "deployment name 'a#b': expected a name without '#'"),
+        ({"name": ""}, "name='': must be a non-empty string"),
+        ({"func_or_class": "text"}, "'text' is no function or class"),
+        ({"init_args": [threading.Lock()]}, "cannot be pickled"),
+    ],
+)
+def test_bad_values_are_refused_and_named(
+    client: serve.Client, name: str, arguments: dict[str, Any], told: str
+) -> None:
+    given = {"name": name, "func_or_class": Model, **arguments}
+    with pytest.raises(ValueError) as caught:
+        client.deploy(given.pop("name"), given.pop("func_or_class"), **given)
+    assert isinstance(caught.value, UnderstudyError)
+    assert told in str(caught.value)
+    assert client.list_deployments() == {}
+
+
+def test_a_hundred_deployers_at_once_lose_no_update(client: serve.Client, name: str) -> None:
+    def answer(_request: Any) -> str:
+        return "here"
+
+    client.wait_for_goal(client.deploy(name, answer, version="0"), DEADLINE_S)
+    won: list[int] = []
+    refused: list[str] = []
+
+    def count_up() -> None:
+        while True:
+            version = client.get_deployment_info(name)["version"]
+            mine = str(int(version) + 1)
+            try:
+                client.deploy(name, answer, version=mine, prev_version=version)
+            except ValueError as error:
+                refused.append(str(error))
+                continue
+            won.append(int(mine))
+            return
+
+    deployers = [threading.Thread(target=count_up) for _ in range(100)]
+    for deployer in deployers:
+        deployer.start()
+    for deployer in deployers:
+        deployer.join(60)
+    print(f"100 deployers: {len(refused)} refused meanwhile")
+    assert sorted(won) == list(range(1, 101))
+    assert client.get_deployment_info(name)["version"] == "100"
+    assert all("prev_version is" in text for text in refused)
+    steps = [
+        change["fields"]["version"]
+        for entry in client.history()
+        for change in entry["changes"]
+        if (change["kind"], change["name"]) == ("backend", name)
+    ]
+    assert steps[-100:] == [[str(n), str(n + 1)] for n in range(100)]
+    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
+
+
+def test_history_tells_who_and_undo_takes_back(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1")
+    deployed("2", num_replicas=2)
+    last = client.history()[-1]
+    assert last["what"] == f"deploy '{name}'"
+    assert last["address"] == "127.0.0.1"
+    assert last["user"]
+    assert abs(last["at"] - time.time()) < 60
+    undone = client.undo()
+    assert undone["id"] == last["id"]
+    client.wait_for_goal(undone["goal"], DEADLINE_S)
+    assert answer(running, name)["version"] == "1"
+    client.wait_for_goal(client.undo()["goal"], DEADLINE_S)
+    assert answer(running, name)["version"] == "2"
+    with pytest.raises(KeyError, match="no change has the id 100000"):
+        client.undo(100_000)
+    deployed("3")
+    with pytest.raises(ValueError, match=r"cannot be undone: change \d+ .* changed backend"):
+        client.undo(last["id"])
+
+
+APP = """
+from understudy import serve
+
+@serve.deployment
+class Word:
+    def __init__(self, word):
+        self.word = word
+    def __call__(self, request):
+        return self.word
+
+def app(arguments):
+    return Word.options(num_replicas=int(arguments.get("replicas", 1))).bind(arguments["word"])
+"""
+
+
+FLAKY = """
+import os
+from understudy import serve
+
+@serve.deployment
+class Flaky:
+    def __init__(self):
+        if not os.path.exists("FLAG"):
+            raise LookupError("no flag")
+    def __call__(self, request):
+        return "here"
+
+app = Flaky.bind()
+"""
+
+
+def test_plan_history_and_undo_by_the_command_line(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(APP)
+    (tmp_path / "flaky.py").write_text(FLAKY.replace("FLAG", str(tmp_path / "flag")))
+
+    def understudy(*arguments: str) -> str:
+        done = own_system.understudy(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert understudy("history") == "nothing has been changed yet\n"
+    planned = understudy("deploy", "--plan", "mine", "word=one")
+    assert "+ backend default#Word: num_replicas 1\n" in planned
+    assert planned.endswith("deploying 'default'; nothing was changed yet\n")
+    assert understudy("history") == "nothing has been changed yet\n"
+    understudy("deploy", "mine", "word=one")
+    assert understudy("deploy", "--plan", "mine", "word=one") == (
+        "deploying 'default' would change nothing\n"
+    )
+    planned = understudy("deploy", "--plan", "mine", "word=one", "replicas=2")
+    assert planned.startswith("~ backend default#Word: num_replicas 1 -> 2; in place\n")
+    planned = understudy("deploy", "--plan", "mine", "word=two")
+    assert "other code; replicas are replaced one after another" in planned
+    understudy("deploy", "mine", "word=two")
+    assert own_system.get() == (200, b"two")
+    undone = understudy("undo")
+    assert undone.endswith("undid change 2: deploy application 'default'\n")
+    assert own_system.get() == (200, b"one")
+    told = json.loads(understudy("history", "--json"))
+    assert [entry["what"] for entry in told] == [
+        "deploy application 'default'",
+        "deploy application 'default'",
+        "undo change 2",
+    ]
+    assert "undo change 2" in understudy("history", "-n", "1")
+    (tmp_path / "flag").touch()
+    understudy("deploy", "flaky", "--name", "flaky", "--route-prefix", "/flaky")
+    understudy("delete", "flaky")
+    (tmp_path / "flag").unlink()
+    for arguments, code, text in (
+        (("undo",), 1, "could not be undone: LookupError: no flag"),
+        (("undo", "2"), 1, "is undone already"),
+        (("undo", "99"), 1, "no change has the id 99"),
+        (("undo", "soon"), 2, "'soon' is not a valid integer"),
+        (("history", "-n", "0"), 2, "0 is not in the range"),
+    ):
+        done = own_system.understudy(*arguments)
+        assert (done.returncode, text in done.stderr) == (code, True), done.stderr
+        assert "understudy/serve" not in done.stderr, "no traceback of ours"

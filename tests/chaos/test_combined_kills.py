@@ -1,0 +1,140 @@
+"""SIGKILL of several processes at once: what heals by itself, and what `understudy start` heals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import footprint
+from tests.support.kills import (
+    assert_nothing_leaked,
+    footprint_in_use,
+    kill,
+    settled,
+    system_to_kill,
+)
+from tests.support.load import GetLoad
+from tests.support.systems import RunningSystem, wait_until
+from understudy.actors import system
+
+HEALS_WITHIN_S = 10.0
+HEALS_BY_ITSELF = {
+    "admin and proxy": ("thespian admin", "proxy"),
+    "logger and admin": ("thespian logger", "thespian admin"),
+    "controller and all replicas": ("controller", "replica"),
+    "proxy and controller": ("proxy", "controller"),
+    "all replicas and the proxy": ("replica", "proxy"),
+    "http master and admin": ("http master", "thespian admin"),
+    "all actors": ("controller", "proxy", "replica", "thespian admin", "thespian logger"),
+}
+NEEDS_A_START = {
+    "host process and admin": ("host", "thespian admin"),
+    "host process and logger": ("host", "thespian logger"),
+    "host process and http master": ("host", "http master"),
+    "host process and controller": ("host", "controller"),
+    "host process, proxy and all replicas": ("host", "proxy", "replica"),
+    "host process, admin, logger and http master": (
+        "host",
+        "thespian admin",
+        "thespian logger",
+        "http master",
+    ),
+}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RunningSystem]:
+    """A system of the test's own; its end checks that stopping it leaves nothing."""
+    with system_to_kill(tmp_path) as started:
+        yield started
+    assert not footprint.pids_of(started)
+    assert not list(started.settings.run_dir.glob("*.json"))
+
+
+def kill_roles(running: RunningSystem, roles: tuple[str, ...]) -> None:
+    kill(*(pid for role, pid in running.pids() if role in roles))
+
+
+@pytest.mark.parametrize("roles", HEALS_BY_ITSELF.values(), ids=HEALS_BY_ITSELF.keys())
+def test_a_system_heals_by_itself_and_loses_no_response(
+    running: RunningSystem, roles: tuple[str, ...]
+) -> None:
+    before = footprint_in_use(running)
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        killed_at = time.monotonic()
+        kill_roles(running, roles)
+        wait_until(lambda: settled(running), HEALS_WITHIN_S, "all as before")
+        back_s = time.monotonic() - killed_at
+        enough = load.tally.ok + 300
+        wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
+        tally = load.stop()
+    print(f"{roles}: back in {back_s:.2f} s; {tally.summary()}")
+    assert not tally.failures, tally.summary()
+    assert_nothing_leaked(running, before)
+
+
+@pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
+def test_a_system_without_its_host_process_is_healed_by_a_start(
+    running: RunningSystem, roles: tuple[str, ...]
+) -> None:
+    before = footprint_in_use(running)
+    kill_roles(running, roles)
+    begun = time.monotonic()
+    assert system.start(running.settings)
+    print(f"{roles}: started in {time.monotonic() - begun:.2f} s")
+    assert running.get() == (200, b"hello")
+    assert_nothing_leaked(running, before)
+
+
+@pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
+def test_a_system_without_its_host_process_is_stopped_by_a_stop(
+    running: RunningSystem, roles: tuple[str, ...]
+) -> None:
+    kill_roles(running, roles)
+    running.stop()
+    assert not footprint.pids_of(running)
+
+
+def test_a_port_that_was_taken_when_the_front_died_is_waited_for(running: RunningSystem) -> None:
+    kill(running.pid_of("host"))
+    assert system.start(running.settings)  # this one does not have the listening socket
+    host = running.pid_of("host")
+    os.kill(host, signal.SIGSTOP)
+    kill(*(pid for role, pid in running.pids() if role in {"http master", "http worker"}))
+    log = running.settings.logs_dir / "host.log"
+    with socket.socket() as taker:
+        taker.bind(("127.0.0.1", running.settings.http.port))
+        taker.listen()
+        os.kill(host, signal.SIGCONT)
+        wait_until(lambda: "trying again" in log.read_text(), HEALS_WITHIN_S, "a word on it")
+    wait_until(lambda: settled(running), HEALS_WITHIN_S, "a front again")
+    assert running.pid_of("host") == host
+    assert running.get() == (200, b"hello")
+
+
+def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem) -> None:
+    """The host process starts over for the death of the admin, and again for each next one."""
+    host = running.pid_of("host")
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        for role in ("thespian admin", "http master", "thespian admin", "thespian admin"):
+            pids = wait_until(
+                lambda r=role: [pid for each, pid in running.pids() if each == r],
+                HEALS_WITHIN_S,
+                f"another {role}",
+            )
+            kill(*pids)
+        wait_until(lambda: settled(running), 20, "all as before")
+        enough = load.tally.ok + 300
+        wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
+        tally = load.stop()
+    print(f"deaths in a row: {tally.summary()}")
+    assert not tally.failures, tally.summary()
+    assert running.pid_of("host") == host

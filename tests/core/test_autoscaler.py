@@ -1,0 +1,584 @@
+"""Autoscaling as part of the cluster: restarts, zero, new settings, policies, what is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.core import status
+from understudy.core.autoscaler import KEPT_DECISIONS, LOST_S
+from understudy.core.autoscaling import Outcome
+from understudy.core.definitions import BACKEND, differences
+from understudy.core.effects import AskPolicy, Start, Stop
+from understudy.core.history import Author
+from understudy.core.loads import EXPIRE_S
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251
+
+QUICK = {
+    "max_replicas": 5,
+    "look_back_period_s": 5,
+    "upscale_delay_s": 5,
+    "downscale_delay_s": 20,
+}
+CUSTOM = {"policy_function": "mine.policy", "code": b"pickled", "code_hash": "hash"}
+
+
+class Scaled(World):
+    """A world whose proxies report a load, every half second while there is any."""
+
+    def __init__(self, proxies: int = 1) -> None:
+        self.load: dict[str, tuple[int, int]] = {}
+        super().__init__(proxies)
+
+    def boot(self) -> None:
+        super().boot()
+        self.tell_load()
+
+    def tell_load(self) -> None:
+        for proxy in self.proxies:
+            self.cluster.loads.expect(proxy.name, self.now)
+            self.cluster.autoscaler.load_reported(proxy.name, self.load, self.now)
+
+    def set_load(self, backend: str, queued: int, ongoing: int = 0) -> None:
+        self.load[backend] = (queued, ongoing)
+        self.tell_load()
+        self.flush()
+
+    def run(self, seconds: float) -> None:
+        """Let time pass: constructors return, what drains ends, proxies report."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            self.tell_load()
+            self.flush()
+            self.work()
+            self.flush()
+
+    def target(self, backend: str = "a") -> int | None:
+        return self.records["backend"][backend].target
+
+
+def scaled(tag: str = "a", code: bytes = b"code", **given: Any) -> ask.Request:
+    return ask.create(tag, code, autoscaling_config={**QUICK, **given})
+
+
+def outcomes(world: World, tag: str = "a") -> list[Outcome]:
+    return [kept.decision.outcome for kept in world.cluster.autoscaler.decisions(tag)]
+
+
+# --- Up, down, zero -----------------------------------------------------------------------------
+
+
+def test_a_backend_grows_and_shrinks_with_its_load_without_goals_of_its_own() -> None:
+    world = Scaled()
+    goal = world.request(scaled())
+    world.settle()
+    goals = [g.id for g in world.cluster.goals.all()]
+    assert goals == [goal]
+    world.set_load("a", 2, 6)
+    world.run(12)
+    assert (world.target(), len(world.running("a"))) == (4, 4)
+    world.set_load("a", 0, 2)
+    world.run(40)
+    assert (world.target(), len(world.running("a"))) == (1, 1)
+    assert [g.id for g in world.cluster.goals.all()] == goals
+    assert world.records["backend"]["a"].config_id == 1, "replicas need not be told of it"
+
+
+def test_what_shrinks_leaves_the_routers_first_and_is_drained() -> None:
+    world = Scaled()
+    world.request(scaled(initial_replicas=3))
+    world.settle()
+    world.run(20)
+    world.sent(Stop)
+    taken = world._told
+    world._told = lambda proxy, news: None  # type: ignore[method-assign]  # a proxy that is slow
+    world.now += 30
+    world.turn()
+    world.deliver()
+    assert world.target() == 1
+    assert not world.sent(Stop), "not before the proxy has let go of them"
+    world._told = taken  # type: ignore[method-assign]
+    world.restart_proxy()
+    world.run(5)
+    assert len(world.running("a")) == 1
+
+
+def test_the_first_query_at_zero_starts_a_replica_at_once() -> None:
+    world = Scaled()
+    goal = world.request(scaled(min_replicas=0))
+    world.flush()
+    assert world.goal_state(goal) == "succeeded"
+    assert world.target() == 0
+    world.run(600)
+    assert not world.sent(Start)
+    world.set_load("a", 1)
+    assert [effect.backend for effect in world.sent(Start)] == ["a"]
+    assert world.target() == 1
+    world.settle()
+    assert len(world.table("backend/a").replicas) == 1
+
+
+def test_without_traffic_it_goes_back_to_zero_after_its_delay() -> None:
+    world = Scaled()
+    world.request(scaled(min_replicas=0, downscale_to_zero_delay_s=7))
+    world.set_load("a", 1)
+    world.run(3)
+    world.set_load("a", 0)
+    world.run(11.5)  # what the window still knows of, and most of the delay
+    assert world.target() == 1
+    world.run(1)
+    assert world.target() == 0
+    assert world.running("a") == []
+    assert world.table("backend/a").replicas == ()
+
+
+def test_a_replica_from_zero_that_cannot_start_fails_the_backend_and_its_queries() -> None:
+    world = Scaled()
+    world.request(scaled(code=BROKEN, min_replicas=0))
+    world.set_load("a", 1)
+    world.run(60)
+    assert world.records["backend"]["a"].failure == "boom"
+    assert world.table("backend/a").unavailable
+    assert world.cluster.autoscaler.decisions("a") == []
+
+
+# --- Crashes and restarts -----------------------------------------------------------------------
+
+
+def test_a_new_target_is_saved_before_anything_is_started() -> None:
+    world = Scaled()
+    world.request(scaled(min_replicas=0))
+    world.flush()
+    world.crash_at = "before save"
+    world.cluster.autoscaler.load_reported("proxy 0", {"a": (1, 0)}, world.now)
+    with pytest.raises(CrashError):
+        world.turn()
+    assert world.target() == 0
+    assert not world.sent(Start)
+    world.flush()
+    world.crash_at = "after save"
+    world.cluster.autoscaler.load_reported("proxy 0", {"a": (1, 0)}, world.now)
+    with pytest.raises(CrashError):
+        world.turn()
+    assert world.target() == 1
+    assert not world.sent(Start)
+    world.settle()
+    assert len(world.running("a")) == 1
+
+
+def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
+    world = Scaled(proxies=2)
+    world.request(scaled(downscale_delay_s=0, upscale_delay_s=0))
+    world.settle()
+    world.set_load("a", 0, 5)  # at each of the two
+    world.run(20)
+    assert world.target() == 5
+    for _ in range(3):
+        load, world.load = world.load, {}
+        World.boot(world)  # and no proxy has reported yet
+        world.load = load
+        world.now += 4
+        world.flush()
+        assert world.target() == 5
+        world.run(15)
+        assert world.target() == 5
+    assert Outcome.DOWNSCALED not in outcomes(world)
+
+
+def test_a_new_controller_shrinks_what_has_become_idle() -> None:
+    world = Scaled()
+    world.request(scaled(initial_replicas=4))
+    world.settle()
+    world.boot()
+    world.run(40)
+    assert world.target() == 1
+
+
+def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
+    world = Scaled(proxies=2)
+    world.request(scaled())
+    world.settle()
+    world.cluster.autoscaler.load_reported("proxy 1", {"a": (9, 9)}, world.now)
+    assert world.cluster.loads.of("a").total == 18
+    world.cluster.autoscaler.proxy_gone("proxy 1", world.now)
+    assert world.cluster.loads.of("a").total == 0
+
+
+def test_the_load_of_a_silent_proxy_expires() -> None:
+    world = Scaled(proxies=2)
+    world.request(scaled())
+    world.settle()
+    world.cluster.autoscaler.load_reported("proxy 1", {"a": (9, 9)}, world.now)
+    world.cluster.advance(world.now)
+    world.now += EXPIRE_S / 2
+    world.cluster.autoscaler.load_reported("proxy 0", {"a": (0, 1)}, world.now)
+    world.now += EXPIRE_S / 2
+    world.cluster.advance(world.now)
+    assert world.cluster.loads.of("a").total == 1
+    due_at = world.cluster.next_due_at()
+    assert due_at is not None
+    assert due_at <= world.now + EXPIRE_S / 2
+
+
+# --- Changes of the config ----------------------------------------------------------------------
+
+
+def test_new_bounds_hold_at_once_and_else_the_scale_stays() -> None:
+    world = Scaled()
+    world.request(scaled(initial_replicas=3))
+    world.settle()
+    for bounds, target in [((1, 8), 3), ((4, 8), 4), ((1, 2), 2), ((0, 2), 2)]:
+        low, high = bounds
+        change = {**QUICK, "min_replicas": low, "max_replicas": high}
+        goal = world.request(ask.update("a", autoscaling_config=change))
+        world.settle(10)
+        assert world.target() == target
+        assert world.goal_state(goal) == "succeeded"
+
+
+def test_autoscaling_can_be_turned_on_and_off() -> None:
+    world = Scaled()
+    world.request(ask.create("a", num_replicas=4))
+    world.settle()
+    assert world.target() is None
+    world.request(ask.update("a", num_replicas="auto"))
+    world.settle()
+    assert (world.target(), len(world.running("a"))) == (4, 4)
+    world.request(ask.update("a", num_replicas=2))
+    world.settle()
+    assert (world.target(), len(world.running("a"))) == (None, 2)
+    assert world.cluster.autoscaler.decisions("a") == []
+
+
+def test_a_deleted_backend_is_not_scaled() -> None:
+    world = Scaled()
+    world.request(scaled())
+    world.settle()
+    world.request(ask.delete("a"))
+    world.set_load("a", 50)
+    world.run(20)
+    assert world.cluster.backends == {}
+
+
+# --- New code -----------------------------------------------------------------------------------
+
+
+def deploy(code: bytes, **given: Any) -> ask.Request:
+    return ask.deploy("app", Spec("d", code, {"autoscaling_config": {**QUICK, **given}}))
+
+
+def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:
+    world = Scaled()
+    world.request(deploy(b"one"))
+    world.settle()
+    world.set_load("app#d", 0, 8)
+    world.run(15)
+    assert world.target("app#d") == 4
+    world.request(deploy(b"two"))
+    world.settle()
+    assert world.target("app#d") == 4
+    assert [p.code for p in world.running("app#d")] == [b"two"] * 4
+    world.request(deploy(b"three", max_replicas=2))
+    world.settle()
+    assert world.target("app#d") == 2
+    world.request(deploy(b"four", max_replicas=2, initial_replicas=1))
+    world.settle(10)
+    assert len(world.running("app#d")) == 1, "an initial number that is new counts"
+
+
+def test_a_release_that_cannot_start_leaves_the_scale_and_the_load_may_grow_meanwhile() -> None:
+    world = Scaled()
+    world.request(deploy(b"one"))
+    world.settle()
+    world.set_load("app#d", 0, 4)
+    world.run(15)
+    goal = world.request(deploy(BROKEN, max_replicas=3))
+    world.set_load("app#d", 0, 20)
+    world.run(60)
+    assert world.goal_state(goal) == "failed"
+    assert world.target("app#d") == 5, "five, the bound of the settings that it went back to"
+    assert [p.code for p in world.running("app#d")] == [b"one"] * 5
+
+
+def test_a_release_that_is_gone_back_to_has_its_own_way_of_scaling_again() -> None:
+    world = Scaled()
+    world.request(ask.deploy("app", Spec("d", b"one", {"num_replicas": 2})))
+    world.settle()
+    world.request(deploy(BROKEN))
+    assert world.target("app#d") == 2, "as many as there were"
+    world.run(60)
+    assert world.target("app#d") is None
+    assert [process.code for process in world.running("app#d")] == [b"one"] * 2
+    world.request(deploy(b"two", min_replicas=3))
+    world.settle()
+    world.request(ask.deploy("app", Spec("d", BROKEN, {"num_replicas": 1})))
+    world.run(60)
+    assert world.target("app#d") == 3
+    assert len(world.running("app#d")) == 3
+
+
+def test_code_deployed_at_zero_is_tried_by_the_first_query_and_rolled_back_if_it_cannot_start() -> (
+    None
+):
+    world = Scaled()
+    zero = {"min_replicas": 0, "downscale_to_zero_delay_s": 1}
+    world.request(deploy(b"one", **zero))
+    world.set_load("app#d", 1)
+    world.run(3)
+    world.set_load("app#d", 0)
+    world.run(20)
+    assert world.running("app#d") == []
+    goal = world.request(deploy(BROKEN, **zero))
+    world.run(5)
+    assert world.goal_state(goal) == "succeeded", "nothing runs, as is wanted"
+    world.set_load("app#d", 1)
+    world.run(20)
+    assert [p.code for p in world.running("app#d")] == [b"one"]
+
+
+def test_scaling_is_no_change_in_the_history() -> None:
+    world = Scaled()
+    author = Author("somebody", "here", "request 1")
+    world.request(
+        lambda cluster: cluster.change(author, "deploy", lambda: deploy(b"one")(cluster), 1)
+    )
+    world.settle()
+    world.set_load("app#d", 0, 8)
+    world.run(15)
+    assert world.target("app#d") == 4
+    (entry,) = world.cluster.history
+    assert entry.what == "deploy"
+    plain = differences(entry.before[BACKEND, "app#d"], entry.after[BACKEND, "app#d"])
+    assert plain["autoscaling_config"][1]["max_replicas"] == 5
+
+
+# --- Anything, anytime --------------------------------------------------------------------------
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("load"), st.integers(0, 15)),
+        st.tuples(st.just("wait"), st.integers(1, 40)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("new proxy"), st.just(0)),
+        st.tuples(st.just("kill"), st.just(0)),
+        st.tuples(st.just("max"), st.integers(1, 8)),
+        st.tuples(st.just("code"), st.sampled_from([b"one", b"two", BROKEN])),
+        st.tuples(st.just("crash"), st.sampled_from(["before save", "after save", "amid effects"])),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(EVENTS, st.integers(0, 1))
+def test_whatever_happens_bounds_hold_and_a_steady_load_gets_its_replicas(
+    events: list[tuple[str, Any]], least: int
+) -> None:
+    world = Scaled(proxies=2)
+    happen = {
+        "load": lambda value: world.set_load("app#d", 0, value),
+        "wait": world.run,
+        "restart": lambda _: world.boot(),
+        "new proxy": lambda _: world.restart_proxy(),
+        "kill": lambda _: [world.die(tag) for tag in list(world.processes)[:1]],
+        "crash": lambda point: setattr(world, "crash_at", point),
+    }
+    bounds = {"min_replicas": least, "max_replicas": 5}
+    code = b"one"
+    world.request(deploy(code, **bounds))
+    for event, value in events:
+        if event in happen:
+            happen[event](value)
+        else:
+            bounds |= {"max_replicas": value} if event == "max" else {}
+            code = value if event == "code" else code
+            world.request(deploy(code, **bounds))
+        world.flush()
+        record = world.records["backend"]["app#d"]
+        in_force = record.config["autoscaling_config"]
+        assert least <= (record.target or 0) <= in_force["max_replicas"] <= 8
+    world.crash_at = None
+    world.request(deploy(b"two", **bounds))
+    world.set_load("app#d", 0, 3)  # at each of the two
+    world.run(120)
+    replicas = min(3, bounds["max_replicas"])
+    assert world.target("app#d") == replicas
+    assert [process.code for process in world.running("app#d")] == [b"two"] * replicas
+    world.set_load("app#d", 0)
+    world.run(90)
+    assert (world.target("app#d"), len(world.running("app#d"))) == (least, least)
+
+
+# --- What it costs ------------------------------------------------------------------------------
+
+
+def test_backends_at_rest_are_never_due() -> None:
+    world = Scaled()
+    for number in range(20):
+        world.request(scaled(f"b{number}", min_replicas=0, policy="queue_length"))
+    world.run(10)
+    assert world.cluster.autoscaler.next_due_at() == float("inf")
+
+
+# --- Policies of the users' ---------------------------------------------------------------------
+
+
+def custom_world() -> tuple[Scaled, AskPolicy]:
+    world = Scaled()
+    world.request(scaled(policy=CUSTOM, upscale_delay_s=0))
+    world.settle()
+    world.set_load("a", 3, 4)
+    world.run(1.5)
+    return world, world.sent(AskPolicy)[-1]
+
+
+def answer(world: Scaled, question: AskPolicy, **given: Any) -> None:
+    world.cluster.autoscaler.policy_answered("a", question.ask_id, given, world.now)
+    world.flush()
+
+
+def test_a_policy_is_asked_with_all_inputs_and_its_answer_counts() -> None:
+    world = Scaled()
+    world.request(scaled(policy=CUSTOM, upscale_delay_s=0))
+    world.flush()
+    world.work()
+    world.flush()
+    world.now += 1
+    world.set_load("a", 3, 4)
+    question = world.sent(AskPolicy)[-1]
+    assert question.backend == "a"
+    asked = question.question
+    assert (asked["current_num_replicas"], asked["target_num_replicas"]) == (1, 1)
+    assert asked["capacity_adjusted_max_replicas"] == 5
+    assert asked["policy_state"] == {}
+    assert "policy" not in asked["config"]
+    answer(world, question, replicas=3, state={"seen": 1})
+    assert world.target() == 3
+    world.run(2)
+    assert world.sent(AskPolicy)[-1].question["policy_state"] == {"seen": 1}
+
+
+def test_a_backend_that_is_deleted_while_its_policy_thinks_is_gone() -> None:
+    world, question = custom_world()
+    world.now += 1
+    world.request(ask.delete("a", force=True))
+    world.settle()
+    answer(world, question, replicas=3)
+    world.run(5)
+    assert world.cluster.backends == {}
+    assert not world.sent(AskPolicy)
+
+
+def test_one_question_is_open_at_a_time_and_a_lost_one_is_asked_again() -> None:
+    world, first = custom_world()
+    world.run(30)
+    assert not world.sent(AskPolicy)
+    world.run(LOST_S)
+    again = world.sent(AskPolicy)
+    assert [q.ask_id for q in again] == [first.ask_id + 1]
+    answer(world, first, replicas=5)
+    assert world.target() == 1, "the late answer to the first counts no more"
+    answer(world, again[0], replicas=5)
+    assert world.target() == 5
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"error": "ZeroDivisionError: division by zero"},
+        {"replicas": float("nan")},
+        {"replicas": -3},
+        {"replicas": 1e9},
+        {"replicas": "many"},
+        {"replicas": None},
+        {},
+    ],
+)
+def test_a_policy_that_fails_is_counted_and_told_and_the_target_stays(given: Any) -> None:
+    world, question = custom_world()
+    world.cluster.autoscaler.take_log()
+    answer(world, question, **given)
+    assert world.target() == 1
+    shown = status.autoscaling(world.cluster, world.now, 5e8)["a"]
+    assert shown["policy_failures"] == 1
+    last = shown["decisions"][-1]
+    assert (last["outcome"], last["at"]) == ("POLICY_FAILED", 5e8)
+    assert "the policy failed" in last["why"]
+    assert [str(decision) for _, decision in world.cluster.autoscaler.take_log()]
+    world.run(2)
+    answer(world, world.sent(AskPolicy)[-1], replicas=4)
+    assert world.target() == 4
+
+
+# --- What is told -------------------------------------------------------------------------------
+
+
+def test_status_says_upscaling_and_downscaling_while_replicas_come_and_go() -> None:
+    world = Scaled()
+    world.request(scaled(initial_replicas=1))
+    world.settle()
+    world.set_load("a", 8)
+    while world.target() == 1:
+        world.now += 0.5
+        world.tell_load()
+        world.flush()
+    told = status.backends(world.cluster)["a"]
+    assert (told["status"], told["message"]) == ("UPSCALING", "1 of 4 replicas run")
+    world.run(1)
+    assert status.backends(world.cluster)["a"]["status"] == "HEALTHY"
+    world.set_load("a", 0)
+    while world.target() == 4:
+        world.now += 0.5
+        world.tell_load()
+        world.flush()
+    assert status.backends(world.cluster)["a"]["status"] == "DOWNSCALING"
+    world.run(1)
+    assert status.backends(world.cluster)["a"]["status"] == "HEALTHY"
+
+
+def test_the_latest_decisions_are_kept_with_their_inputs_and_equal_ones_as_one() -> None:
+    world = Scaled()
+    world.request(scaled(max_replicas=30, downscale_delay_s=5))
+    world.settle()
+    for round_ in range(KEPT_DECISIONS):
+        world.set_load("a", 0 if round_ % 2 else 20)
+        world.run(20)
+    kept = world.cluster.autoscaler.decisions("a")
+    assert len(kept) == KEPT_DECISIONS
+    assert max(each.times for each in kept) > 1
+    shown = status.autoscaling(world.cluster, world.now, 1e9)["a"]
+    assert shown["target_replicas"] == world.target()
+    assert "code" not in shown["config"]["policy"]
+    ups = [d for d in shown["decisions"] if d["outcome"] == "UPSCALED"]
+    assert (ups[-1]["from"], ups[-1]["to"]) == (1, 10)
+    inputs = ups[-1]["inputs"]
+    assert inputs["delay"] == "upscale_delay_s"
+    assert (inputs["wanted"], inputs["average"], inputs["window_s"]) == (10, 20, 5)
+    assert shown["decisions"][-1]["at"] <= 1e9
+
+
+def test_each_new_kind_of_decision_is_logged_once() -> None:
+    world = Scaled()
+    world.request(scaled(upscale_delay_s=10))
+    world.settle()
+    world.cluster.autoscaler.take_log()
+    world.set_load("a", 6)
+    world.run(30)
+    log = world.cluster.autoscaler.take_log()
+    assert [(tag, d.outcome.value) for tag, d in log] == [
+        ("a", "STEADY"),
+        ("a", "UPSCALE_DELAYED"),
+        ("a", "UPSCALED"),
+        ("a", "STEADY"),
+    ]
+    assert str(log[2][1]) == (
+        "1 -> 3 UPSCALED: average load 6 at 2 per replica wants 3; upscale_delay_s=10 is over "
+        "[queued 6, ongoing 0, average 6 over 5 s, running 1, policy ongoing_requests, factor 1, "
+        "bounds 1..5]"
+    )

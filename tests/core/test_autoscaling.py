@@ -1,0 +1,481 @@
+"""What autoscaling decides on load curves, with time in the test's hand."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.core.autoscaling import (
+    NEVER,
+    Decision,
+    Outcome,
+    Scaling,
+    Window,
+    first_target,
+    number_from,
+)
+from understudy.core.loads import Load
+from understudy.core.scaling_config import AutoscalingConfig
+
+Curve = Callable[[int], int]
+RECORDED = Path(__file__).parent / "recorded_load.csv"
+
+
+def config(**given: Any) -> AutoscalingConfig:
+    return AutoscalingConfig(**{"max_replicas": 10, **given})
+
+
+class Run:
+    """A backend whose replicas need ``start_s`` seconds to come up, under a load curve."""
+
+    def __init__(self, setting: AutoscalingConfig, *, target: int = 1, start_s: int = 0) -> None:
+        self.scaling = Scaling(setting)
+        self.target = target
+        self.decisions: list[Decision] = []
+        self.trace: list[tuple[int, int]] = []
+        self._start_s = start_s
+        self._wanted_since = [-start_s] * target  # of each replica
+
+    def step(self, now: float, load: int, **known: Any) -> Decision:
+        queues = known.pop("queues", (load,))
+        running = sum(now >= since + self._start_s for since in self._wanted_since)
+        decision = self.scaling.observe(
+            now, Load(0, load), running, self.target, queues=queues, **known
+        )
+        assert decision is not None
+        if decision.target != self.target:
+            self.trace.append((int(now), decision.target))
+            self._wanted_since = self._wanted_since[: decision.target]
+            self._wanted_since += [int(now)] * (decision.target - len(self._wanted_since))
+        self.target = decision.target
+        self.decisions.append(decision)
+        return decision
+
+    def replay(self, curve: Curve | Sequence[int], seconds: int = 0) -> list[tuple[int, int]]:
+        """Step each second; return (second, new target) of each change."""
+        loads = [curve(t) for t in range(seconds)] if callable(curve) else curve
+        for now, load in enumerate(loads):
+            self.step(now, load)
+        return self.trace
+
+
+# --- Curves -------------------------------------------------------------------------------------
+
+
+def test_a_step_up_is_followed_after_the_delay_and_a_step_down_after_its_own():
+    run = Run(config(upscale_delay_s=30, downscale_delay_s=600))
+    trace = run.replay(lambda t: 12 if 100 <= t < 1000 else 2, 2000)
+    # Above one replica's 2 on average from 101 on; the window is full of twelves by 131.
+    # Six are too many from 1006 on, when the average is 10; 600 s later it is 2.
+    assert trace == [(131, 6), (1606, 1)]
+
+
+def test_a_ramp_is_followed_in_steps_of_the_delay():
+    run = Run(config(upscale_delay_s=30))
+    trace = run.replay(lambda t: min(t // 10, 20), 300)
+    assert trace == [(71, 3), (111, 5), (151, 7), (191, 9), (231, 10)]
+
+
+def test_a_spike_shorter_than_the_delay_leaves_the_target_alone_once_it_has_left_the_window():
+    run = Run(config(upscale_delay_s=60))
+    assert run.replay(lambda t: 50 if 100 <= t < 105 else 1, 400) == []
+    outcomes = {d.outcome for d in run.decisions[100:135]}
+    assert outcomes == {Outcome.STEADY, Outcome.UPSCALE_DELAYED}
+
+
+def test_a_day_is_followed_up_and_down():
+    day_s = 8640  # a short one
+    run = Run(config(max_replicas=50, downscale_delay_s=60))
+
+    def day(t: int) -> int:
+        return round(30 - 30 * math.cos(2 * math.pi * t / day_s))
+
+    trace = run.replay(day, day_s)
+    targets = [target for _, target in trace]
+    peak = targets.index(max(targets))
+    assert max(targets) == 30
+    assert targets[:peak] == sorted(targets[:peak])
+    assert targets[peak:] == sorted(targets[peak:], reverse=True)
+    assert (trace[0], trace[peak], trace[-1]) == ((597, 2), (3915, 30), (8165, 1))
+
+
+def test_noise_around_a_level_changes_nothing_more():
+    levels = [7, 9, 6, 10, 8, 7, 9, 8]
+    run = Run(config())
+    trace = run.replay(lambda t: levels[t % 8], 3600)
+    assert trace == [(30, 4)], "8 on average, at 2 each"
+
+
+def test_to_zero_and_back():
+    run = Run(
+        config(min_replicas=0, downscale_delay_s=60, downscale_to_zero_delay_s=10),
+        target=0,
+        start_s=5,
+    )
+    trace = run.replay(lambda t: 9 if 10 <= t < 100 or 400 <= t < 410 else 0, 600)
+    # The first query starts one at once. Nothing is decided before it runs. Idle from 100 on, the
+    # average is 0 from 130 on; from five it goes to one, and only from one to zero.
+    assert trace[:2] == [(10, 1), (45, 5)]
+    assert trace[2:5] == [(164, 1), (175, 0), (400, 1)]
+    assert trace[5:] == [(450, 0)]
+    assert {d.outcome for d in run.decisions[11:15]} == {Outcome.WAITING}
+    assert run.decisions[10].outcome is Outcome.FROM_ZERO
+
+
+def test_a_load_recorded_on_a_real_system_gives_the_same_targets_each_time():
+    with RECORDED.open() as recorded:
+        rows = [(float(row["at_s"]), Load(int(row["queued"]), int(row["ongoing"])))
+                for row in csv.DictReader(recorded)]  # fmt: skip
+    run = Run(
+        config(
+            min_replicas=0,
+            max_replicas=4,
+            look_back_period_s=3,
+            upscale_delay_s=2,
+            downscale_delay_s=4,
+        ),
+        target=0,
+    )
+    at, now = 0, 0.0
+    while now < rows[-1][0] + 20:
+        while at + 1 < len(rows) and rows[at + 1][0] <= now:
+            at += 1
+        run.step(round(now, 3), rows[at][1].total)
+        now += run.scaling.period_s
+    assert run.trace == [
+        (3, 1),  # six connections, after three idle seconds
+        (7, 3),
+        (16, 4),  # thirty
+        (26, 2),  # four
+        (36, 1),
+        (41, 0),
+        (46, 1),  # fourteen
+        (49, 4),
+        (60, 1),
+        (64, 0),
+    ]
+
+
+# --- Factors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factors", "load", "start", "targets"),
+    [
+        ({}, 20, 2, [10]),
+        ({"upscaling_factor": 0.5}, 20, 2, [6, 8, 9, 10]),
+        ({"upscaling_factor": 0.1}, 20, 2, [3, 4, 5, 6, 7, 8, 9, 10]),
+        ({"upscaling_factor": 2.0}, 8, 2, [6, 4]),  # overshoots, and comes back
+        ({}, 2, 10, [1]),
+        ({"downscaling_factor": 0.5}, 2, 10, [6, 4, 3, 2, 1]),
+        ({"downscaling_factor": 0.01}, 15, 10, [9, 8]),  # one at least, and never below
+    ],
+)
+def test_factors_stretch_or_shorten_each_change(factors, load, start, targets):
+    run = Run(config(upscale_delay_s=5, downscale_delay_s=5, **factors), target=start)
+    assert [target for _, target in run.replay(lambda _: load, 600)] == targets
+
+
+def test_the_target_and_not_what_runs_already_is_what_a_factor_starts_from():
+    run = Run(config(upscale_delay_s=5, upscaling_factor=0.5), target=2, start_s=100)
+    assert run.replay(lambda _: 20, 300) == [(5, 6), (11, 8), (17, 9), (23, 10)]
+
+
+@pytest.mark.parametrize("per_replica", [0.1, 0.3, 0.7, 1.1, 3, 7])
+def test_a_load_that_fits_exactly_wants_no_replica_more(per_replica):
+    setting = config(max_replicas=1000, target_ongoing_requests=per_replica, upscale_delay_s=0)
+    for replicas in range(1, 200):
+        load = per_replica * replicas
+        if load == int(load):
+            run = Run(setting, target=1)
+            run.replay(lambda _, load=int(load): load, 3)
+            assert run.target == replicas
+
+
+# --- Delays and what is not known yet -----------------------------------------------------------
+
+
+def test_without_delays_each_step_is_taken_at_once_but_a_shrink_waits_for_a_full_window():
+    run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=3)
+    assert run.replay(lambda t: 2 if t < 50 else 20, 52) == [(30, 1), (51, 2)]
+    held = run.decisions[10]
+    assert held.inputs.delay == "look_back_period_s"
+    assert held.inputs.left_s == 20
+
+
+def test_a_delay_begins_anew_when_the_load_falls_back_meanwhile():
+    run = Run(config(look_back_period_s=1, upscale_delay_s=10))
+    assert run.replay(lambda t: 2 if t % 10 == 9 else 8, 200) == []
+    held = run.decisions[5]
+    assert (held.outcome, held.inputs.delay) == (Outcome.UPSCALE_DELAYED, "upscale_delay_s")
+    assert held.inputs.left_s == 5
+    assert "held back by upscale_delay_s=10 for 5 s more" in held.why
+
+
+def test_nothing_shrinks_before_every_proxy_has_told_but_it_may_grow():
+    run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=5)
+    for now in range(100):
+        assert run.step(now, 0, complete=False).outcome is Outcome.WAITING
+    assert run.target == 5
+    for now in range(100, 140):
+        run.step(now, 40, complete=False)
+    assert run.target == 10
+    for now in range(140, 160):
+        run.step(now, 0)
+    assert run.target < 10
+
+
+def test_a_new_controller_that_knows_only_the_target_does_not_flap():
+    setting = config(upscale_delay_s=5, downscale_delay_s=0)
+    before = Run(setting)
+    before.replay(lambda t: 4 * (t % 3), 200)
+    assert before.target == 2
+    after = Run(setting, target=before.target)  # an empty window, and delays that begin anew
+    for now in range(200, 400):
+        after.step(now, 4 * (now % 3))
+    assert after.trace == []
+
+
+def test_a_target_is_steady_while_none_of_its_replicas_runs():
+    run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=2, start_s=1000)
+    run._wanted_since = [0, 0]
+    run.replay(lambda t: 50 if t < 100 else 0, 500)
+    assert run.trace == []
+    assert run.decisions[-1].why == "none of 2 replicas runs yet"
+
+
+def test_what_is_at_rest_is_not_due_again():
+    run = Run(config())
+    run.step(0.0, 0)
+    assert run.scaling.due_at == NEVER
+    run.step(5.0, 1)
+    assert run.scaling.due_at == 6.0, "the average changes from now on"
+    for now in range(6, 40):
+        run.step(now, 1)
+    assert run.scaling.due_at == NEVER, "and after a look-back period no more"
+
+
+def test_a_step_is_due_when_a_delay_ends():
+    run = Run(config(upscale_delay_s=2.5))
+    run.step(0.0, 9)
+    run.step(1.0, 9)
+    run.step(2.0, 9)
+    assert run.scaling.due_at == 2.5
+    assert run.step(2.5, 9).outcome is Outcome.UPSCALED
+
+
+# --- The policy on queue lengths ----------------------------------------------------------------
+
+
+def queue_length(**kwargs: Any) -> AutoscalingConfig:
+    policy = {"policy_function": "queue_length", "policy_kwargs": kwargs}
+    return config(min_replicas=1, policy=policy)
+
+
+def queued(setting: AutoscalingConfig, lengths: Sequence[Sequence[int]], target: int = 1) -> Any:
+    run = Run(setting, target=target)
+    for now, queues in enumerate(lengths):
+        run.step(now, sum(queues), queues=queues)
+    return run.trace
+
+
+def test_long_queues_add_replicas_after_so_many_periods_in_a_row():
+    assert queued(queue_length(), [(6,)] * 7) == [(1, 3), (3, 5), (5, 7)]
+    assert queued(queue_length(), [(6,), (4,)] * 10) == [], "never twice in a row"
+    assert queued(queue_length(scale_up_num_replicas=20), [(6,)] * 3) == [(1, 10)]
+
+
+def test_the_length_is_the_average_over_routers():
+    assert queued(queue_length(), [(6, 4)] * 10) == []
+    assert queued(queue_length(), [(9, 4)] * 2) == [(1, 3)]
+    assert queued(queue_length(), [()] * 10) == []
+
+
+def test_short_queues_remove_replicas_after_so_many_periods_and_a_full_window():
+    setting = queue_length(scale_down_consecutive_periods=3)
+    assert queued(setting, [(0,)] * 40, target=4) == [(30, 3), (33, 2), (36, 1)]
+    assert queued(setting, [(1,)] * 60, target=4) == [], "between the thresholds nothing happens"
+
+
+# --- A policy of the user's ---------------------------------------------------------------------
+
+
+def test_what_a_policy_of_the_users_wants_is_held_to_bounds_and_delays():
+    scaling = Scaling(config(policy=lambda _: 7, upscale_delay_s=5, downscale_delay_s=0))
+    target = 1
+    trace = []
+    for now in range(60):
+        assert scaling.observe(now, Load(0, 1), target, target) is None
+        decision = scaling.conclude(7 if now < 20 else 70 if now < 40 else 2.5)
+        if decision.target != target:
+            trace.append((now, decision.target))
+        target = decision.target
+    assert trace == [(5, 7), (25, 10), (40, 3)]
+
+
+def test_a_policy_that_fails_leaves_the_target():
+    scaling = Scaling(config(policy=lambda _: 7, upscale_delay_s=0))
+    assert scaling.observe(0.0, Load(0, 1), 4, 4) is None
+    decision = scaling.failed("boom")
+    assert (decision.target, decision.outcome) == (4, Outcome.POLICY_FAILED)
+    assert "boom" in decision.why
+
+
+def test_a_policy_of_the_users_cannot_go_to_zero_under_load_nor_need_it_be_asked_at_zero():
+    scaling = Scaling(config(min_replicas=0, policy=lambda _: 0, downscale_delay_s=0))
+    for now in range(100):
+        assert scaling.observe(now, Load(0, 1), 1, 1) is None
+        assert scaling.conclude(0).target == 1
+    assert scaling.observe(100.0, Load(1, 0), 0, 0).target == 1
+
+
+@pytest.mark.parametrize(
+    "value", [None, "3", True, math.nan, math.inf, -1, -0.5, 1e7, [3], {"replicas": 3}]
+)
+def test_a_number_of_replicas_is_finite_and_not_negative(value):
+    with pytest.raises(ValueError, match=r"it returned .*, which is no number"):
+        number_from(value)
+
+
+# --- Bounds and first targets -------------------------------------------------------------------
+
+
+def test_a_scale_that_there_is_stays_within_the_bounds():
+    assert first_target(config(min_replicas=2), None, 0) == 2
+    assert first_target(config(min_replicas=0), None, 0) == 0
+    assert first_target(config(min_replicas=2), config(), 7) == 7
+    assert first_target(config(max_replicas=3), config(), 7) == 3
+    assert first_target(config(initial_replicas=4), None, 7) == 4
+    assert first_target(config(initial_replicas=4), config(initial_replicas=4), 7) == 7
+    assert first_target(config(initial_replicas=5), config(initial_replicas=4), 7) == 5
+
+
+# --- Windows ------------------------------------------------------------------------------------
+
+
+def test_a_window_averages_by_time():
+    window = Window(10)
+    seen = []
+    for at, value in [(100.0, 4), (102.0, 8), (104.0, 8), (110.0, 0), (112.0, 0), (500.0, 0)]:
+        window.add(at, value)
+        seen.append((window.average, window.covers_s))
+    assert seen == [(4, 0), (4, 2), (6, 4), (7.2, 10), (6.4, 10), (0, 10)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1000)), min_size=1, max_size=60),
+    st.integers(1, 20),
+)
+def test_a_window_is_what_adding_up_every_millisecond_gives(changes, length_s):
+    window, values, now = Window(length_s), [], 0
+    for gap, value in changes:
+        values += [values[-1]] * gap if values else []
+        now += gap if values or gap == 0 else 0
+        window.add(now / 1000, value)
+        if len(values) > now:
+            values[now] = value
+        else:
+            values.append(value)
+        seen = values[:now][-length_s * 1000 :]
+        expected = sum(seen) / len(seen) if seen else value
+        assert window.average == pytest.approx(expected)
+
+
+# --- What holds for every curve -----------------------------------------------------------------
+
+LOADS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=12).map(
+    lambda parts: [load for length, load in parts for _ in range(length)]
+)
+CONFIGS = st.builds(
+    lambda bounds, **given: config(min_replicas=bounds[0], max_replicas=bounds[1], **given),
+    st.tuples(st.integers(0, 4), st.integers(1, 12)).map(sorted).filter(lambda b: b[1] >= 1),
+    target_ongoing_requests=st.sampled_from([0.5, 1, 2, 5]),
+    look_back_period_s=st.sampled_from([1, 5, 30]),
+    upscale_delay_s=st.sampled_from([0, 1, 7, 30]),
+    downscale_delay_s=st.sampled_from([0, 1, 7, 30]),
+    downscale_to_zero_delay_s=st.sampled_from([None, 0, 20]),
+    upscaling_factor=st.sampled_from([None, 0.3, 1.0, 2.0]),
+    downscaling_factor=st.sampled_from([None, 0.3, 1.0, 2.0]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOADS, CONFIGS, st.integers(0, 3))
+def test_bounds_hold_and_nothing_flaps_faster_than_the_delays(loads, setting, start_s):
+    run = Run(setting, target=setting.min_replicas, start_s=start_s)
+    run.replay(loads)
+    last_at, last = 0, setting.min_replicas
+    for at, target in run.trace:
+        assert setting.min_replicas <= target <= setting.max_replicas
+        assert target > 0 or last == 1, "zero comes after one only"
+        gap = at - last_at
+        if target > last > 0:
+            assert gap >= setting.upscale_delay_s
+        elif target < last:
+            to_zero = setting.downscale_to_zero_delay_s
+            is_to_zero = target == 0 and to_zero is not None
+            assert gap >= (to_zero if is_to_zero else setting.downscale_delay_s)
+        last_at, last = at, target
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOADS, CONFIGS, st.integers(0, 20))
+def test_more_load_never_wants_fewer_replicas(loads, setting, more):
+    target = max(setting.min_replicas, 1)
+    less, greater = Scaling(setting), Scaling(setting)
+    for now, load in enumerate(loads):
+        first = less.observe(now, Load(0, load), target, target)
+        second = greater.observe(now, Load(0, load + more), target, target)
+        assert first.inputs.scaled <= second.inputs.scaled
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOADS, CONFIGS, st.integers(0, 3))
+def test_the_targets_are_those_of_the_formulas_in_the_documentation(loads, setting, start_s):
+    run = Run(setting, target=setting.min_replicas, start_s=start_s)
+    assert run.replay(loads) == by_the_book(loads, setting, start_s)
+
+
+def by_the_book(loads: list[int], c: AutoscalingConfig, start_s: int) -> list[tuple[int, int]]:
+    """The formulas of docs/autoscaling.md, the plain way: all history, once a second."""
+    trace: list[tuple[int, int]] = []
+    target, born = c.min_replicas, [-start_s] * c.min_replicas
+    side, since = 0, 0
+    for now, load in enumerate(loads):
+        seen = loads[max(0, now - int(c.look_back_period_s)) : now] or [load]
+        new = target
+        if target == 0:
+            side = 0
+            new = c.bounded(max(1, math.ceil(c.upscaling_factor or 1))) if load else 0
+        elif any(now >= at + start_s for at in born):
+            bounded = bounded_by_the_book(sum(seen) / len(seen), load, target, c)
+            if (bounded > target) - (bounded < target) != side:
+                side, since = (bounded > target) - (bounded < target), now
+            delay = c.upscale_delay_s if side > 0 else c.downscale_delay_s
+            if bounded == 0 and c.downscale_to_zero_delay_s is not None:
+                delay = c.downscale_to_zero_delay_s
+            is_known = side > 0 or now >= c.look_back_period_s
+            if side and now - since >= delay and is_known:
+                new, side = bounded, 0
+        if new != target:
+            trace.append((now, new))
+            born = born[:new] + [now] * (new - target)
+            target = new
+    return trace
+
+
+def bounded_by_the_book(average: float, load: int, target: int, c: AutoscalingConfig) -> int:
+    wanted = average / c.target_ongoing_requests
+    factor = (c.upscaling_factor if wanted > target else c.downscaling_factor) or 1
+    scaled = math.ceil(round(target + factor * (wanted - target), 9))
+    if scaled == target and math.ceil(round(wanted, 9)) < target:
+        scaled -= 1
+    bounded = min(max(scaled, c.min_replicas), c.max_replicas)
+    return 1 if bounded == 0 and (target > 1 or average or load) else bounded

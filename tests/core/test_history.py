@@ -1,0 +1,359 @@
+"""What was changed, by whom, and what was before: entries, repeats, plans and undo."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from understudy.core import deploying
+from understudy.core.cluster import Cluster
+from understudy.core.errors import ConflictError, UnknownNameError
+from understudy.core.history import CODE_KEPT, KEPT, Author, described
+from understudy.core.records import HistoryRecord
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import BROKEN, Spec, World  # noqa: TID251
+
+_numbers = itertools.count(1)
+
+
+def change(world: World, make: ask.Request, what: str = "a change", request: str = "") -> Any:
+    author = Author("ada", "10.0.0.1", request or f"request {next(_numbers)}")
+    return world.request(lambda cluster: cluster.change(author, what, lambda: make(cluster), 7.0))
+
+
+def undo(world: World, entry_id: int | None = None) -> Any:
+    return change(world, lambda cluster: deploying.undo(cluster, entry_id, 8.0), "undo")
+
+
+def deploy(code: bytes = b"one", name: str = "d", **config: object) -> ask.Request:
+    return ask.deploy("app", Spec(name, code, dict(config)))
+
+
+def entries(world: World) -> list[HistoryRecord]:
+    return list(world.cluster.history)
+
+
+def picture(world: World) -> Any:
+    """Return all definitions, as they are saved."""
+    cluster = world.cluster
+    names = {
+        "backend": cluster.backends,
+        "endpoint": cluster.endpoints,
+        "application": cluster.applications,
+    }
+    keys = [(kind, name) for kind, known in names.items() for name in sorted(known)]
+    definitions = {key: cluster.definition(key) for key in keys}
+    return {key: definition for key, definition in definitions.items() if definition is not None}
+
+
+@pytest.fixture(name="world")
+def make_world() -> World:
+    world = World()
+    change(world, deploy(num_replicas=2), "deploy application 'app'")
+    world.settle()
+    return world
+
+
+def test_an_entry_tells_who_did_what_and_when(world: World) -> None:
+    told = described(entries(world)[0])
+    assert (told["id"], told["at"], told["user"], told["address"]) == (1, 7.0, "ada", "10.0.0.1")
+    assert told["what"] == "deploy application 'app'"
+    assert [(c["kind"], c["name"], c["change"]) for c in told["changes"]] == [
+        ("application", "app", "added"),
+        ("backend", "app#d", "added"),
+        ("endpoint", "app#d", "added"),
+    ]
+    assert told["changes"][1]["fields"]["num_replicas"] == [None, 2]
+
+
+def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
+    for point in ("before save", "after save", "amid effects"):
+        world.crash_at = point
+        change(world, deploy(num_replicas=3, user_config=point), request=f"crash {point}")
+        saved = world.records["history"]
+        record = world.records["backend"]["app#d"]
+        last = saved[max(saved)]
+        assert last.after["backend", "app#d"].config == record.config
+        assert record.config["user_config"] == point
+        world.settle()
+    assert len(entries(world)) == 4
+
+
+def test_a_change_that_changes_nothing_or_is_refused_has_no_entry(world: World) -> None:
+    change(world, deploy(num_replicas=2))
+    with pytest.raises(ConflictError):
+        change(world, ask.deploy("other", Spec("d", b"two", {}), route="/"))
+    assert len(entries(world)) == 1
+
+
+def test_a_repeated_request_is_answered_and_changes_nothing_even_after_a_crash() -> None:
+    world = World()
+    first = change(world, ask.create("b"), request="r")
+    change(world, ask.update("b", num_replicas=3))
+    assert change(world, ask.create("b"), request="r") == first
+    world.boot()
+    assert change(world, ask.create("b"), request="r") == first
+    assert world.cluster.backends["b"].config.num_replicas == 3
+    assert len(entries(world)) == 2
+
+
+def test_entries_survive_and_the_oldest_go(world: World) -> None:
+    for number in range(KEPT + 5):
+        change(world, deploy(num_replicas=2, user_config=number))
+    world.boot()
+    kept = entries(world)
+    assert len(kept) == len(world.records["history"]) == KEPT
+    assert kept[-1].id == KEPT + 6
+    assert [entry.id for entry in kept] == sorted(entry.id for entry in kept)
+    with pytest.raises(UnknownNameError, match=r"no change has the id 1 \(any more\); kept are 7"):
+        undo(world, 1)
+
+
+def test_equal_code_that_comes_as_other_bytes_is_not_stored_again(world: World) -> None:
+    class Same(Spec):
+        @property
+        def code_hash(self) -> str:
+            return "hash-of-one"
+
+    before = dict(world.code)
+    change(world, ask.deploy("app", Same("d", b"other bytes", {"num_replicas": 1})))
+    world.settle()
+    assert world.code == before
+    assert [process.code for process in world.running("app#d")] == [b"one"]
+
+
+def test_the_cost_of_an_entry_does_not_follow_the_size_of_the_cluster() -> None:
+    world = World()
+    for number in range(300):
+        world.request(ask.create(f"b{number}"))
+    change(world, ask.update("b7", user_config="x"))
+    assert set(entries(world)[-1].after) == {("backend", "b7")}
+
+
+UNDOABLE: list[tuple[str, ask.Request]] = [
+    ("create a backend", ask.create("b")),
+    ("new code", deploy(b"two", num_replicas=2)),
+    ("settings", deploy(user_config="x", num_replicas=3)),
+    ("another deployment", ask.deploy("app", Spec("e", b"two", {}))),
+    ("another route", ask.deploy("app", Spec("d", b"one", {"num_replicas": 2}), route="/x")),
+    ("delete the application", ask.undeploy("app")),
+    ("another application", ask.deploy("other", Spec("d", b"two", {}), route="/o")),
+]
+
+
+@pytest.mark.parametrize("make", [c for _, c in UNDOABLE], ids=[name for name, _ in UNDOABLE])
+def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: ask.Request) -> None:
+    before = picture(world)
+    change(world, make)
+    world.settle()
+    after = picture(world)
+    goal = undo(world)["goal"]
+    world.settle()
+    assert picture(world) == before
+    assert world.goal_state(goal) == "succeeded"
+    assert [process.code for process in world.running("app#d")] == [b"one"] * 2
+    undo(world)
+    assert picture(world) == after
+    assert len(entries(world)) == 4
+
+
+def test_an_endpoint_is_undone_too(world: World) -> None:
+    change(world, ask.create("b"))
+    change(world, ask.endpoint("e", "b", route="/e"))
+    change(world, lambda cluster: cluster.delete_endpoint("e"))
+    assert undo(world)["goal"] is not None
+    world.settle()
+    assert world.table("endpoint/e").route == "/e"
+
+
+def test_undo_during_a_rolling_update_goes_back(world: World) -> None:
+    old = world.running("app#d")
+    change(world, deploy(b"two", num_replicas=2))
+    world.flush()
+    undo(world)
+    world.settle()
+    assert world.running("app#d") == old
+
+
+def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
+    change(world, ask.create("b"))
+    change(world, deploy(b"two"))
+    undo(world, 2)
+    world.settle()
+    assert set(world.cluster.backends) == {"app#d"}
+
+
+def refused(world: World, entry_id: int, *parts: str) -> None:
+    before = picture(world)
+    with pytest.raises(ConflictError) as caught:
+        undo(world, entry_id)
+    assert all(part in str(caught.value) for part in parts), caught.value
+    assert picture(world) == before
+
+
+def test_undo_is_refused_where_a_later_change_touched_the_same(world: World) -> None:
+    change(world, deploy(b"two"), "deploy two")
+    change(world, deploy(b"three"), "deploy three")
+    refused(world, 2, "deploy two", "change 3 (deploy three) changed backend 'app#d' later")
+
+
+def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World) -> None:
+    change(world, deploy(BROKEN, num_replicas=2))
+    world.settle()
+    refused(world, 2, "rolled back")
+    change(world, deploy(b"two"))
+    undo(world)
+    refused(world, 3, "undone already")
+
+
+def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> None:
+    change(world, ask.undeploy("app"), "delete it")
+    world.settle()
+    for number in range(CODE_KEPT):
+        change(world, ask.create(f"b{number}", f"code {number}".encode()))
+    assert b"one" not in world.code.values()
+    refused(world, 2, "backend 'app#d'", "no longer stored", "deploy it from its source")
+
+
+def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
+    digest = world.cluster.backends["app#d"].record.code_digest
+    change(world, deploy(b"two"))
+    world.settle()
+    world.cluster.lost_code.add(digest)
+    refused(world, 2, "no longer stored")
+
+
+def test_undo_is_refused_where_the_route_is_taken_meanwhile(world: World) -> None:
+    change(world, ask.undeploy("app"))
+    change(world, ask.deploy("other", Spec("d", b"two", {}), route="/"))
+    refused(world, 2, "route '/' is taken by endpoint 'other#d'")
+
+
+def test_undo_is_refused_where_a_backend_came_into_use(world: World) -> None:
+    change(world, ask.create("b"), "create b")
+    change(world, ask.endpoint("e", "b"))
+    refused(world, 2, "backend 'b' has traffic of endpoint 'e'")
+    change(world, lambda cluster: cluster.delete_endpoint("e"))
+    change(world, ask.delete("b"))
+    refused(world, 4, "endpoint 'e' used backend 'b', which is gone")
+
+
+def test_undo_of_nothing_says_so() -> None:
+    with pytest.raises(UnknownNameError, match="nothing has been changed yet"):
+        undo(World())
+
+
+def test_a_plan_tells_what_a_deploy_would_change_and_changes_nothing(world: World) -> None:
+    before, saved = picture(world), dict(world.records["backend"])
+    specs = (Spec("d", b"two", {"num_replicas": 2}), Spec("e", b"one", {}))
+
+    def plan(cluster: Cluster) -> Any:
+        return deploying.plan_application(
+            cluster, "app", ingress="e", route_prefix="/", specs=specs
+        )
+
+    told = world.request(plan)
+    assert (picture(world), world.records["backend"]) == (before, saved)
+    assert [(c["kind"], c["name"], c["change"]) for c in told] == [
+        ("application", "app", "changed"),
+        ("endpoint", "app#d", "changed"),
+        ("backend", "app#d", "changed"),
+        ("backend", "app#e", "added"),
+        ("endpoint", "app#e", "added"),
+    ]
+    assert [sorted(c["fields"]) for c in told[:3]] == [
+        ["deployments", "ingress"],
+        ["route"],
+        ["code_hash"],
+    ]
+    world.request(ask.deploy("app", *specs, ingress="e"))
+    assert world.request(plan) == []
+
+
+def test_a_plan_is_refused_as_the_deploy_would_be(world: World) -> None:
+    change(world, ask.create("b"))
+    change(world, ask.endpoint("e", "b", route="/e"))
+    with pytest.raises(ConflictError, match="route '/e' is taken by endpoint 'e'"):
+        deploying.plan_application(
+            world.cluster, "app", ingress="d", route_prefix="/e", specs=(Spec("d", b"one", {}),)
+        )
+
+
+# --- Deployments that stand alone -----------------------------------------------------------------
+
+
+def alone(
+    code: bytes = b"one", version: str | None = None, prev: str | None = None, **config: object
+) -> ask.Request:
+    spec = Spec("m", code, dict(config), version=version)
+    return lambda cluster: deploying.deploy(
+        cluster, spec, route_prefix="/m", prev_version=prev, wall_now=1.0
+    )
+
+
+def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
+    world = World()
+    goal = change(world, alone(version="1"))
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+    assert world.table("endpoint/m").traffic == {"m": 1.0}
+    assert world.table("endpoint/m").route == "/m"
+    assert change(world, alone(version="1")) is None
+    with pytest.raises(ConflictError, match="backend 'm' belongs to deployment 'm'"):
+        change(world, ask.delete("m"))
+    with pytest.raises(ConflictError, match="endpoint 'm' belongs to deployment 'm'"):
+        change(world, lambda cluster: cluster.delete_endpoint("m"))
+    goal = change(world, lambda cluster: deploying.delete_deployment(cluster, "m", 1.0))
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+    assert (world.cluster.backends, world.cluster.endpoints) == ({}, {})
+    assert change(world, lambda cluster: deploying.delete_deployment(cluster, "m", 1.0)) is None
+
+
+def test_a_prev_version_that_is_not_deployed_is_refused_naming_both() -> None:
+    world = World()
+    with pytest.raises(ConflictError, match="prev_version is '1', but it is not deployed"):
+        change(world, alone(prev="1", version="2"))
+    change(world, alone(version="1"))
+    with pytest.raises(ConflictError, match="prev_version is '0', but version '1' is deployed"):
+        change(world, alone(b"two", version="2", prev="0"))
+    change(world, alone(b"two", version="2", prev="1"))
+    with pytest.raises(ConflictError, match="prev_version is '1', but version '2' is deployed"):
+        change(world, alone(b"two", version="2", prev="1"))
+    world.settle()
+    assert [process.code for process in world.running("m")] == [b"two"]
+
+
+def test_after_a_rolled_back_update_the_old_version_is_the_one_to_name() -> None:
+    world = World()
+    change(world, alone(version="1"))
+    world.settle()
+    change(world, alone(BROKEN, version="2", prev="1"))
+    world.settle()
+    change(world, alone(b"three", version="3", prev="1"))
+    world.settle()
+    assert world.cluster.backends["m"].record.version == "3"
+
+
+def test_a_deployment_takes_no_name_that_something_else_has() -> None:
+    world = World()
+    change(world, ask.create("m"))
+    with pytest.raises(ConflictError, match="backend 'm' exists, and is not a deployment's"):
+        change(world, alone())
+    change(world, ask.create("b"))
+    change(world, ask.delete("m"))
+    world.settle()
+    change(world, ask.endpoint("m", "b"))
+    with pytest.raises(ConflictError, match="endpoint 'm' exists, and is not a deployment's"):
+        change(world, alone())
+
+
+def test_a_deployment_with_traffic_of_another_endpoint_is_not_deleted() -> None:
+    world = World()
+    change(world, alone())
+    change(world, ask.endpoint("e", "m"))
+    with pytest.raises(ConflictError, match="deployment 'm' has traffic of endpoint 'e'"):
+        change(world, lambda cluster: deploying.delete_deployment(cluster, "m", 1.0))

@@ -1,0 +1,107 @@
+"""First in, first out: per endpoint and backend, whatever replicas do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.core.routing import SATURATED_S, Router
+from understudy.core.tables import EndpointTable
+from understudy.core.tickets import Assign, Ticket
+
+from .queries import Query, assigned, backend, endpoint, load, only  # noqa: TID251 - the tests' own folder
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.sampled_from(["e", "f"]), st.sampled_from(["k1", "k2"])),
+        st.tuples(st.just("finish"), st.integers(0, 9), st.integers(1, 3)),
+        st.tuples(st.just("reject"), st.integers(0, 9), st.integers(1, 3)),
+    ),
+    max_size=60,
+)
+
+
+def test_two_endpoints_of_a_backend_wait_in_one_line() -> None:
+    made = Router(lambda: 0.5)
+    made.set_backend("b", backend("r1", limit=1), 0.0)
+    for name in ("e", "f"):
+        made.set_endpoint(name, endpoint(name), 0.0)
+    effects = made.submit("c", Query(1), 0.0)
+    for number, name in ((2, "f"), (3, "e"), (4, "f")):
+        assert made.submit("c", Query(number, name), 0.0) == []
+    order = []
+    for _ in range(4):
+        order += assigned(effects)
+        effects = made.finished("r1", [(t.number, 200) for t in tickets(effects)], 1.0)
+    assert [number for _, number in order] == [1, 2, 3, 4]
+
+
+def test_one_backends_full_queue_holds_up_no_other() -> None:
+    made = Router(lambda: 0.5)
+    made.set_backend("full", backend("r1", tag="full", limit=1), 0.0)
+    made.set_backend("free", backend("s1", tag="free", limit=9), 0.0)
+    made.set_endpoint("e", EndpointTable(name="e", traffic={"full": 0.5, "free": 0.5}), 0.0)
+    keys = [f"key {i}" for i in range(16)]
+    effects = [
+        e for i, key in enumerate(keys) for e in made.submit("c", Query(i, shard_key=key), 0.0)
+    ]
+    places = [replica for replica, _ in assigned(effects)]
+    queued, ongoing = load(made)["full"]
+    assert (queued, ongoing) == (len(keys) - places.count("s1") - 1, 1)
+    assert queued > 0
+
+
+class Replicas:
+    """What replicas hold, and the order in which each backend began an endpoint's queries."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[Ticket]] = defaultdict(list)
+        self.begun: dict[tuple[str, str], list[int]] = defaultdict(list)
+
+    def take(self, effects: list[Any]) -> None:
+        for effect in only(Assign, effects):
+            self.held[effect.replica].append(effect.ticket)
+            order = self.begun[effect.ticket.endpoint, effect.ticket.backend]
+            if effect.ticket.query.id not in order:  # else it was rejected, and comes again
+                order.append(effect.ticket.query.id)
+
+    def give(self, index: int, count: int) -> tuple[str, list[int]]:
+        """Return one of those that are busy, and the first tickets that it has."""
+        busy = [replica for replica in sorted(self.held) if self.held[replica]]
+        if not busy:
+            return "", []
+        replica = busy[index % len(busy)]
+        given, self.held[replica] = self.held[replica][:count], self.held[replica][count:]
+        return replica, [ticket.number for ticket in given]
+
+
+@given(steps=STEPS)
+@settings(max_examples=100, deadline=None)
+def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
+    steps: list[tuple[str, Any, Any]],
+) -> None:
+    made, replicas = Router(lambda: 0.5), Replicas()
+    for tag in ("a", "b"):
+        made.set_backend(tag, backend(f"{tag}1", f"{tag}2", tag=tag, limit=2), 0.0)
+    for name in ("e", "f"):
+        made.set_endpoint(name, EndpointTable(name=name, traffic={"a": 0.5, "b": 0.5}), 0.0)
+    for number, (what, first, second) in enumerate(steps):
+        now = number * SATURATED_S
+        replicas.take(made.wake(now))
+        if what == "submit":
+            replicas.take(made.submit("c", Query(number, first, shard_key=second), now))
+            continue
+        replica, numbers = replicas.give(first, second)
+        if what == "finish":
+            replicas.take(made.finished(replica, [(n, 200) for n in numbers], now))
+        else:
+            replicas.take(made.rejected(replica, numbers, now, draining=False))
+    for order in replicas.begun.values():
+        assert order == sorted(order)
+
+
+def tickets(effects: list[Any]) -> list[Ticket]:
+    return [effect.ticket for effect in only(Assign, effects)]

@@ -1,0 +1,357 @@
+"""Updates one replica after another, and back again when the new version cannot run."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from understudy.core import status
+from understudy.core.releases import Counts, next_steps, surge
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import BROKEN, REFUSED, Process, Spec, World  # noqa: TID251
+
+D = "app#d"
+
+
+def version(code: bytes, **config: object) -> ask.Request:
+    return ask.deploy("app", Spec("d", code, dict(config)))
+
+
+def world_with(replicas: int, **config: object) -> World:
+    world = World()
+    world.request(version(b"one", num_replicas=replicas, **config))
+    world.settle()
+    return world
+
+
+def serving(world: World) -> int:
+    """Return how many replicas routers may send to, and that run."""
+    return sum(r.process.state == "running" for r in world.table(f"backend/{D}").replicas)
+
+
+def watch(world: World, steps: int = 400) -> tuple[int, int]:
+    """Let it settle, one thing after another; return the fewest serving and the most processes."""
+    fewest, most = serving(world), len(world.processes)
+    for _ in range(steps):
+        starting = [p for p in world.processes.values() if p.state in {"starting", "draining"}]
+        if not world.deliver() and starting:
+            one = starting[0]
+            if one.state == "draining":
+                world.die(one.tag)
+            else:
+                one.state = "failed" if one.code.startswith(BROKEN) else "running"
+                world.report(one)
+        elif world.is_settled():
+            return fewest, most
+        elif not starting and (due_at := world.cluster.next_due_at()) is not None:
+            world.now = max(world.now, due_at)
+            world.turn()
+        fewest, most = min(fewest, serving(world)), max(most, len(world.processes))
+    raise AssertionError(world.describe())
+
+
+@pytest.mark.parametrize("before", [1, 2, 5, 7, 20])
+@pytest.mark.parametrize("after", [1, 2, 5, 7, 20])
+def test_there_are_never_fewer_than_before_nor_more_than_a_fifth_above(
+    before: int, after: int
+) -> None:
+    world = world_with(before)
+    world.request(version(b"two", num_replicas=after))
+    fewest, most = watch(world)
+    assert fewest >= min(before, after)
+    assert most <= max(before, after) + surge(after)
+    assert [process.code for process in world.running(D)] == [b"two"] * after
+
+
+def test_capacity_is_kept_until_the_smaller_new_version_is_up() -> None:
+    world = world_with(4)
+    world.request(version(b"two", num_replicas=1))
+    world.flush()
+    assert serving(world) == 4
+
+
+def test_a_version_that_cannot_start_goes_back_with_every_old_replica_in_place() -> None:
+    world = world_with(5)
+    old = world.running(D)
+    goal = world.request(version(BROKEN, num_replicas=5))
+    fewest, most = watch(world)
+    assert (fewest, most) == (5, 6)
+    assert world.running(D) == old
+    assert world.goal_state(goal) == "failed"
+    shown = status.applications(world.cluster, "")["app"]
+    assert (shown["status"], shown["message"]) == ("DEPLOY_FAILED", "d: boom")
+
+
+def test_a_version_that_starts_and_then_dies_goes_back_too() -> None:
+    world = world_with(3)
+    goal = world.request(version(b"two", num_replicas=3))
+    for _ in range(100):
+        world.flush()
+        world.work()
+        world.flush()
+        for process in list(world.processes.values()):
+            if process.code == b"two" and process.state == "running":
+                world.die(process.tag)
+        if world.goal_state(goal) == "failed":
+            break
+        world.now += 1.0
+    world.settle()
+    assert "died" in world.cluster.goal(goal).error
+    assert [process.code for process in world.running(D)] == [b"one"] * 3
+
+
+def test_a_version_that_fails_its_health_checks_goes_back() -> None:
+    world = world_with(1)
+    goal = world.request(version(b"two", num_replicas=2, health_check_period_s=1))
+    while world.goal_state(goal) == "pending":
+        for process in world.processes.values():
+            process.sick = process.code == b"two"
+        world.flush()
+        starting = [p for p in world.processes.values() if p.state == "starting"]
+        if len([p for p in world.running(D) if p.code == b"two"]) == 0 and starting:
+            starting[0].state = "running"
+            world.report(starting[0])
+        for process in [p for p in world.processes.values() if p.state == "draining"]:
+            world.die(process.tag)
+        world.wait(0.5)
+    world.settle()
+    assert "failed 3 health checks" in world.cluster.goal(goal).error
+    assert [process.code for process in world.running(D)] == [b"one"]
+
+
+def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -> None:
+    world = world_with(3)
+    world.request(version(b"two", num_replicas=3))
+    world.flush()  # a new one is starting, and takes its time
+    world.die(world.running(D)[0].tag)
+    world.flush()
+    starting = sorted(p.code for p in world.processes.values() if p.state == "starting")
+    assert starting == [b"one", b"two"]
+    world.settle()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3
+
+
+def test_old_code_that_cannot_start_any_more_does_not_hold_up_the_new() -> None:
+    world = world_with(2)
+    world.code[next(iter(world.code))] = BROKEN
+    world.request(version(b"two", num_replicas=2))
+    for process in world.running(D):
+        world.die(process.tag)
+    world.settle()
+    assert [process.code for process in world.running(D)] == [b"two"] * 2
+
+
+def test_a_long_drain_counts_until_it_has_ended() -> None:
+    world = world_with(3)
+    for process in world.running(D):
+        process.stuck = True
+    world.request(version(b"two", num_replicas=3))
+    for _ in range(20):
+        world.flush()
+        world.work()
+        assert len(world.processes) <= 4
+    world.thaw()
+    world.settle()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3
+
+
+def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
+    world = world_with(4)
+    first = world.request(version(b"two", num_replicas=4))
+    for _ in range(3):
+        world.flush()
+        world.work()
+    assert {process.code for process in world.processes.values()} == {b"one", b"two"}
+    second = world.request(version(b"three", num_replicas=4))
+    fewest, most = watch(world)
+    assert fewest >= 4
+    assert most <= 5
+    assert [process.code for process in world.running(D)] == [b"three"] * 4
+    assert [world.goal_state(goal) for goal in (first, second)] == ["succeeded", "succeeded"]
+
+
+def test_a_second_version_that_cannot_start_goes_back_to_the_one_that_was_up() -> None:
+    world = world_with(4)
+    world.request(version(b"two", num_replicas=4))
+    for _ in range(3):
+        world.flush()
+        world.work()
+    world.request(version(BROKEN, num_replicas=4))
+    fewest, _ = watch(world)
+    assert fewest >= 4
+    assert [process.code for process in world.running(D)] == [b"one"] * 4
+
+
+def test_the_update_goes_on_after_every_crash_of_the_controller() -> None:
+    for point, after in itertools.product(("before save", "after save", "amid effects"), range(8)):
+        world = world_with(3)
+        goal = world.request(version(b"two", num_replicas=3))
+        for step in range(30):
+            if step == after:
+                world.crash_at = point
+            world.flush()
+            assert serving(world) >= 3, (point, after, step)
+            world.work()
+        world.settle()
+        assert world.goal_state(goal) == "succeeded"
+        assert [process.code for process in world.running(D)] == [b"two"] * 3
+        assert set(world.processes) == world.recorded()
+
+
+def test_a_new_controller_starts_and_stops_nothing_before_it_knows_what_runs() -> None:
+    world = world_with(3)
+    world.request(version(b"two", num_replicas=3))
+    while [process.code for process in world.running(D)].count(b"two") < 2:
+        world.flush()
+        world.work()
+    world.boot()
+    stuck = world.running(D)[-1]
+    stuck.stuck = True
+    before = {process: process.state for process in world.processes.values()}
+    for _ in range(3):
+        world.flush()
+        assert {process: process.state for process in world.processes.values()} == before
+    world.thaw()
+    world.settle()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3
+
+
+def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:
+    world = World()
+    world.request(version(b"one", num_replicas=3))
+    world.flush()
+    first = next(iter(world.processes.values()))
+    first.state = "running"
+    world.report(first)
+    world.flush()
+    goal = world.request(version(b"two", num_replicas=3))
+    world.flush()
+    assert [p.state for p in world.processes.values() if p.code == b"one"] == [
+        "running",
+        "draining",
+        "draining",
+    ]
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_old_replicas_do_not_hear_of_the_new_versions_settings() -> None:
+    world = world_with(2)
+    old: list[Process] = world.running(D)
+    world.request(version(b"two", num_replicas=2, user_config="new"))
+    world.settle()
+    assert [process.reconfigured for process in old] == [[], []]
+
+
+def test_other_actor_options_are_a_rolling_update() -> None:
+    world = world_with(2)
+    old = world.running(D)
+    spec = Spec("d", b"one", {"num_replicas": 2}, actor_options={"num_cpus": 0.5})
+    world.request(ask.deploy("app", spec))
+    world.settle()
+    assert len(world.running(D)) == 2
+    assert not set(world.running(D)) & set(old)
+
+
+def test_at_least_one_replica_starts_at_a_time() -> None:
+    assert [surge(wanted) for wanted in (1, 2, 5, 6, 10, 11)] == [1, 1, 1, 2, 2, 3]
+    counts = Counts(
+        wanted=1,
+        capacity=1,
+        live=0,
+        running=0,
+        old_live=1,
+        old_running=1,
+        leaving=0,
+        can_start_old=True,
+    )
+    assert next_steps(counts).start == 1
+
+
+# --- Settings in place ----------------------------------------------------------------------------
+
+
+def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> None:
+    world = world_with(2, user_config="good", max_ongoing_requests=7)
+    before = world.running(D)
+    goal = world.request(version(b"one", num_replicas=2, user_config=REFUSED))
+    world.settle()
+    ended = world.cluster.goal(goal)
+    assert (ended.state, ended.exception) == ("failed", b"pickled no such")
+    assert ended.error == "deployment 'd' of application 'app': no such"
+    assert world.running(D) == before
+    record = world.cluster.backends[D].record
+    assert (record.config["user_config"], record.config["max_ongoing_requests"]) == ("good", 7)
+    assert {process.config_id for process in before} == {record.config_id}
+    assert status.applications(world.cluster, "")["app"]["status"] == "DEPLOY_FAILED"
+    world.boot()
+    world.settle()
+    assert world.cluster.backends[D].record == record
+    goal = world.request(version(b"one", num_replicas=2, user_config="better"))
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+    assert status.applications(world.cluster, "")["app"]["status"] == "RUNNING"
+
+
+@pytest.mark.parametrize("point", ["before save", "after save", "amid effects"])
+@pytest.mark.parametrize("deliveries", [0, 1, 2])
+def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries: int) -> None:
+    world = world_with(2, user_config="first")
+    world.request(version(b"one", num_replicas=2, user_config="good"))
+    world.settle()
+    world.boot()  # and this one has not seen how the settings came to be
+    goal = world.request(version(b"one", num_replicas=2, user_config=REFUSED))
+    for _ in range(deliveries):
+        world.deliver()
+    world.crash_at = point
+    world.settle()
+    assert world.goal_state(goal) == "failed"
+    assert world.cluster.backends[D].record.config["user_config"] == "good"
+
+
+def test_of_two_refused_settings_the_last_good_ones_come_back() -> None:
+    world = world_with(1, user_config="good")
+    world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=1))
+    world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=2))
+    world.settle()
+    assert world.cluster.backends[D].record.config["user_config"] == "good"
+
+
+def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> None:
+    world = world_with(1, user_config="good")
+    world.request(version(b"one", user_config=REFUSED))
+    goal = world.request(version(b"one", user_config="better"))
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+    assert world.cluster.backends[D].record.config["user_config"] == "better"
+
+
+def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended() -> None:
+    scaling = {"min_replicas": 0, "initial_replicas": 3, "max_replicas": 3}
+    world = World()
+    world.request(version(b"one", num_replicas=None, autoscaling_config=scaling))
+    world.settle()
+    world.request(version(b"two", num_replicas=None, autoscaling_config=scaling))
+    world.flush()
+    world.cluster.backends[D].rescale(0)
+    world.cluster.touch(D)
+    world.settle()
+    assert world.processes == {}
+    world.cluster.backends[D].rescale(1)
+    world.cluster.touch(D)
+    world.flush()
+    assert {process.code for process in world.processes.values()} == {b"two"}
+    world.settle()
+
+
+def test_what_was_deleted_amid_its_update_is_not_what_a_later_deploy_goes_back_to() -> None:
+    world = world_with(2)
+    world.request(version(b"two", num_replicas=2))
+    world.request(ask.undeploy("app"))
+    goal = world.request(version(BROKEN, num_replicas=2))
+    world.settle(300.0)
+    assert world.goal_state(goal) == "failed"
+    assert world.running(D) == []
+    assert status.backends(world.cluster)[D]["status"] == "DEPLOY_FAILED"

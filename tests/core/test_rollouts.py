@@ -1,0 +1,442 @@
+"""Rollouts over a cluster: steps, holding, going back, crashes, and who may not interfere."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from understudy.core import deploying
+from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from understudy.core.history import Author
+from understudy.core.tallies import Tally
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import BROKEN, Spec, World  # noqa: TID251
+
+HOLD_S = 100.0
+_numbers = itertools.count(1)
+
+
+def start(to: str = "v2", endpoint: str = "e", **settings: Any) -> ask.Request:
+    asked = {
+        "steps": (0.1, 0.5, 1.0),
+        "hold_s": HOLD_S,
+        "abort_if": {"error_rate_increase": 0.0},
+        "alpha": 0.01,
+        "min_samples": 100,
+        "ready_timeout_s": 60.0,
+    } | settings
+    return lambda cluster: cluster.rollouts.start(endpoint, to=to, wall_now=5.0, **asked)
+
+
+def set_traffic(weights: Any) -> ask.Request:
+    return lambda cluster: cluster.set_traffic("e", weights)
+
+
+def change(world: World, make: ask.Request, what: str = "a change") -> Any:
+    author = Author("ada", "10.0.0.1", f"request {next(_numbers)}")
+    return world.request(lambda cluster: cluster.change(author, what, lambda: make(cluster), 7.0))
+
+
+def abort(world: World) -> None:
+    change(world, lambda cluster: cluster.rollouts.abort("e", 6.0), "abort rollout 'e'")
+
+
+def promote(world: World) -> None:
+    change(world, lambda cluster: cluster.rollouts.promote("e", 6.0), "promote rollout 'e'")
+
+
+@pytest.fixture
+def world() -> World:
+    """Backends "v1" to "v3" that run; endpoint "e" on "v1"."""
+    world = World()
+    for tag in ("v1", "v2", "v3"):
+        world.request(ask.create(tag))
+    world.request(ask.endpoint("e", "v1", route="/e"))
+    world.settle()
+    return world
+
+
+def tally(queries: int, bad: int = 0, seconds: float = 0.01) -> Any:
+    counted = Tally()
+    for number in range(queries):
+        counted.count(500 if number < bad else 200, seconds)
+    return counted.plain()
+
+
+def report(world: World, proxy: str = "p", token: str | None = None, **counted: Any) -> None:
+    """Have a proxy report what it has counted so far in the present step."""
+    token = token or world.table("rollout/e")
+    world.request(lambda cluster: cluster.rollouts.reported("e", token, proxy, counted))
+    world.flush()
+
+
+def traffic(world: World) -> Any:
+    world.flush()
+    return dict(world.table("endpoint/e").traffic)
+
+
+def state(world: World) -> Any:
+    return world.cluster.rollouts.status(world.now)["e"]
+
+
+def begun(world: World, **settings: Any) -> str:
+    """Begin a rollout, and return its goal when the first step stands."""
+    goal: str = world.request(start(**settings))
+    world.flush()
+    assert traffic(world) == {"v1": pytest.approx(0.9), "v2": 0.1}
+    return goal
+
+
+# --- The way up -----------------------------------------------------------------------------------
+
+
+def test_it_goes_up_step_by_step_and_its_goal_is_reached_at_the_end(world: World) -> None:
+    goal = begun(world)
+    report(world, v1=tally(900), v2=tally(100))
+    assert state(world)["why"] == "no objection so far; held for 0 of 100 s"
+    world.wait(HOLD_S - 1)
+    assert state(world)["step"] == 1
+    world.wait(1)
+    assert traffic(world) == {"v1": 0.5, "v2": 0.5}
+    assert state(world)["new"]["queries"] == 0, "each step is judged by itself"
+    world.wait(HOLD_S)
+    assert state(world)["why"] == "waits for traffic: 0 of 100 queries of the new backend"
+    report(world, v1=tally(100), v2=tally(100))
+    assert traffic(world) == {"v2": 1.0}
+    assert world.table("rollout/e") is None
+    assert world.goal_state(goal) == "succeeded"
+    assert (state(world)["state"], state(world)["why"]) == (
+        "promoted",
+        "no rule was broken in any step",
+    )
+    world.request(ask.delete("v1"))
+    world.settle()
+
+
+def test_without_traffic_it_holds_for_ever_and_does_not_spin(world: World) -> None:
+    begun(world)
+    world.wait(100 * HOLD_S)
+    assert traffic(world)["v2"] == 0.1
+    due_at = world.cluster.next_due_at()
+    assert due_at is None or due_at > world.now
+
+
+def test_all_other_backends_give_up_their_share_in_proportion(world: World) -> None:
+    world.request(set_traffic({"v1": 0.6, "v3": 0.3, "v2": 0.1}))
+    world.request(start(steps=(0.5, 1.0)))
+    world.flush()
+    assert traffic(world) == {"v1": pytest.approx(1 / 3), "v3": pytest.approx(1 / 6), "v2": 0.5}
+    abort(world)
+    assert traffic(world) == {"v1": 0.6, "v3": 0.3, "v2": 0.1}
+
+
+def test_one_step_of_all_traffic_needs_only_a_backend_that_runs(world: World) -> None:
+    goal = world.request(start(steps=[1]))
+    world.flush()
+    assert traffic(world) == {"v2": 1.0}
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_where_all_traffic_is_already_there_is_nothing_to_do(world: World) -> None:
+    assert world.request(start(to="v1")) is None
+    assert world.table("rollout/e") is None
+
+
+def test_the_same_call_again_has_the_same_goal_and_another_is_refused(world: World) -> None:
+    goal = begun(world)
+    assert world.request(start(steps=[0.1, 0.5, 1])) == goal
+    for other in (start(hold_s=1.0), start(to="v3")):
+        with pytest.raises(ConflictError, match=r"rollout of endpoint 'e' to 'v2' is under way"):
+            world.request(other)
+
+
+# --- Going back -----------------------------------------------------------------------------------
+
+
+def test_it_goes_back_when_errors_show_and_the_goal_says_why(world: World) -> None:
+    goal = begun(world)
+    report(world, v1=tally(900), v2=tally(100, bad=2))
+    assert traffic(world)["v2"] == 0.1, "two may be chance"
+    assert 1 < state(world)["evidence"] < 100
+    assert state(world)["why"].startswith("in doubt about error_rate_increase, so it waits")
+    report(world, v1=tally(900), v2=tally(100, bad=5))
+    assert traffic(world) == {"v1": 1.0}
+    told = state(world)
+    assert told["state"] == "went back"
+    assert told["evidence"] >= 100
+    assert "5 of 100 queries were bad, 0 of 900 with the old one" in told["why"]
+    assert world.goal_state(goal) == "failed"
+    assert "rollout of endpoint 'e' to 'v2' went back" in world.cluster.goal(goal).error
+    assert world.table("rollout/e") is None
+    world.request(ask.delete("v2"))
+
+
+def test_doubt_keeps_it_from_the_next_step_until_more_queries_settle_it(world: World) -> None:
+    begun(world)
+    report(world, v1=tally(900), v2=tally(100, bad=2))
+    world.wait(3 * HOLD_S)
+    assert state(world)["step"] == 1
+    report(world, v1=tally(900, bad=90), v2=tally(200, bad=2))
+    assert state(world)["step"] == 2
+
+
+def test_trouble_that_both_backends_have_is_no_reason(world: World) -> None:
+    begun(world)
+    report(world, v1=tally(900, bad=450), v2=tally(100, bad=50))
+    assert traffic(world)["v2"] == 0.1
+
+
+def test_absolute_limits_look_at_the_new_backend_alone(world: World) -> None:
+    begun(world, abort_if={"error_rate": 0.02})
+    report(world, v1=tally(100, bad=100), v2=tally(500, bad=10))
+    assert traffic(world)["v2"] == 0.1
+    report(world, v1=tally(100, bad=100), v2=tally(500, bad=50))
+    assert traffic(world) == {"v1": 1.0}
+    assert "at most 0.02 of them may be" in state(world)["why"]
+
+
+def test_slow_answers_are_judged_by_the_old_backends_p95(world: World) -> None:
+    begun(world, abort_if={"p95_latency_ratio": 1.5})
+    report(world, v1=tally(99), v2=tally(11))
+    told = state(world)["why"]
+    assert told == "waits for traffic: 11 of 100 queries of the new backend"
+    report(world, v1=tally(900), v2=tally(100, seconds=0.014))
+    report(world, v1=tally(1800), v2=tally(200, seconds=0.014))
+    assert traffic(world)["v2"] == 0.1, "slower, but not by half"
+    report(world, v1=tally(2700), v2=tally(300, seconds=0.02))
+    assert traffic(world) == {"v1": 1.0}
+    assert "p95 latency is 0.02" in state(world)["why"]
+
+
+def test_an_absolute_p95_is_a_rule_too(world: World) -> None:
+    begun(world, abort_if={"p95_latency_s": 0.1})
+    report(world, v1=tally(900, seconds=5), v2=tally(100, seconds=0.09))
+    assert traffic(world)["v2"] == 0.1
+    report(world, v1=tally(900), v2=tally(100, seconds=0.2))
+    assert traffic(world) == {"v1": 1.0}
+
+
+def test_queries_that_never_end_are_slow(world: World) -> None:
+    begun(world, abort_if={"p95_latency_ratio": 1.5})
+    report(world, v1=tally(900), v2=tally(100))
+    hung = (100, 0, 30, tally(100)[3])
+    report(world, v1=tally(1800), v2=hung)
+    assert traffic(world) == {"v1": 1.0}
+
+
+# --- A new backend that does not run --------------------------------------------------------------
+
+
+def test_it_waits_for_the_new_backend_and_gives_up_past_the_deadline(world: World) -> None:
+    world.request(ask.create("v4", num_replicas=2))
+    goal = world.request(start(to="v4"))
+    world.flush()
+    assert traffic(world) == {"v1": 1.0, "v4": 0.0}
+    assert state(world)["why"] == "backend 'v4' is not ready: 0 of 2 replicas run"
+    world.wait(59)
+    assert state(world)["state"] == "under way"
+    world.wait(2)
+    assert traffic(world) == {"v1": 1.0}
+    assert world.goal_state(goal) == "failed"
+    assert "no replica of 'v4' ran for 60 s" in state(world)["why"]
+
+
+def test_a_backend_that_cannot_start_ends_it_at_once(world: World) -> None:
+    world.request(ask.create("v4", code=BROKEN, max_constructor_retry_count=1))
+    world.request(start(to="v4", ready_timeout_s=1000.0))
+    world.settle()
+    assert "backend 'v4' could not be started" in state(world)["why"]
+
+
+def test_a_crash_of_the_new_backend_is_borne_for_a_while(world: World) -> None:
+    begun(world)
+    report(world, v1=tally(900), v2=tally(100))
+    world.die(world.running("v2")[0].tag)
+    world.wait(5)
+    assert state(world)["why"].startswith("backend 'v2' is not ready: 0 of 1 replicas run")
+    world.work()
+    world.wait(HOLD_S)
+    assert traffic(world)["v2"] == 0.5
+
+
+def test_new_code_of_the_new_backend_ends_it(world: World) -> None:
+    def redeploy(code: bytes) -> Any:
+        return lambda cluster: deploying.deploy(
+            cluster, Spec("d", code, {}), route_prefix=None, prev_version=None, wall_now=1.0
+        )
+
+    world.request(redeploy(b"one"))
+    world.settle()
+    world.request(start(to="d"))
+    world.flush()
+    world.request(redeploy(b"two"))
+    world.flush()
+    assert traffic(world) == {"v1": 1.0}
+    assert "backend 'd' was changed meanwhile" in state(world)["why"]
+
+
+# --- Restarts -------------------------------------------------------------------------------------
+
+
+def test_a_new_controller_goes_on_where_the_old_one_was(world: World) -> None:
+    goal = begun(world)
+    report(world, v1=tally(900), v2=tally(100, bad=3))
+    world.boot()
+    world.wait(3)
+    assert (state(world)["state"], state(world)["step"]) == ("under way", 1)
+    report(world, v1=tally(900), v2=tally(100, bad=3))
+    report(world, v1=tally(900), v2=tally(100, bad=5))
+    assert traffic(world) == {"v1": 1.0}
+    world.boot()
+    world.wait(3)
+    assert state(world)["state"] == "went back"
+    assert world.goal_state(goal) == "failed"
+
+
+@pytest.mark.parametrize("point", ["before save", "after save"])
+def test_a_crash_amid_a_decision_loses_neither_it_nor_the_traffic(world: World, point: str) -> None:
+    begun(world)
+    world.crash_at = point
+    report(world, v1=tally(900), v2=tally(100, bad=9))
+    world.wait(3)
+    if state(world)["state"] == "under way":
+        report(world, v1=tally(900), v2=tally(100, bad=9))
+    assert traffic(world) == {"v1": 1.0}
+    assert state(world)["state"] == "went back"
+
+
+def test_what_a_dead_proxy_counted_is_remembered_and_saved_coarsely(world: World) -> None:
+    begun(world)
+    world.wait(HOLD_S / 2)
+    report(world, "dead", v1=tally(450), v2=tally(50))
+    world.wait(HOLD_S / 10)
+    world.boot()
+    world.wait(3)
+    report(world, "p", v1=tally(450), v2=tally(50))
+    assert state(world)["new"]["queries"] == 100
+    assert state(world)["held_s"] == pytest.approx(0.6 * HOLD_S, abs=5)
+
+
+def test_the_hold_outlasts_restarts_at_short_intervals(world: World) -> None:
+    begun(world)
+    for _ in range(20):
+        world.wait(HOLD_S / 10)
+        report(world, v1=tally(900), v2=tally(100))
+        world.boot()
+        world.wait(3)
+    assert state(world)["step"] >= 2
+
+
+def test_reports_of_an_earlier_step_or_of_no_rollout_count_for_nothing(world: World) -> None:
+    begun(world)
+    first = world.table("rollout/e")
+    report(world, v1=tally(900), v2=tally(100))
+    world.wait(HOLD_S)
+    report(world, token=first, v1=tally(900), v2=tally(100, bad=100))
+    assert state(world)["new"]["queries"] == 0
+    abort(world)
+    report(world, token=first, v1=tally(900), v2=tally(100, bad=100))
+    assert state(world)["state"] == "went back"
+
+
+# --- Interference ---------------------------------------------------------------------------------
+
+
+def test_nobody_else_sets_the_traffic_or_deletes_the_backends_meanwhile(world: World) -> None:
+    world.request(ask.create("v4"))
+    world.request(start(to="v4"))
+    world.flush()
+    refused = [set_traffic({"v1": 1.0}), ask.delete("v1"), ask.delete("v4", force=True)]
+    for change in refused:
+        with pytest.raises(ConflictError) as caught:
+            world.request(change)
+        assert "rollout of endpoint 'e' to 'v4'" in str(caught.value)
+        assert "abort_rollout('e') or promote_rollout('e') first" in str(caught.value)
+    world.request(lambda cluster: cluster.shadow_traffic("e", "v3", 0.5))
+    world.flush()
+    assert world.table("endpoint/e").shadows == {"v3": 0.5}
+    abort(world)
+    world.request(set_traffic({"v3": 1.0}))
+    world.request(ask.delete("v1"))
+    world.request(ask.delete("v4"))
+
+
+def test_it_is_ended_by_hand_either_way_and_that_may_be_repeated(world: World) -> None:
+    goal = begun(world)
+    abort(world)
+    abort(world)
+    assert traffic(world) == {"v1": 1.0}
+    assert "it was aborted by request" in world.cluster.goal(goal).error
+    assert [entry.what for entry in world.cluster.history][-1] == "abort rollout 'e'"
+    with pytest.raises(UnknownNameError, match="no rollout of endpoint 'e' is under way"):
+        promote(world)
+    goal = begun(world)
+    promote(world)
+    promote(world)
+    assert traffic(world) == {"v2": 1.0}
+    world.flush()
+    assert world.goal_state(goal) == "succeeded"
+    with pytest.raises(UnknownNameError, match="no endpoint is named 'nope'"):
+        world.request(lambda cluster: cluster.rollouts.abort("nope", 6.0))
+
+
+def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
+    goal = change(world, start(), "rollout 'e'")
+    world.flush()
+    entries = [entry.what for entry in world.cluster.history]
+    assert entries == ["rollout 'e'", "rollout of endpoint 'e' to 'v2': step 1 of 3, 0.1"]
+    world.request(lambda cluster: deploying.undo(cluster, None, 8.0))
+    world.flush()
+    assert traffic(world) == {"v1": 1.0, "v2": 0.0}
+    assert state(world)["state"] == "interrupted"
+    assert world.goal_state(goal) == "failed"
+
+
+def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
+    goal = begun(world)
+    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.settle()
+    assert world.cluster.rollouts.status(world.now) == {}
+    assert world.records["rollout"] == {}
+    assert world.goal_state(goal) == "succeeded"
+    world.request(ask.delete("v2"))
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+BAD = [
+    ({"to": "v9"}, "to: no backend is named 'v9'; it could be: v1, v2, v3"),
+    ({"to": ""}, "to='': must be a backend's name"),
+    ({"steps": ()}, "steps=(): must be at most 50 numbers above 0 that grow and end with 1"),
+    ({"steps": (0.1, 0.1, 1.0)}, "that grow and end with 1"),
+    ({"steps": (0.1, 0.5)}, "that grow and end with 1"),
+    ({"steps": (0, 1)}, "numbers above 0"),
+    ({"steps": 1}, "steps=1: must be"),
+    ({"hold_s": 0}, "hold_s=0: must be a number of seconds above 0"),
+    ({"hold_s": "1"}, "hold_s='1'"),
+    ({"hold_s": float("nan")}, "hold_s=nan"),
+    ({"ready_timeout_s": -1}, "ready_timeout_s=-1"),
+    ({"alpha": 0}, "alpha=0: must be a number above 0 and at most 0.5"),
+    ({"min_samples": 0}, "min_samples=0: must be a whole number above 0"),
+    ({"abort_if": {}}, "abort_if={}: must be a dict with at least one of error_rate"),
+    ({"abort_if": {"p99": 1}}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
+    ({"abort_if": {"error_rate": 0}}, "abort_if['error_rate']=0: must be a number above 0 and"),
+    ({"abort_if": {"error_rate": True}}, "abort_if['error_rate']=True"),
+    ({"abort_if": {"p95_latency_ratio": 0.9}}, "must be a number from 1 and below 100"),
+    ({"alpha": 1, "min_samples": 1.5}, "alpha=1: must be a number above 0 and at most 0.5; min_s"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), BAD, ids=[text for _, text in BAD])
+def test_bad_settings_are_refused_naming_them(
+    world: World, settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        world.request(start(**settings))
+    assert text in str(caught.value)
+    assert world.cluster.rollouts.status(world.now) == {}
+    with pytest.raises(UnknownNameError, match="no endpoint is named 'nope'"):
+        world.request(start(endpoint="nope"))

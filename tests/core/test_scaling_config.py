@@ -1,0 +1,143 @@
+"""The settings of autoscaling: names, defaults, and what is refused with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from understudy.core.config import BackendConfig, config_shown
+from understudy.core.errors import InvalidRequestError
+from understudy.core.scaling_config import AutoscalingConfig, AutoscalingPolicy
+
+
+def test_the_defaults_are_ray_serves() -> None:
+    made = AutoscalingConfig().model_dump(exclude={"policy"})
+    assert made == {
+        "min_replicas": 1,
+        "initial_replicas": None,
+        "max_replicas": 1,
+        "target_ongoing_requests": 2,
+        "look_back_period_s": 30,
+        "upscaling_factor": None,
+        "downscaling_factor": None,
+        "upscale_delay_s": 30,
+        "downscale_delay_s": 600,
+        "downscale_to_zero_delay_s": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"min_replicas": -1}, "min_replicas=-1: Input should be greater than or equal to 0"),
+        ({"max_replicas": 0}, "max_replicas=0: Input should be greater than or equal to 1"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas=2: must not be below min_replicas"),
+        ({"min_replicas": 2}, "max_replicas=1: must not be below min_replicas, which is 2"),
+        ({"max_replicas": 1e9}, "max_replicas=1000000000.0: "),
+        ({"initial_replicas": 5}, "initial_replicas=5: must be from min_replicas to max_replicas"),
+        ({"initial_replicas": 0}, "initial_replicas=0: must be from min_replicas to max_replicas"),
+        ({"target_ongoing_requests": 0}, "target_ongoing_requests=0: Input should be greater"),
+        ({"target_ongoing_requests": float("nan")}, "target_ongoing_requests=nan: "),
+        ({"look_back_period_s": 0}, "look_back_period_s=0: Input should be greater than 0"),
+        ({"upscaling_factor": 0}, "upscaling_factor=0: Input should be greater than 0"),
+        ({"downscaling_factor": -1}, "downscaling_factor=-1: Input should be greater than 0"),
+        ({"upscale_delay_s": -1}, "upscale_delay_s=-1: Input should be greater than or equal"),
+        ({"downscale_delay_s": float("inf")}, "downscale_delay_s=inf: "),
+        ({"downscale_to_zero_delay_s": -0.1}, "downscale_to_zero_delay_s=-0.1: "),
+        ({"metrics_interval_s": 5}, "metrics_interval_s=5: no such setting; leave it out"),
+        ({"smoothing_factor": 1}, "smoothing_factor=1: no such setting; give upscaling_factor"),
+        ({"upscale_smoothing_factor": 1}, "no such setting; it is called upscaling_factor"),
+        (
+            {"target_num_ongoing_requests_per_replica": 1},
+            "no such setting; it is called target_ongoing_requests",
+        ),
+        ({"scale_up_threshold": 3}, "it is one of policy_kwargs: policy={'policy_function'"),
+        ({"min_replica": 1}, "min_replica=1: Extra inputs are not permitted"),
+        ({"policy": "fastest"}, "policy.policy_function='fastest': must be 'ongoing_requests'"),
+        ({"policy": 3}, "policy.policy_function=3: must be"),
+        ({"policy": {"name": "a.b"}}, "policy.name='a.b': no such setting; it is called policy"),
+        ({"policy": {"policy_function": "a.b", "timeout_s": 0}}, "policy.timeout_s=0: "),
+        (
+            {"policy": {"policy_function": "a.b", "policy_kwargs": {"x": {1}}}},
+            "policy.policy_kwargs={'x': {1}}: must be JSON-able",
+        ),
+        (
+            {"policy": {"policy_kwargs": {"least": 1}}},
+            "policy.policy_kwargs={'least': 1}: 'ongoing_requests' takes none",
+        ),
+        (
+            {"policy": {"policy_function": "queue_length", "policy_kwargs": {"up": 1}}},
+            "up=1: Extra inputs are not permitted",
+        ),
+        (
+            {
+                "policy": {
+                    "policy_function": "queue_length",
+                    "policy_kwargs": {"scale_up_threshold": 1, "scale_down_threshold": 2},
+                }
+            },
+            "scale_down_threshold=2: must not be above scale_up_threshold, which is 1",
+        ),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name_and_value(given: Any, told: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        BackendConfig().updated({"autoscaling_config": given})
+    assert f"autoscaling_config.{told}" in str(caught.value) or told in str(caught.value)
+
+
+def test_all_bad_settings_are_named_in_one_error() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        BackendConfig().updated(
+            {"autoscaling_config": {"upscale_delay_s": -1, "x": 1, "min_replicas": "many"}}
+        )
+    for name in ("upscale_delay_s=-1", "x=1", "min_replicas='many'"):
+        assert name in str(caught.value)
+
+
+def test_auto_is_one_to_a_hundred_at_two_each_and_what_is_given_beside_it() -> None:
+    auto = BackendConfig().updated({"num_replicas": "auto"})
+    assert auto.num_replicas is None
+    assert auto.autoscaling_config == AutoscalingConfig(max_replicas=100)
+    given = {"max_replicas": 7, "upscale_delay_s": 1}
+    for beside in (given, AutoscalingConfig(**given)):
+        made = BackendConfig().updated({"num_replicas": "auto", "autoscaling_config": beside})
+        assert made.autoscaling_config == AutoscalingConfig(**given)
+    with pytest.raises(InvalidRequestError, match=r"autoscaling_config=\[\]|autoscaling_config=3"):
+        BackendConfig().updated({"num_replicas": "auto", "autoscaling_config": 3})
+
+
+def test_a_number_and_autoscaling_are_not_given_together_but_replace_each_other() -> None:
+    scaled = BackendConfig().updated({"autoscaling_config": {"max_replicas": 3}})
+    with pytest.raises(InvalidRequestError, match="num_replicas=2: cannot be given with autosca"):
+        scaled.updated({"num_replicas": 2, "autoscaling_config": {"max_replicas": 3}})
+    fixed = scaled.updated({"num_replicas": 2})
+    assert (fixed.num_replicas, fixed.autoscaling_config) == (2, None)
+    again = fixed.updated({"autoscaling_config": {"max_replicas": 3}})
+    assert again == scaled
+    assert scaled.updated({"user_config": 1}).autoscaling_config == scaled.autoscaling_config
+    assert scaled.updated({"autoscaling_config": None}).num_replicas == 1
+
+
+def test_settings_survive_their_way_through_a_record() -> None:
+    for given in ({}, {"num_replicas": 3}, {"num_replicas": "auto"}):
+        made = BackendConfig().updated(given)
+        assert BackendConfig(**made.model_dump()) == made
+        assert made.updated({}) == made
+
+
+def test_policies_are_equal_by_the_hash_of_their_code() -> None:
+    one = AutoscalingPolicy(policy_function="a.b", code=b"x", code_hash="h")
+    assert one == AutoscalingPolicy(policy_function="a.b", code=b"y", code_hash="h")
+    assert one != AutoscalingPolicy(policy_function="a.b", code=b"x", code_hash="i")
+    assert one != AutoscalingPolicy(policy_function="a.b", code=b"x", code_hash="h", timeout_s=2)
+    assert len({one, AutoscalingPolicy(policy_function="a.b", code_hash="h")}) == 1
+
+
+def test_people_do_not_see_code() -> None:
+    policy = {"policy_function": "a.b", "code": b"x" * 1000, "code_hash": "h"}
+    made = BackendConfig().updated({"autoscaling_config": {"policy": policy}})
+    shown = config_shown(made.model_dump())["autoscaling_config"]["policy"]
+    assert (shown["policy_function"], shown["code_hash"], "code" in shown) == ("a.b", "h", False)
+    assert config_shown(BackendConfig().model_dump())["autoscaling_config"] is None

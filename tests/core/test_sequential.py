@@ -1,0 +1,138 @@
+"""The evidence by which rollouts go back: how often it misleads, and how soon it tells."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from understudy.core.judging import Sample, calibrate, evidence_by_rule
+from understudy.core.sequential import STAKES, excess, increase
+from understudy.core.tallies import Tally, bucket_of
+
+ALPHA = 0.01
+STEPS = (0.01, 0.1, 0.5)
+RULES = {"error_rate_increase": 0.0, "p95_latency_ratio": 1.0}  # the hardest: no margin at all
+LATENCIES = ((0.01, 0.6), (0.02, 0.25), (0.04, 0.09), (0.1, 0.04), (0.3, 0.02))  # seconds, share
+
+
+@dataclass
+class Backend:
+    error_rate: float
+    slower: float = 1.0
+
+
+def poisson(mean: float, rng: random.Random) -> int:
+    if mean > 30:
+        return max(round(rng.gauss(mean, math.sqrt(mean))), 0)
+    count, product, least = 0, rng.random(), math.exp(-mean)
+    while product > least:
+        count, product = count + 1, product * rng.random()
+    return count
+
+
+def count(tally: Tally, queries: float, backend: Backend, rng: random.Random) -> None:
+    """Add what some queries come to."""
+    for seconds, share in LATENCIES:
+        ended = poisson(queries * share, rng)
+        tally.latencies[bucket_of(seconds * backend.slower)] += ended
+        tally.queries += ended
+        tally.errors += min(poisson(ended * backend.error_rate, rng), ended)
+
+
+def is_sent_back(
+    new: Backend,
+    old: Backend,
+    rng: random.Random,
+    rules: dict[str, float],
+    *,
+    reports: int = 10,
+    queries: int = 1000,
+    load: Callable[[int], float] = lambda _: 1.0,
+) -> bool:
+    """Look after every report, as the controller does; the load and the errors change with it."""
+    for share in STEPS:
+        sides, slowness = (Tally(), Tally()), None
+        for number in range(reports):
+            now = load(number)
+            trouble = 1 + 20 * (number % 7 == 3)  # something that both sides depend on fails
+            for tally, each, part in zip(sides, (new, old), (share, 1 - share), strict=True):
+                bad = Backend(min(each.error_rate * trouble, 1.0), each.slower)
+                count(tally, queries * part * now, bad, rng)
+            if slowness is None:
+                slowness = calibrate(sides[1], sides[0], rules.get("p95_latency_ratio", 1.0))
+            evidence = evidence_by_rule(rules, Sample(*sides, share, slowness))
+            if sum(evidence.values()) / (len(rules) * len(STEPS)) >= 1 / ALPHA:
+                return True
+    return False
+
+
+def test_of_a_thousand_rollouts_of_the_same_code_hardly_any_goes_back() -> None:
+    rng = random.Random(20)
+    same = Backend(0.01)
+    gone_back = sum(is_sent_back(same, same, rng, RULES) for _ in range(1000))
+    assert gone_back <= 1000 * ALPHA
+
+
+def test_errors_and_slowness_within_the_margins_do_not_count() -> None:
+    rng = random.Random(21)
+    rules = {"error_rate_increase": 0.01, "p95_latency_ratio": 2.0, "error_rate": 0.2}
+    worse = Backend(0.015, slower=1.4)
+    # The trouble of both sides makes the increase 0.0095 at its worst moment.
+    old = Backend(0.01451, slower=1.0)
+    gone_back = sum(is_sent_back(worse, old, rng, rules) for _ in range(200))
+    assert gone_back <= 200 * ALPHA
+
+
+@pytest.mark.parametrize("new", [Backend(0.06), Backend(0.01, slower=3.0)], ids=["bad", "slow"])
+def test_a_backend_that_breaks_a_rule_is_sent_back(new: Backend) -> None:
+    rng = random.Random(22)
+    found = sum(is_sent_back(new, Backend(0.002), rng, RULES) for _ in range(50))
+    assert found == 50
+
+
+def bad_until_known(share: float, margin: float, rng: random.Random) -> int:
+    """Return how many of v2's 5 % bad answers it takes, v1 having none, with three steps."""
+    new_bad = queries = 0
+    while increase(new_bad, 0, queries, share, margin) < len(STEPS) / ALPHA:
+        new_bad += 1
+        queries += math.ceil(math.log(rng.random()) / math.log(1 - share * 0.05))
+    return new_bad
+
+
+@pytest.mark.parametrize(
+    ("share", "margin", "most"),
+    [(0.01, 0.0, 3), (0.1, 0.0, 5), (0.01, 0.005, 12), (0.1, 0.005, 12)],
+)
+def test_five_percent_errors_are_known_after_a_few(share: float, margin: float, most: int) -> None:
+    rng = random.Random(23)
+    needed = sorted(bad_until_known(share, margin, rng) for _ in range(21))
+    assert needed[10] <= most
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+@pytest.mark.parametrize("margin", [0.0, 0.01])
+def test_bets_are_fair_where_the_hypothesis_just_holds(share: float, margin: float) -> None:
+    """The mean of the capital after one query is 1, which is what all guarantees rest on."""
+    old = 0.03
+    new = old + margin
+    mean = (
+        share * new * increase(1, 0, 1, share, margin)
+        + (1 - share) * old * increase(0, 1, 1, share, margin)
+        + (1 - share * new - (1 - share) * old) * increase(0, 0, 1, share, margin)
+    )
+    assert mean == pytest.approx(1, abs=1e-12)
+    limit = 0.05
+    fair = limit * excess(1, 1, limit) + (1 - limit) * excess(0, 1, limit)
+    assert fair == pytest.approx(1, abs=1e-12)
+
+
+def test_evidence_begins_with_one_and_does_not_overflow() -> None:
+    assert increase(0, 0, 0, 0.1) == excess(0, 0, 0.1) == pytest.approx(1)
+    assert increase(10**6, 0, 10**6, 0.01) >= 1e100
+    assert increase(0, 10**6, 10**8, 0.01) >= 0
+    assert excess(10**6, 10**6, 0.01) >= 1e100
+    assert STAKES == 12

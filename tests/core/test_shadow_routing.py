@@ -1,0 +1,440 @@
+"""Copies for shadows: they run where there is room, and nobody's query pays for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.core.copies import MAX_COPIED_BYTES
+from understudy.core.queueing import MAX_COPIES_QUEUED
+from understudy.core.routing import SATURATED_S, Router
+from understudy.core.tables import BackendTable, EndpointTable
+from understudy.core.tickets import Assign, Cancel, Dropped, Ended, Refuse, Starved
+
+from .queries import Query, backend, endpoint, is_empty, load, only  # noqa: TID251 - the tests' own folder
+
+
+def shadowed(*tables: BackendTable, proportion: float = 1.0, **settings: Any) -> Router:
+    """Return a router with endpoint "e" on backend "b", and backend "s" as its shadow."""
+    made = Router(lambda: 0.5)
+    for table in tables:
+        made.set_backend(table.tag, table, 0.0)
+    made.set_endpoint("e", endpoint(shadows={"s": proportion}, **settings), 0.0)
+    return made
+
+
+def submit(made: Router, *ids: int, now: float = 0.0, **query: Any) -> list[Any]:
+    return [e for i in ids for e in made.submit("c", Query(i, **query), now)]
+
+
+def copies(effects: list[Any]) -> list[tuple[str, int]]:
+    """Return (replica, query id) of each copy that was assigned."""
+    return [(e.replica, e.ticket.query.id) for e in only(Assign, effects) if e.ticket.is_copy]
+
+
+def originals(effects: list[Any]) -> list[tuple[str, int]]:
+    return [(e.replica, e.ticket.query.id) for e in only(Assign, effects) if not e.ticket.is_copy]
+
+
+def ends(effects: list[Any]) -> list[tuple[str, int, bool]]:
+    return [(e.backend, e.status, e.is_copy) for e in only(Ended, effects)]
+
+
+def finish(made: Router, effects: list[Any], replica: str, now: float = 1.0) -> list[Any]:
+    """Have a replica answer all that ``effects`` gave it."""
+    numbers = [e.ticket.number for e in only(Assign, effects) if e.replica == replica]
+    return made.finished(replica, [(number, 200) for number in numbers], now)
+
+
+S1 = backend("s1", tag="s", limit=2)
+
+
+def test_a_query_goes_to_its_backend_first_and_its_copy_to_the_shadow() -> None:
+    made = shadowed(backend("r1"), S1)
+    effects = submit(made, 1)
+    assert [(e.replica, e.ticket.is_copy) for e in effects] == [("r1", False), ("s1", True)]
+    original, copy = (e.ticket for e in effects)
+    assert copy.query is original.query, "the body is shared, not copied"
+    assert (copy.endpoint, copy.route) == (original.endpoint, original.route)
+    assert ends(finish(made, effects, "s1")) == [("s", 200, True)]
+    assert ends(finish(made, effects, "r1")) == [("b", 200, False)]
+    assert is_empty(made)
+
+
+@pytest.mark.parametrize(("proportion", "times"), [(0.4, 0), (0.6, 1)])
+def test_a_query_is_copied_when_the_draw_is_below_the_proportion(
+    proportion: float, times: int
+) -> None:
+    made = shadowed(backend("r1"), S1, proportion=proportion)
+    assert len(copies(submit(made, 1))) == times
+
+
+def test_a_shadow_of_two_endpoints_gets_copies_of_both_and_each_may_have_two_shadows() -> None:
+    made = shadowed(backend("r1", limit=9), S1, backend("t1", tag="t"))
+    made.set_endpoint("f", endpoint("f", shadows={"s": 1.0, "t": 1.0}), 0.0)
+    assert copies(submit(made, 1)) == [("s1", 1)]
+    assert copies(submit(made, 2, endpoint="f")) == [("s1", 2), ("t1", 2)]
+
+
+def test_a_shadow_that_has_traffic_keeps_half_of_its_slots_for_it() -> None:
+    made = Router(lambda: 0.5)
+    made.set_backend("b", backend("r1", limit=4), 0.0)
+    made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
+    effects = submit(made, 1, 2)
+    assert originals(effects) == [("r1", 1), ("r1", 2)]
+    assert copies(effects) == [("r1", 1)]
+    assert originals(submit(made, 3)) == [("r1", 3)], "whatever copies wait"
+    made.set_endpoint("e", endpoint(to="other"), 1.0)
+    assert made.busy()["b"] == (0, 4), "its copies were dropped"
+
+
+def test_a_shadow_that_loses_its_traffic_may_use_all_its_slots() -> None:
+    made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=4))
+    made.set_endpoint("f", endpoint("f", to="s"), 0.0)
+    assert len(copies(submit(made, 1, 2, 3, 4))) == 2
+    assert originals(submit(made, 5, endpoint="f")) == [("s1", 5)]
+    assert len(copies(made.set_endpoint("f", None, 1.0))) == 1
+    made.set_backend("s", None, 1.0)
+    made.set_backend("s", backend("s2", tag="s", limit=4), 1.0)
+    assert len(copies(submit(made, 6, 7, 8, 9))) == 4
+
+
+def test_queries_go_before_copies_that_wait() -> None:
+    made = Router(lambda: 0.5)
+    made.set_backend("b", backend("r1", limit=1), 0.0)
+    made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
+    first = submit(made, 1)
+    submit(made, 2, 3)
+    assert load(made) == {"b": (5, 1)}
+    order = []
+    effects = first
+    for _ in range(6):
+        order += [(e.ticket.query.id, e.ticket.is_copy) for e in only(Assign, effects)]
+        effects = finish(made, effects, "r1")
+    assert order == [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)]
+    assert is_empty(made)
+
+
+def test_refused_queries_are_not_copied() -> None:
+    made = shadowed(backend("r1", limit=1, max_queued_requests=0), S1)
+    assert copies(submit(made, 1, 2)) == [("s1", 1)]
+    assert copies(submit(made, 3, endpoint="nobody")) == []
+    assert copies(submit(made, 1)) == [], "a repeat of one that is here"
+
+
+def test_an_answered_copy_has_ended_whatever_becomes_of_its_replica() -> None:
+    made = shadowed(backend("r1"), S1)
+    effects = submit(made, 1)
+    numbers = [e.ticket.number for e in effects]
+    assert ends(made.answered("s1", [(numbers[1], 200)], 1.0)) == [("s", 200, True)]
+    assert made.answered("r1", [(numbers[0], 200)], 1.0) == []
+    assert made.load_by_endpoint() == ({("e", "b"): (0, 0)}, {("e", "s"): (0, 0)})
+    assert made.replica_lost("s1", (), 2.0) == []
+    assert ends(made.delivered("r1", numbers[:1])) == [("b", 200, False)]
+    assert is_empty(made)
+
+
+# --- A shadow at its limit ------------------------------------------------------------------------
+
+
+def test_a_full_shadow_queues_a_bounded_number_and_drops_the_rest() -> None:
+    made = shadowed(backend("r1", limit=10_000), backend("s1", tag="s", limit=1))
+    effects = submit(made, *range(1, 201))
+    assert len(originals(effects)) == 200
+    assert copies(effects) == [("s1", 1)]
+    assert only(Dropped, effects) == [Dropped("e", "s")] * (199 - MAX_COPIES_QUEUED)
+    assert load(made)["s"] == (MAX_COPIES_QUEUED, 1)
+    assert only(Refuse, effects) == []
+
+
+@pytest.mark.parametrize(("limit", "waiting"), [(0, 0), (3, 3), (1_000, MAX_COPIES_QUEUED)])
+def test_the_shadows_own_queue_limit_holds_where_it_is_lower(limit: int, waiting: int) -> None:
+    made = shadowed(
+        backend("r1", limit=10_000), backend("s1", tag="s", limit=1, max_queued_requests=limit)
+    )
+    submit(made, *range(1, 201))
+    assert load(made)["s"] == (waiting, 1)
+
+
+def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
+    made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=3))
+    body = bytes(MAX_COPIED_BYTES // 4)
+    effects = submit(made, *range(1, 10), call=body)
+    assert len(copies(effects)) == 3
+    assert load(made)["s"] == (1, 3)
+    assert len(only(Dropped, effects)) == 5
+    finish(made, effects, "s1")
+    assert len(copies(submit(made, 11, call=body))) == 1
+
+
+def test_one_copy_of_any_size_is_let_in() -> None:
+    made = shadowed(backend("r1", limit=99), S1)
+    effects = submit(made, 1, 2, call=bytes(MAX_COPIED_BYTES + 1))
+    assert copies(effects) == [("s1", 1)]
+    assert only(Dropped, effects) == [Dropped("e", "s")]
+
+
+def test_copies_wait_for_a_first_replica_and_say_that_there_is_none() -> None:
+    made = shadowed(backend("r1"), backend(tag="s"))
+    effects = submit(made, 1, 2)
+    assert only(Starved, effects) == [Starved("s")]
+    assert made.busy() == {"b": (0, 2), "s": (2, 0)}
+    assert copies(made.set_backend("s", S1, 1.0)) == [("s1", 1), ("s1", 2)]
+
+
+def test_an_unavailable_or_unknown_shadow_drops_copies() -> None:
+    made = shadowed(backend("r1"), backend(tag="s", unavailable="it failed"))
+    assert only(Dropped, submit(made, 1)) == [Dropped("e", "s")]
+    made.set_backend("s", None, 1.0)
+    effects = submit(made, 2)
+    assert only(Dropped, effects) == [Dropped("e", "s")]
+    assert originals(effects) == [("r1", 2)]
+    assert "s" not in made.busy()
+
+
+# --- A shadow that hangs, dies or goes ------------------------------------------------------------
+
+
+def test_a_copy_is_not_run_again_when_its_replica_dies() -> None:
+    made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
+    submit(made, 1)
+    effects = made.replica_lost("s1", (), 1.0)
+    assert effects == [Ended("e", "s", 503, 1.0, is_copy=True)]
+
+
+def test_a_copy_that_never_left_goes_to_another_replica() -> None:
+    made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
+    effects = submit(made, 1)
+    number = effects[1].ticket.number
+    assert copies(made.replica_lost("s1", [number], 1.0)) == [("s2", 1)]
+
+
+def test_a_copy_that_a_replica_rejects_waits() -> None:
+    made = shadowed(backend("r1"), S1)
+    number = submit(made, 1)[1].ticket.number
+    assert made.rejected("s1", [number], 1.0, draining=False) == []
+    assert load(made)["s"] == (1, 0)
+    assert copies(made.wake(1.0 + SATURATED_S)) == [("s1", 1)]
+
+
+def test_a_copy_outlives_an_original_that_was_answered() -> None:
+    made = shadowed(backend("r1"), S1)
+    effects = submit(made, 1)
+    finish(made, effects, "r1")
+    assert made.cancel("c", 1, 1.0) == []
+    assert made.caller_lost("c", 1.0) == []
+    assert made.ongoing()["s1"] == 1
+    assert ends(finish(made, effects, "s1")) == [("s", 200, True)]
+    assert is_empty(made)
+
+
+def test_a_copy_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> None:
+    made = shadowed(backend("r1"), S1)
+    effects = submit(made, 1)
+    made.answered("r1", [(effects[0].ticket.number, 200)], 1.0)
+    assert made.cancel("c", 1, 1.0) == []
+    assert made.caller_lost("c", 1.0) == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "caller lost"])
+def test_copies_are_dropped_with_an_original_that_nobody_wants(how: str) -> None:
+    """A stream that a client leaves would go on in the shadow for ever."""
+    made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=1))
+    effects = submit(made, 1, 2)
+    done = submit(made, 3)
+    finish(made, done, "r1")
+    dropped = made.caller_lost("c", 1.0) if how == "caller lost" else made.cancel("c", 1, 1.0)
+    assert [e.replica for e in only(Cancel, dropped)][:2] == ["r1", "s1"]
+    waiting = 1 if how == "caller lost" else 0
+    assert len(only(Dropped, dropped)) == waiting
+    number = effects[1].ticket.number
+    assert ends(made.finished("s1", [(number, 499)], 2.0)) == [("s", 499, True)]
+
+
+def test_a_copy_past_its_time_is_cancelled_and_nobody_is_told() -> None:
+    made = shadowed(backend("r1"), backend("s1", tag="s", limit=1, request_timeout_s=5.0))
+    effects = submit(made, 1, 2)
+    assert made.next_deadline_at() == 5.0
+    late = made.expire(5.0)
+    assert late == [Cancel("s1", effects[1].ticket), Dropped("e", "s")]
+    assert ends(made.finished("s1", [(effects[1].ticket.number, 499)], 6.0)) == [("s", 408, True)]
+
+
+def test_a_querys_own_time_limit_is_its_copys_too() -> None:
+    made = shadowed(backend("r1"), S1)
+    submit(made, 1, timeout_s=2.0)
+    late = made.expire(2.0)
+    assert [e.query_id for e in only(Refuse, late)] == [1], "one refusal, for the caller"
+    assert len(only(Cancel, late)) == 2
+
+
+def test_copies_that_wait_are_dropped_when_the_shadow_is_taken_away() -> None:
+    made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=1))
+    submit(made, 1, 2, 3)
+    effects = made.set_endpoint("e", endpoint(), 1.0)
+    assert effects == [Dropped("e", "s"), Dropped("e", "s")]
+    assert made.ongoing() == {"r1": 3, "s1": 1}, "what runs, runs on"
+    assert copies(submit(made, 4)) == []
+
+
+def test_no_copy_gets_the_slots_that_are_free_once_its_endpoint_is_gone() -> None:
+    made = Router(lambda: 0.1)
+    made.set_backend("b", backend("r1", limit=9), 0.0)
+    made.set_backend("s", S1, 0.0)
+    split = EndpointTable(name="e", traffic={"b": 0.5, "s": 0.5}, shadows={"s": 1.0})
+    made.set_endpoint("e", split, 0.0)
+    assert copies(submit(made, 1, 2)) == [("s1", 1)], "half of its slots are kept for queries"
+    effects = made.set_endpoint("e", None, 1.0)
+    assert copies(effects) == []
+    assert only(Dropped, effects) == [Dropped("e", "s")]
+
+
+def test_copies_that_come_back_after_the_shadow_was_taken_away_are_dropped() -> None:
+    made = shadowed(backend("r1"), S1)
+    number = submit(made, 1)[1].ticket.number
+    made.set_endpoint("e", endpoint(), 1.0)
+    assert made.rejected("s1", [number], 2.0, draining=False) == [Dropped("e", "s")]
+
+
+def test_a_deleted_shadow_leaves_nothing_behind() -> None:
+    made = shadowed(backend("r1"), backend("s1", tag="s", limit=1))
+    effects = submit(made, 1, 2)
+    assert made.set_backend("s", None, 1.0) == [Dropped("e", "s")]
+    finish(made, effects, "s1")
+    finish(made, effects, "r1")
+    assert is_empty(made)
+
+
+def test_load_is_told_by_endpoint_with_copies_apart() -> None:
+    made = shadowed(backend("r1", limit=1), backend("s1", tag="s", limit=1))
+    made.set_endpoint("idle", endpoint("idle", shadows={"s": 0.1}), 0.0)
+    submit(made, 1, 2, 3)
+    assert made.load_by_endpoint() == (
+        {("e", "b"): (2, 1), ("idle", "b"): (0, 0)},
+        {("e", "s"): (2, 1), ("idle", "s"): (0, 0)},
+    )
+
+
+# --- Nobody notices -------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["submit", "submit", "submit", "finish", "reject", "die", "cancel", "wait"]
+        ),
+        st.integers(0, 9),
+        st.sampled_from(["nothing", "finish", "die", "full", "gone"]),
+    ),
+    max_size=60,
+)
+
+
+class Play:
+    """One life of a router; the same steps, with and without shadows, must look the same."""
+
+    def __init__(self, shadows: dict[str, float]) -> None:
+        self.router = Router(lambda: 0.5)
+        self.now = 0.0
+        self.held: dict[str, list[int]] = {"r1": [], "r2": [], "s1": []}
+        self.seen: list[Any] = []
+        self.router.set_backend("b", backend("r1", "r2", limit=2, max_queued_requests=3), 0.0)
+        self.router.set_backend("s", backend("s1", tag="s", limit=2), 0.0)
+        self.router.set_endpoint("e", endpoint(shadows=shadows), 0.0)
+
+    def run(self, effects: list[Any]) -> None:
+        """Note what callers and their replicas see of it."""
+        for effect in effects:
+            if isinstance(effect, Assign):
+                self.held[effect.replica].append(effect.ticket.number)
+            if isinstance(effect, Assign | Cancel) and not effect.ticket.is_copy:
+                self.seen.append((type(effect), effect.replica, effect.ticket.query.id))
+            elif isinstance(effect, Refuse) or (isinstance(effect, Ended) and not effect.is_copy):
+                self.seen.append(effect)
+
+    def step(self, number: int, what: str, index: int) -> None:
+        replica = ("r1", "r2")[index % 2]
+        if what == "submit":
+            self.run(
+                self.router.submit("c", Query(number, timeout_s=None if index else 1.0), self.now)
+            )
+        elif what == "cancel":
+            self.run(self.router.cancel("c", number - index, self.now))
+        elif what == "wait":
+            self.now += 0.3
+            self.run(self.router.expire(self.now))
+            self.run(self.router.wake(self.now))
+        else:
+            self.report(replica, what)
+
+    def report(self, replica: str, what: str) -> None:
+        numbers, self.held[replica] = self.held[replica], []
+        if what == "finish":
+            self.run(self.router.answered(replica, [(n, 200) for n in numbers], self.now))
+            self.run(self.router.delivered(replica, numbers))
+        elif what == "reject":
+            self.run(self.router.rejected(replica, numbers, self.now, draining=False))
+        else:
+            self.run(self.router.replica_lost(replica, (), self.now))
+            tag = "s" if replica == "s1" else "b"
+            names = ("s1",) if replica == "s1" else ("r1", "r2")
+            table = backend(*names, tag=tag, limit=2, max_queued_requests=3 if tag == "b" else -1)
+            self.run(self.router.set_backend(tag, table, self.now))
+
+    def shadow_step(self, what: str) -> None:
+        if what in {"finish", "die"}:
+            self.report("s1", what)
+        elif what == "full":
+            self.run(self.router.set_backend("s", backend("s1", tag="s", limit=1), self.now))
+        elif what == "gone":
+            self.run(self.router.set_backend("s", None, self.now))
+            self.held["s1"] = []
+            self.run(self.router.set_backend("s", backend(tag="s"), self.now))
+
+
+@given(steps=STEPS)
+@settings(max_examples=150, deadline=None)
+def test_callers_and_their_replicas_see_the_same_with_a_shadow_and_without(
+    steps: list[tuple[str, int, str]],
+) -> None:
+    plain, with_shadow = Play({}), Play({"s": 1.0})
+    for number, (what, index, in_shadow) in enumerate(steps, 100):
+        plain.step(number, what, index)
+        with_shadow.step(number, what, index)
+        with_shadow.shadow_step(in_shadow)
+    assert with_shadow.seen == plain.seen
+
+
+# --- Comparison -----------------------------------------------------------------------------------
+
+COMPARES = {"s": ("id", {"how": "json"})}
+
+
+def test_a_query_and_its_copy_are_paired_at_one_of_the_shadows_replicas() -> None:
+    made = shadowed(backend("r1", limit=9), backend("s1", "s2", tag="s"), compares=COMPARES)
+    places = set()
+    for number in range(4):
+        original, copy = (e.ticket for e in only(Assign, submit(made, number)))
+        (pairing,) = original.compare
+        assert pairing.settings is None
+        assert copy.compare == (pairing._replace(settings=COMPARES["s"]),)
+        assert pairing.number == copy.number
+        places.add(pairing.replica)
+    assert places == {"s1", "s2"}
+
+
+def test_copies_that_wait_are_paired_too_and_those_that_are_dropped_are_not() -> None:
+    made = shadowed(backend("r1", limit=999), backend("s1", tag="s", limit=1), compares=COMPARES)
+    waits = [submit(made, number)[0].ticket for number in range(MAX_COPIES_QUEUED + 2)]
+    assert all(ticket.compare for ticket in waits[:-1])
+    assert not waits[-1].compare
+
+
+def test_without_a_comparison_or_a_replica_for_it_nothing_is_paired() -> None:
+    for made in (
+        shadowed(backend("r1"), S1),
+        shadowed(backend("r1"), backend(tag="s"), compares=COMPARES),
+    ):
+        assert not submit(made, 1)[0].ticket.compare

@@ -1,0 +1,210 @@
+"""Where queries go: exact splits in the long run, and keys that stay where they are."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.core.routing import Router
+from understudy.core.tables import BackendTable, EndpointTable
+from understudy.core.tickets import Ended
+from understudy.core.traffic import Split, choose_shadows
+
+from .queries import Query, only  # noqa: TID251 - the tests' own folder
+
+# What chi-square stays below in 999 of 1,000 fair runs, by degrees of freedom.
+CHI_SQUARE_BOUND = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 9: 27.88}
+SPLITS = [
+    {"a": 0.5, "b": 0.5},
+    {"a": 0.99, "b": 0.01},
+    {"a": 0.7, "b": 0.2, "c": 0.1},
+    {"old": 0.899, "new": 0.001, "newer": 0.1},
+    {f"b{i}": 0.1 for i in range(10)},
+]
+KEYS = [f"customer {i}" for i in range(2_000)]
+
+
+def never() -> float:
+    raise AssertionError("a key needs no chance")
+
+
+def chi_square(counts: Counter[str], weights: dict[str, float]) -> float:
+    total = sum(counts.values())
+    return sum((counts[tag] - total * w) ** 2 / (total * w) for tag, w in weights.items())
+
+
+def by_key(weights: dict[str, float], keys: list[str] = KEYS) -> list[str]:
+    split = Split(weights)
+    return [str(split.choose(key, never)) for key in keys]
+
+
+def normalised(weights: dict[str, int]) -> dict[str, float]:
+    return {tag: weight / sum(weights.values()) for tag, weight in weights.items()}
+
+
+# --- By chance ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", SPLITS, ids=str)
+def test_the_split_is_exact_in_the_long_run(weights: dict[str, float]) -> None:
+    split, drawn = Split(weights), random.Random(4)
+    counts = Counter(str(split.choose(None, drawn.random)) for _ in range(100_000))
+    assert chi_square(counts, weights) < CHI_SQUARE_BOUND[len(weights) - 1]
+
+
+def test_the_split_of_a_whole_router_is_exact_in_the_long_run() -> None:
+    weights = {"a": 0.6, "b": 0.3, "c": 0.1, "none": 0.0}
+    made = Router(random.Random(5).random)
+    for tag in weights:
+        made.set_backend(tag, BackendTable(tag=tag, unavailable="only counted here"), 0.0)
+    made.set_endpoint("e", EndpointTable(name="e", traffic=weights), 0.0)
+    effects = [e for i in range(30_000) for e in made.submit("c", Query(i), 0.0)]
+    counts = Counter(ended.backend for ended in only(Ended, effects))
+    assert counts.pop("none", 0) == 0
+    assert chi_square(counts, {"a": 0.6, "b": 0.3, "c": 0.1}) < CHI_SQUARE_BOUND[2]
+
+
+@pytest.mark.parametrize(
+    ("point", "backend"), [(0.0, "a"), (0.29, "a"), (0.31, "b"), (0.999999, "b")]
+)
+def test_a_point_falls_into_the_shares_in_the_order_of_names(point: float, backend: str) -> None:
+    assert Split({"b": 0.7, "a": 0.3, "none": 0.0}).choose(None, lambda: point) == backend
+
+
+def test_without_weights_there_is_no_backend() -> None:
+    for weights in ({}, {"a": 0.0, "b": 0.0}):
+        assert Split(weights).choose(None, never) is None
+        assert Split(weights).choose("key", never) is None
+
+
+def test_the_only_backend_needs_neither_chance_nor_hash() -> None:
+    assert Split({"a": 1.0, "b": 0.0}).choose(None, never) == "a"
+
+
+@given(
+    weights=st.dictionaries(st.text(max_size=3), st.floats(1e-9, 1.0), min_size=1, max_size=6),
+    point=st.floats(0, 1, exclude_max=True),
+)
+def test_every_point_is_somebodys(weights: dict[str, float], point: float) -> None:
+    """Weights sum to 1 within a tolerance only."""
+    assert Split(weights).choose(None, lambda: point) in weights
+
+
+# --- By key ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", SPLITS, ids=str)
+def test_keys_split_by_the_weights_too(weights: dict[str, float]) -> None:
+    counts = Counter(by_key(weights, [f"key {i}" for i in range(6_000)]))
+    assert chi_square(counts, weights) < CHI_SQUARE_BOUND[len(weights) - 1]
+
+
+def test_a_key_leads_to_the_same_backend_in_every_release() -> None:
+    """Written down, because a change of it would move the users of whoever upgrades."""
+    weights = {"v1": 0.5, "v2": 0.3, "v3": 0.2}
+    found = {key: Split(weights).choose(key, never) for key in ("", "alice", "bob", "é", "\udcff")}
+    assert found == {"": "v1", "alice": "v1", "bob": "v3", "\xe9": "v1", "\udcff": "v1"}
+
+
+def test_the_order_in_which_weights_are_given_changes_nothing() -> None:
+    assert by_key({"a": 0.2, "b": 0.8}) == by_key({"b": 0.8, "a": 0.2, "none": 0.0})
+
+
+def test_two_routers_agree_on_every_key_whatever_chance_and_order_they_have() -> None:
+    def places(seed: int, tags: list[str]) -> list[str]:
+        made = Router(random.Random(seed).random)
+        for tag in tags:
+            made.set_backend(tag, BackendTable(tag=tag, unavailable="only counted here"), 0.0)
+        made.set_endpoint("e", EndpointTable(name="e", traffic=dict.fromkeys(tags, 0.25)), 0.0)
+        queries = (Query(number, shard_key=key) for number, key in enumerate(KEYS))
+        effects = [effect for query in queries for effect in made.submit("c", query, 0.0)]
+        return [ended.backend for ended in only(Ended, effects)]
+
+    tags = ["v1", "v2", "v3", "v4"]
+    assert places(1, tags) == places(2, tags[::-1])
+
+
+def test_names_and_keys_do_not_run_together() -> None:
+    one, other = Split({"a": 0.5, "ab": 0.5}), Split({"a": 0.5, "b": 0.5})
+    assert [one.choose(k, never) for k in KEYS] != [other.choose(k, never) for k in KEYS]
+
+
+WEIGHTS = st.dictionaries(
+    st.sampled_from("abcde"), st.integers(0, 20), min_size=1, max_size=5
+).filter(lambda weights: sum(weights.values()) > 0)
+
+
+@given(before=WEIGHTS, after=WEIGHTS)
+def test_a_key_moves_only_to_what_has_grown_in_relation_to_where_it_was(
+    before: dict[str, int], after: dict[str, int]
+) -> None:
+    keys = KEYS[:200]
+    was, now = by_key(normalised(before), keys), by_key(normalised(after), keys)
+    for old, new in zip(was, now, strict=True):
+        if old != new:  # exact, as these are whole numbers
+            assert after.get(new, 0) * before[old] > before.get(new, 0) * after.get(old, 0)
+
+
+@given(first=st.integers(0, 100), second=st.integers(0, 100))
+def test_between_two_backends_only_the_difference_moves(first: int, second: int) -> None:
+    was = by_key({"a": first / 100, "b": 1 - first / 100}, KEYS[:300])
+    now = by_key({"a": second / 100, "b": 1 - second / 100}, KEYS[:300])
+    moved = {(old, new) for old, new in zip(was, now, strict=True) if old != new}
+    assert moved <= ({("b", "a")} if second > first else {("a", "b")})
+
+
+def test_a_canarys_steps_move_each_key_once() -> None:
+    was = by_key({"old": 1.0})
+    for step in (0.01, 0.1, 0.5, 1.0):
+        now = by_key({"old": 1 - step, "new": step})
+        assert not [k for k, old, new in zip(KEYS, was, now, strict=True) if (old, new) == BACK]
+        assert abs(now.count("new") / len(KEYS) - step) < 0.03
+        was = now
+
+
+BACK = ("new", "old")
+
+
+def test_a_backend_that_comes_or_goes_moves_its_own_keys_only() -> None:
+    three = by_key({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
+    two = by_key({"a": 0.5, "b": 0.5})
+    assert all(old == new for old, new in zip(three, two, strict=True) if old != "c")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": 0.1, "b": 0.8, "c": 0.1}, {"a": 0.2, "b": 0.8}),
+        ({"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.1, "b": 0.3, "c": 0.6}),
+        ({f"b{i}": 0.1 for i in range(10)}, {f"b{i}": 1 / 9 for i in range(1, 10)}),
+    ],
+    ids=str,
+)
+def test_no_more_keys_move_than_a_rule_without_memory_must(
+    before: dict[str, float], after: dict[str, float]
+) -> None:
+    keys = [f"key {i}" for i in range(6_000)]
+    moved = sum(o != n for o, n in zip(by_key(before, keys), by_key(after, keys), strict=True))
+    tags = {*before, *after}
+    distance = sum(abs(before.get(tag, 0) - after.get(tag, 0)) for tag in tags) / 2
+    assert moved / len(keys) < 2 * distance / (1 + distance) + 0.02
+
+
+# --- Shadows --------------------------------------------------------------------------------------
+
+
+def test_each_shadow_gets_its_proportion_whatever_the_others_get() -> None:
+    drawn = random.Random(6)
+    counts: Counter[str] = Counter()
+    for _ in range(50_000):
+        chosen = choose_shadows({"a": 0.2, "all": 1.0, "b": 0.5, "none": 0.0}, drawn.random)
+        counts.update(chosen)
+        counts["both"] += "a" in chosen and "b" in chosen
+    assert counts["all"] == 50_000
+    assert counts["none"] == 0
+    for what, share in (("a", 0.2), ("b", 0.5), ("both", 0.1)):
+        expected = {what: share, "rest": 1 - share}
+        observed = Counter({what: counts[what], "rest": 50_000 - counts[what]})
+        assert chi_square(observed, expected) < CHI_SQUARE_BOUND[1]

@@ -1,0 +1,708 @@
+"""serve.batch: what shares a batch, when it begins, and what each caller gets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import cloudpickle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.virtual_time import VirtualTimeLoop, run
+from understudy import serve
+from understudy.core.errors import InvalidRequestError, UnderstudyError
+
+
+class Model:
+    """Doubles numbers, and remembers what it was called with, and when."""
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.takes_s = takes_s
+        self.batches: list[list[Any]] = []
+        self.begun_at: list[float] = []
+        self.running = self.most_running = 0
+
+    async def work(self, items: list[Any]) -> list[Any]:
+        self.batches.append(items)
+        self.begun_at.append(asyncio.get_running_loop().time())
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(self.takes_s)
+        finally:
+            self.running -= 1
+        return [2 * item for item in items]
+
+    @serve.batch(max_batch_size=3, batch_wait_timeout_s=1)
+    async def threes(self, items: list[Any]) -> list[Any]:
+        return await self.work(items)
+
+    @serve.batch
+    async def plain(self, items: list[Any]) -> list[Any]:
+        return await self.work(items)
+
+    @serve.batch
+    async def __private(self, items: list[Any]) -> list[Any]:
+        return await self.work(items)
+
+    async def private(self, item: Any) -> Any:
+        return await self.__private(item)
+
+
+async def outcomes(*calls: Any) -> list[Any]:
+    return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+# --- What a batch is -----------------------------------------------------------------------------
+
+
+def test_a_full_batch_begins_at_once_and_the_rest_after_its_wait() -> None:
+    model = Model()
+
+    async def main() -> list[Any]:
+        return await outcomes(*[model.threes(i) for i in range(5)])
+
+    assert run(main()) == [0, 2, 4, 6, 8]
+    assert model.batches == [[0, 1, 2], [3, 4]]
+    assert model.begun_at == pytest.approx([0.0, 1.0])
+
+
+def test_the_bare_decorator_has_the_defaults_of_ray_serve() -> None:
+    model = Model()
+
+    async def main() -> None:
+        await outcomes(*[model.plain(i) for i in range(11)])
+
+    run(main())
+    assert [len(batch) for batch in model.batches] == [10, 1]
+    assert model.begun_at == pytest.approx([0.0, 0.01])
+
+
+def test_a_wait_of_zero_still_batches_what_is_called_in_one_go() -> None:
+    seen = []
+
+    @serve.batch(batch_wait_timeout_s=0)
+    async def function(items: list[int]) -> list[int]:
+        seen.append(items)
+        return items
+
+    async def main() -> list[Any]:
+        return await outcomes(*[function(i) for i in range(4)])
+
+    assert run(main()) == [0, 1, 2, 3]
+    assert seen == [[0, 1, 2, 3]]
+
+
+def test_instances_never_share_a_batch() -> None:
+    one, other = Model(), Model()
+
+    async def main() -> None:
+        await outcomes(one.plain(1), other.plain(2), one.plain(3), one.private(4), other.private(5))
+
+    run(main())
+    assert one.batches == [[1, 3], [4]]
+    assert other.batches == [[2], [5]]
+
+
+def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_overrides() -> None:
+    class Child(Model):
+        @serve.batch(max_batch_size=2)
+        async def plain(self, items: list[Any]) -> list[Any]:
+            parent = super().plain
+            return await outcomes(*[parent(item + 1) for item in items])
+
+    child = Child()
+
+    async def main() -> list[Any]:
+        return await outcomes(child.plain(1), child.plain(2), child.plain(3))
+
+    assert run(main()) == [4, 6, 8]
+
+
+def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_default() -> None:
+    seen = []
+
+    @serve.batch(max_batch_size=3)
+    async def function(xs: list[int], ys: list[int] = 7, *, zs: list[str] = "z") -> list[Any]:
+        seen.append((xs, ys, zs))
+        return xs
+
+    async def main() -> list[Any]:
+        return await outcomes(function(1, 2), function(xs=3, zs="a"), function(4, ys=5))
+
+    assert run(main()) == [1, 3, 4]
+    assert seen == [([1, 3, 4], [2, 7, 5], ["z", "a", "z"])]
+
+
+def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
+    model = Model()
+
+    async def main() -> list[Any]:
+        return await outcomes(model.plain(1), model.plain(), model.plain(1, 2))
+
+    good, missing, too_many = run(main())
+    assert good == 2
+    assert isinstance(missing, TypeError)
+    assert isinstance(too_many, TypeError)
+
+
+def test_several_batches_run_at_a_time_where_they_may() -> None:
+    model = Model(takes_s=10.0)
+
+    @serve.batch(max_batch_size=1, max_concurrent_batches=2)
+    async def function(items: list[int]) -> list[int]:
+        return await model.work(items)
+
+    async def main() -> list[Any]:
+        return await outcomes(*[function(i) for i in range(5)])
+
+    assert run(main()) == [0, 2, 4, 6, 8]
+    assert model.most_running == 2
+    assert model.begun_at == pytest.approx([0, 0, 10, 10, 20])
+
+
+# --- Sizes --------------------------------------------------------------------------------------
+
+
+def test_a_size_function_limits_what_a_batch_holds() -> None:
+    seen: list[list[str]] = []
+
+    def total(items: list[str]) -> int:
+        return sum(map(len, items))
+
+    @serve.batch(
+        max_batch_size=6, batch_wait_timeout_s=1, batch_size_fn=lambda xs: sum(map(len, xs))
+    )
+    async def function(items: list[str]) -> list[str]:
+        seen.append(items)
+        return items
+
+    async def main() -> list[Any]:
+        return await outcomes(*map(function, ["aa", "bbb", "cc", "dddddd", "e", "fffffff"]))
+
+    *good, too_large = run(main())
+    assert good == ["aa", "bbb", "cc", "dddddd", "e"]
+    assert seen == [["aa", "bbb"], ["cc"], ["dddddd"], ["e"]]
+    assert isinstance(too_large, InvalidRequestError)
+    assert "an item of size 7 is larger than max_batch_size=6" in str(too_large)
+
+
+def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
+    def size(items: list[Any]) -> Any:
+        return "many" if items == [3] else sum(len(item) for item in items if item != 3)
+
+    @serve.batch(max_batch_size=6, batch_size_fn=size)
+    async def function(items: list[Any]) -> list[Any]:
+        return items
+
+    async def main() -> list[Any]:
+        return await outcomes(function("a"), function(2), function(3), function("b"))
+
+    first, no_len, no_number, last = run(main())
+    assert (first, last) == ("a", "b")
+    assert isinstance(no_len, TypeError)
+    assert "batch_size_fn returned 'many', which is no number" in str(no_number)
+
+
+# --- Failures -----------------------------------------------------------------------------------
+
+
+def test_a_returned_exception_fails_its_item_and_a_raised_one_all() -> None:
+    class BadError(Exception):
+        pass
+
+    @serve.batch(max_batch_size=3)
+    async def function(items: list[Any]) -> list[Any]:
+        if "raise" in items:
+            raise BadError("all")
+        return [BadError("one") if item == "return" else item for item in items]
+
+    async def main() -> list[Any]:
+        some = await outcomes(function(1), function("return"), function(3))
+        return some + await outcomes(function(1), function("raise"), function(3))
+
+    one, bad, three, *rest = run(main())
+    assert (one, str(bad), three) == (1, "one", 3)
+    assert [str(each) for each in rest] == ["all"] * 3
+    assert all(isinstance(each, BadError) for each in rest)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseException) -> None:
+    @serve.batch(max_batch_size=2)
+    async def function(items: list[Any]) -> list[Any]:
+        if "raise" in items:
+            raise error
+        return items
+
+    async def guarded(item: Any) -> Any:
+        try:
+            return await function(item)
+        except BaseException as raised:
+            return type(raised).__name__
+
+    async def main() -> list[Any]:
+        return [
+            *await outcomes(guarded(1), guarded("raise")),
+            *await outcomes(guarded(1), guarded(2)),
+        ]
+
+    cancelled = isinstance(error, asyncio.CancelledError)
+    name = "UnderstudyError" if cancelled else type(error).__name__
+    assert run(main()) == [name, name, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ([1], "returned 1 results for a batch of 2 items"),
+        ([1, 2, 3], "returned 3 results for a batch of 2 items"),
+        (None, "returned a NoneType; a batch function gives a list"),
+        ({"a": 1, "b": 2}, "returned a dict"),
+        ("ab", "returned a str"),
+        ({1, 2}, "returned a set"),
+    ],
+)
+def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, told: str) -> None:
+    @serve.batch(max_batch_size=2)
+    async def function(items: list[Any]) -> Any:
+        return returned
+
+    async def main() -> list[Any]:
+        return await outcomes(function(1), function(2))
+
+    for error in run(main()):
+        assert isinstance(error, UnderstudyError)
+        assert told in str(error)
+
+
+def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> None:
+    @serve.batch(max_batch_size=20)
+    async def function(items: list[Any]) -> Any:
+        raise ValueError("bad")
+
+    lengths = []
+
+    async def call(item: int) -> None:
+        try:
+            await function(item)
+        except ValueError as error:
+            trace, length = error.__traceback__, 0
+            while trace is not None:
+                trace, length = trace.tb_next, length + 1
+            lengths.append(length)
+
+    async def main() -> None:
+        await outcomes(*map(call, range(20)))
+
+    run(main())
+    assert len(lengths) == 20
+    assert len(set(lengths)) == 1
+
+
+# --- Cancelling ---------------------------------------------------------------------------------
+
+
+def test_a_cancelled_item_leaves_the_batch_before_it_begins() -> None:
+    model = Model()
+
+    async def main() -> list[Any]:
+        tasks = [asyncio.ensure_future(model.threes(i)) for i in range(2)]
+        await asyncio.sleep(0.5)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        return await outcomes(*tasks, model.threes(2))
+
+    first, *others = run(main())
+    assert isinstance(first, asyncio.CancelledError)
+    assert others == [2, 4]
+    assert model.batches == [[1, 2]]
+    assert model.begun_at == pytest.approx([1.0])  # when the oldest that is left has waited enough
+
+
+def test_a_running_batch_goes_on_while_anybody_wants_it_and_is_cancelled_then() -> None:
+    model = Model(takes_s=5.0)
+
+    async def main() -> float:
+        tasks = [asyncio.ensure_future(model.threes(i)) for i in range(3)]
+        await asyncio.sleep(1)
+        tasks[0].cancel()
+        tasks[1].cancel()
+        await asyncio.sleep(1)
+        assert model.running == 1
+        tasks[2].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert model.running == 0
+        await outcomes(*[model.threes(i) for i in range(3)])  # its place is free
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(7.0)
+
+
+# --- Streams ------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Counts up to each item's number, all of a batch in step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.closed = 0
+
+    @serve.batch(max_batch_size=3, batch_wait_timeout_s=1)
+    async def count(self, upto: list[int]) -> Any:
+        try:
+            for number in range(1, max(upto) + 1):
+                self.steps += 1
+                yield [number if number <= last else StopIteration for last in upto]
+                await asyncio.sleep(0.5)
+        finally:
+            self.closed += 1
+
+
+async def collected(stream: Any) -> list[Any]:
+    return [each async for each in stream]
+
+
+def test_a_streaming_batch_gives_each_item_its_own_stream() -> None:
+    counter = Counter()
+
+    async def main() -> list[Any]:
+        return await outcomes(*[collected(counter.count(n)) for n in (1, 3, 0)])
+
+    assert run(main()) == [[1], [1, 2, 3], []]
+    assert (counter.steps, counter.closed) == (3, 1)
+
+
+def test_errors_in_a_stream_end_one_item_or_all() -> None:
+    @serve.batch(max_batch_size=2)
+    async def stream(items: list[Any]) -> Any:
+        yield items
+        yield [ValueError("mine") if item == 1 else item for item in items]
+        yield items
+        raise KeyError("all")
+
+    async def until_error(item: int) -> list[Any]:
+        found: list[Any] = []
+        try:
+            async for each in stream(item):
+                found.append(each)  # noqa: PERF401  # what came before the error counts
+        except Exception as error:
+            found.append(repr(error))
+        return found
+
+    async def main() -> list[Any]:
+        return await outcomes(until_error(1), until_error(2))
+
+    assert run(main()) == [[1, "ValueError('mine')"], [2, 2, 2, "KeyError('all')"]]
+
+
+def test_a_step_with_a_wrong_number_of_values_is_an_error_for_all() -> None:
+    @serve.batch(max_batch_size=2)
+    async def stream(items: list[Any]) -> Any:
+        yield [1]
+
+    async def main() -> list[Any]:
+        return await outcomes(collected(stream(1)), collected(stream(2)))
+
+    for error in run(main()):
+        assert "yielded 1 results for a batch of 2 items" in str(error)
+
+
+def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:
+    counter = Counter()
+
+    async def main() -> None:
+        async for _ in (stream := counter.count(1000)):
+            break
+        await stream.aclose()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert counter.closed == 1
+        assert await collected(counter.count(2)) == [1, 2]
+
+    run(main())
+
+
+def test_a_stream_waits_for_a_reader_that_is_far_behind() -> None:
+    made = 0
+
+    @serve.batch(max_batch_size=2)
+    async def stream(items: list[Any]) -> Any:
+        nonlocal made
+        for made in range(1, 1001):
+            yield [made for _ in items]
+
+    async def main() -> None:
+        slow, quick = stream(1), stream(2)
+        reading = asyncio.ensure_future(collected(quick))
+        assert await anext(slow) == 1
+        await asyncio.sleep(1)
+        assert made < 300
+        assert [each async for each in slow] == list(range(2, 1001))
+        assert len(await reading) == 1000
+
+    run(main())
+
+
+# --- Limits that change, places where it runs ---------------------------------------------------
+
+
+def test_limits_change_at_run_time_for_what_waits_too() -> None:
+    model = Model()
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(outcomes(model.threes(1), model.threes(2)))
+        await asyncio.sleep(0.1)
+        model.threes.set_max_batch_size(2)
+        await waiting
+        Model.threes.set_batch_wait_timeout_s(0.2)
+        await model.threes(3)
+
+    try:
+        run(main())
+    finally:
+        Model.threes.set_max_batch_size(3)
+        Model.threes.set_batch_wait_timeout_s(1)
+    assert model.batches == [[1, 2], [3]]
+    assert model.begun_at == pytest.approx([0.1, 0.3])
+
+
+def test_limits_may_be_changed_from_another_thread() -> None:
+    @serve.batch(max_batch_size=100, batch_wait_timeout_s=1000)
+    async def function(items: list[int]) -> list[int]:
+        return items
+
+    async def main() -> int:
+        call = asyncio.ensure_future(function(1))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=function.set_batch_wait_timeout_s, args=(0,))
+        thread.start()
+        return await asyncio.wait_for(call, 20)
+
+    assert asyncio.run(main()) == 1
+    function.set_max_batch_size(2)  # with its loop closed
+
+
+def test_each_loop_has_a_queue_of_its_own_that_goes_with_it() -> None:
+    model = Model()
+    loops = []
+
+    async def main() -> Any:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        return await model.plain(4)
+
+    assert [run(main()), run(main())] == [8, 8]
+    gc.collect()
+    assert [loop() for loop in loops] == [None, None]
+
+
+def test_a_class_in_use_can_be_pickled_and_so_can_its_instances() -> None:
+    class Local:
+        @serve.batch(max_batch_size=2)
+        async def double(self, items: list[int]) -> list[int]:
+            return [2 * item for item in items]
+
+    used = Local()
+
+    async def main(instance: Any) -> list[Any]:
+        return await outcomes(instance.double(1), instance.double(2))
+
+    assert run(main(used)) == [2, 4]
+    pickled = cloudpickle.dumps((Local, used))
+    script = (
+        "import asyncio, pickle, sys\n"
+        "cls, instance = pickle.load(sys.stdin.buffer)\n"
+        "async def main(*each): return await asyncio.gather(*[one.double(2) for one in each])\n"
+        "print(asyncio.run(main(cls(), instance, instance)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=pickled, capture_output=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == (b"[4, 4, 4]\n", b"")
+
+
+def test_an_instance_without_a_dict_is_refused_naming_its_class() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        @serve.batch
+        async def double(self, items: list[int]) -> list[int]:
+            return items
+
+    with pytest.raises(TypeError, match="remove __slots__ from Slotted"):
+        run(Slotted().double(1))
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"max_batch_size": 0}, ValueError),
+        ({"max_batch_size": -1}, ValueError),
+        ({"max_batch_size": 2.5}, TypeError),
+        ({"max_batch_size": True}, TypeError),
+        ({"batch_wait_timeout_s": -0.1}, ValueError),
+        ({"batch_wait_timeout_s": float("inf")}, ValueError),
+        ({"batch_wait_timeout_s": float("nan")}, ValueError),
+        ({"batch_wait_timeout_s": "1"}, TypeError),
+        ({"max_concurrent_batches": 0}, ValueError),
+        ({"max_concurrent_batches": None}, TypeError),
+        ({"batch_size_fn": 3}, TypeError),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(settings: Any, kind: Any) -> None:
+    [(name, value)] = settings.items()
+    with pytest.raises(kind, match=f"{name}={value!r}: must be"):
+        serve.batch(**settings)
+    if name in {"max_batch_size", "batch_wait_timeout_s"}:
+        with pytest.raises(kind, match=f"{name}={value!r}: must be"):
+            getattr(Model.plain, f"set_{name}")(value)
+
+
+def sync(items: list[Any]) -> list[Any]:
+    return items
+
+
+async def nothing() -> list[Any]:
+    return []
+
+
+async def only_self(self: Any) -> list[Any]:
+    return [self]
+
+
+async def any_number(*items: Any) -> list[Any]:
+    return list(items)
+
+
+async def any_names(items: Any, **names: Any) -> list[Any]:
+    return [items, names]
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (sync, "made by 'async def', not for <function sync"),
+        (10, "made by 'async def', not for 10"),
+        (Model, "made by 'async def', not for <class"),
+        (nothing, "nothing: a batch function needs a parameter for the list"),
+        (only_self, "only_self: a batch function needs a parameter for the list"),
+        (any_number, r"any_number: a batch function cannot take \*items"),
+        (any_names, r"any_names: a batch function cannot take \*\*names"),
+    ],
+)
+def test_what_takes_no_lists_is_refused(function: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        serve.batch(function)
+    with pytest.raises(TypeError, match=told):
+        serve.batch(max_batch_size=2)(function)
+
+
+# --- Properties ---------------------------------------------------------------------------------
+
+calls = st.lists(
+    st.tuples(
+        st.floats(0, 3, allow_nan=False).map(lambda seconds: round(seconds, 2)),  # before it
+        st.integers(1, 4),  # size
+        st.one_of(
+            st.none(), st.floats(0.01, 3).map(lambda seconds: round(seconds, 2))
+        ),  # till it is cancelled
+    ),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    calls=calls,
+    limit=st.integers(4, 9),
+    wait_s=st.sampled_from([0.0, 0.25, 1.0]),
+    slots=st.integers(1, 3),
+    takes_s=st.sampled_from([0.0, 0.3, 1.5]),
+    counts=st.booleans(),
+)
+def test_every_item_is_in_one_batch_in_order_and_none_waits_too_long(
+    calls: list[Any], limit: int, wait_s: float, slots: int, takes_s: float, counts: bool
+) -> None:
+    begun: list[tuple[float, list[int]]] = []
+    ended: list[float] = []
+    made_at: dict[int, float] = {}
+    gone: dict[int, float] = {}  # cancelled, and when
+    sizes = {number: size for number, (_, size, _) in enumerate(calls)}
+    loop = VirtualTimeLoop()
+
+    def size_of(items: list[int]) -> int:
+        return len(items) if counts else sum(sizes[item] for item in items)
+
+    @serve.batch(
+        max_batch_size=limit,
+        batch_wait_timeout_s=wait_s,
+        max_concurrent_batches=slots,
+        batch_size_fn=None if counts else size_of,
+    )
+    async def function(items: list[int]) -> list[int]:
+        begun.append((loop.time(), items))
+        assert len(begun) - len(ended) <= slots
+        try:
+            await asyncio.sleep(takes_s)
+        finally:
+            ended.append(loop.time())
+        return [-item for item in items]
+
+    async def call(number: int, after_s: float) -> int:
+        await asyncio.sleep(after_s)
+        made_at[number] = loop.time()
+        return int(await function(number))
+
+    async def leaving(number: int, after_s: float, cancel_s: float | None) -> Any:
+        task = asyncio.ensure_future(call(number, after_s))
+        if cancel_s is not None:
+            await asyncio.sleep(cancel_s)
+            if not task.done():
+                gone[number] = loop.time()
+                task.cancel()
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    async def main() -> list[Any]:
+        each = [leaving(n, after_s, cancel_s) for n, (after_s, _, cancel_s) in enumerate(calls)]
+        return list(await asyncio.gather(*each))
+
+    try:
+        results = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    for number, result in enumerate(results):
+        assert number in gone if isinstance(result, asyncio.CancelledError) else result == -number
+    run_items = [item for _, items in begun for item in items]
+    assert len(run_items) == len(set(run_items))
+    assert set(run_items) >= set(range(len(calls))) - set(gone)
+    assert all(size_of(items) <= limit for _, items in begun)
+    assert run_items == sorted(run_items, key=lambda item: made_at[item])
+    for at, items in begun:
+        assert_not_too_late(at, items[0], made_at[items[0]] + wait_s, begun, ended, slots)
+        was_full = size_of(items) == limit or any(
+            made <= at and gone.get(item, at + 1) >= at and size_of([*items, item]) > limit
+            for item, made in made_at.items()
+            if item not in items
+        )
+        assert was_full or at >= made_at[items[0]] + wait_s - 1e-6
+
+
+def assert_not_too_late(
+    at: float, item: int, due: float, begun: list[Any], ended: list[float], slots: int
+) -> None:
+    """A batch begins when its first item has waited long enough, or when a place is free."""
+    if at > due + 1e-6:
+        busy = sum(begin < at - 1e-6 for begin, _ in begun) - sum(end < at - 1e-6 for end in ended)
+        assert busy >= slots, f"item {item} could have begun at {due}, not at {at}"

@@ -1,0 +1,134 @@
+"""Whole applications in this process, without a system."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.systems import wait_until
+from understudy import serve
+from understudy.serve.exceptions import (
+    DeploymentUnavailableError,
+    InvalidRequestError,
+    RequestCancelledError,
+)
+from understudy.serve.handle import DeploymentHandle
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    serve.shutdown()
+
+
+@serve.deployment
+class Adder:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def reconfigure(self, config: dict[str, int]) -> None:
+        self.amount = config["amount"]
+
+    def __call__(self, number: int) -> int:
+        return number + self.amount
+
+    async def slow(self) -> None:
+        await asyncio.sleep(60)
+
+    def fail(self) -> None:
+        raise KeyError("no such thing")
+
+    def thread(self) -> int:
+        return threading.get_ident()
+
+
+@serve.deployment
+class Chain:
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+    async def __call__(self, number: int) -> int:
+        return int(await self.second.remote(self.first.remote(number)))
+
+    async def by_name(self, number: int) -> int:
+        return int(await serve.get_deployment_handle("Adder").remote(number))
+
+
+def run(app: Any, **options: Any) -> Any:
+    return serve.run(app, _local_testing_mode=True, **options)
+
+
+def test_a_graph_of_deployments_runs_here() -> None:
+    handle = run(Chain.bind(Adder.bind(1), Adder.bind(10)))
+    assert handle.remote(5).result(timeout_s=10) == 16
+    assert handle.by_name.remote(5).result(timeout_s=10) == 6
+    assert serve.get_app_handle("default").remote(1).result(timeout_s=10) == 12
+
+
+def test_it_can_be_awaited_and_many_run_at_once() -> None:
+    handle = run(Adder.bind(1))
+
+    async def gather() -> list[int]:
+        return list(await asyncio.gather(*(handle.remote(number) for number in range(100))))
+
+    assert asyncio.run(gather()) == list(range(1, 101))
+
+
+def test_user_code_runs_on_threads_of_its_own_and_gets_its_config() -> None:
+    handle = run(Adder.options(user_config={"amount": 7}).bind(1))
+    assert handle.remote(1).result(timeout_s=10) == 8
+    assert handle.thread.remote().result(timeout_s=10) != threading.get_ident()
+
+
+def test_exceptions_keep_their_type_and_cancelled_calls_end() -> None:
+    handle = run(Adder.bind(1))
+    with pytest.raises(KeyError, match="no such thing"):
+        handle.fail.remote().result(timeout_s=10)
+    response = handle.slow.remote()
+    with pytest.raises(TimeoutError):
+        response.result(timeout_s=0.05)
+    response.cancel()
+    with pytest.raises(RequestCancelledError):
+        response.result(timeout_s=10)
+
+
+def test_a_constructor_that_fails_raises_here_and_leaves_nothing() -> None:
+    @serve.deployment
+    class Broken:
+        def __init__(self, _other: Any) -> None:
+            raise ZeroDivisionError("broken on purpose")
+
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError, match="broken on purpose"):
+        run(Broken.bind(Adder.bind(1)))
+    with pytest.raises(DeploymentUnavailableError, match="default#Adder"):
+        DeploymentHandle("Adder").remote(1).result(timeout_s=10)
+    wait_until(lambda: before.issuperset(threading.enumerate()), 5, "its threads end")
+
+
+def test_what_cannot_be_pickled_is_refused_as_on_a_system() -> None:
+    lock = threading.Lock()
+    with pytest.raises(InvalidRequestError, match="cannot be pickled"):
+        run(Adder.bind(lock))  # type: ignore[arg-type]
+    handle = run(Adder.bind(1))
+    with pytest.raises(InvalidRequestError, match="cannot be pickled"):
+        handle.remote(lock)
+
+
+def test_applications_replace_their_like_and_can_be_deleted() -> None:
+    run(Adder.bind(1), name="one")
+    handle = run(Adder.bind(3), name="one")
+    assert handle.remote(1).result(timeout_s=10) == 4
+    serve.delete("one")
+    with pytest.raises(DeploymentUnavailableError):
+        handle.remote(1).result(timeout_s=10)
+
+
+@pytest.mark.parametrize("nonsense", [42, Adder, "app"])
+def test_what_is_no_application_is_refused(nonsense: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        run(nonsense)

@@ -1,0 +1,242 @@
+"""serve.multiplexed: which models a replica has, and what loads and unloads them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from understudy import serve
+from understudy.actors import held_models
+
+
+class Model:
+    def __init__(self, model_id: str, log: list[str]) -> None:
+        self.model_id = model_id
+        self.log = log
+
+    def __del__(self) -> None:
+        self.log.append(f"-{self.model_id}")
+
+
+class AsyncModel(Model):
+    async def __del__(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.log.append(f"-{self.model_id} awaited")
+
+
+class Server:
+    def __init__(self, kind: type[Model] = Model) -> None:
+        self.kind = kind
+        self.log: list[str] = []
+        self.loading = 0
+
+    async def load(self, model_id: str) -> Model:
+        self.loading += 1
+        assert self.loading == 1
+        self.log.append(f"+{model_id}")
+        await asyncio.sleep(0.001)
+        self.loading -= 1
+        if model_id.startswith("bad"):
+            raise LookupError(f"no model {model_id}")
+        return self.kind(model_id, self.log)
+
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def model(self, model_id: str) -> Model:
+        return await self.load(model_id)
+
+    @serve.multiplexed(max_num_models_per_replica=-1)
+    async def unlimited(self, model_id: str) -> Model:
+        return await self.load(model_id)
+
+    @serve.multiplexed
+    async def threes(self, model_id: str) -> Model:
+        return await self.load(model_id)
+
+
+async def use(server: Server, *ids: str) -> None:
+    for model_id in ids:
+        model = await server.model(model_id)
+        assert model.model_id == model_id
+        del model
+
+
+def run(main: Any) -> Any:
+    """Run, and unload what is left."""
+
+    async def whole() -> Any:
+        try:
+            return await main
+        finally:
+            await held_models.close()
+            assert held_models.all_ids() == ()
+
+    return asyncio.run(whole())
+
+
+def test_the_model_used_longest_ago_makes_room_before_the_next_is_loaded() -> None:
+    server = Server()
+    run(use(server, "a", "b", "a", "c", "a", "b"))
+    assert server.log == ["+a", "+b", "-b", "+c", "-c", "+b", "-a", "-b"]
+
+
+def test_the_default_is_three_and_minus_one_is_no_limit() -> None:
+    server = Server()
+
+    async def main() -> None:
+        for each in "abcd":
+            await server.threes(each)
+            await server.unlimited(each + each)
+        assert held_models.all_ids() == ("aa", "b", "bb", "c", "cc", "d", "dd")
+
+    run(main())
+
+
+def test_calls_for_a_model_that_is_being_loaded_share_the_load() -> None:
+    server = Server()
+
+    async def main() -> None:
+        models = await asyncio.gather(*[server.model(each) for each in "abababab"])
+        assert len({id(model) for model in models}) == 2
+        assert server.log == ["+a", "+b"]
+
+    run(main())
+
+
+def test_a_failed_load_fails_all_who_wait_and_leaves_nothing() -> None:
+    server = Server()
+
+    async def main() -> None:
+        calls = [server.model("bad"), server.model("bad"), server.model("good")]
+        first, second, good = await asyncio.gather(*calls, return_exceptions=True)
+        assert first is second
+        assert str(first) == "no model bad"
+        assert good.model_id == "good"
+        assert held_models.all_ids() == ("good",)
+        with pytest.raises(LookupError):
+            await server.model("bad")  # tried again
+        assert server.log.count("+bad") == 2
+
+    run(main())
+
+
+def test_a_cancelled_call_ends_no_load() -> None:
+    server = Server()
+
+    async def main() -> None:
+        first = asyncio.ensure_future(server.model("a"))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(server.model("a"))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).model_id == "a"
+        assert first.cancelled()
+        assert server.log == ["+a"]
+
+    run(main())
+
+
+def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not() -> None:
+    server = Server()
+
+    async def main() -> None:
+        used = await server.model("a")
+        await use(server, "b", "c")
+        assert server.log == ["+a", "+b", "+c"]
+        del used
+        assert server.log[-1] == "-a"
+
+    run(main())
+    assert sorted(server.log[-2:]) == ["-b", "-c"]
+
+
+def test_an_async_finalizer_is_awaited_once() -> None:
+    server = Server(AsyncModel)
+    run(use(server, "a", "b", "c"))
+    assert server.log == ["+a", "+b", "-a awaited", "+c", "-b awaited", "-c awaited"]
+
+
+def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: Any) -> None:
+    class Stuck:
+        async def __del__(self) -> None:
+            raise OSError("stuck")
+
+    @serve.multiplexed(max_num_models_per_replica=1)
+    async def load(model_id: str) -> Any:
+        return Stuck() if model_id == "a" else model_id
+
+    async def main() -> None:
+        await load("a")
+        assert await load("b") == "b"
+
+    with pytest.warns(RuntimeWarning, match="never awaited"):  # Python's own attempt
+        run(main())
+    assert "unloading the model 'a'" in capsys.readouterr().err
+
+
+def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin() -> None:
+    server = Server()
+    heard: list[tuple[str, ...]] = []
+    held_models.on_change(lambda: heard.append(held_models.all_ids()))
+    try:
+        run(use(server, "a", "a", "b", "a", "c"))
+    finally:
+        held_models.on_change(None)
+    assert heard == [("a",), ("a", "b"), ("a", "b", "c"), ("a", "c"), ("c",), ()]
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "told"),
+    [
+        ((), TypeError, "model_id"),
+        (("a", "b"), TypeError, "too many"),
+        ((1,), TypeError, "must be a string, not 1"),
+        ((None,), TypeError, "must be a string, not None"),
+        (("",), ValueError, "the model id is empty; does the query have the header"),
+    ],
+)
+def test_a_call_without_a_model_id_says_so(args: Any, error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        run(Server().model(*args))
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"), [(0, ValueError), (-2, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_a_limit_that_makes_no_sense_is_refused(limit: Any, error: Any) -> None:
+    with pytest.raises(error, match=f"max_num_models_per_replica={limit}: must be"):
+        serve.multiplexed(max_num_models_per_replica=limit)
+
+
+def sync(model_id: str) -> str:
+    return model_id
+
+
+async def no_id(self: Any) -> None: ...
+
+
+async def two(model_id: str, other: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (sync, "made by 'async def', not <function sync"),
+        (3, "made by 'async def', not 3"),
+        (no_id, "no_id: a model loader takes one argument"),
+        (two, "two: a model loader takes one argument"),
+    ],
+)
+def test_what_loads_no_model_by_its_id_is_refused(function: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        serve.multiplexed(function)
+    with pytest.raises(TypeError, match=told):
+        serve.multiplexed(max_num_models_per_replica=1)(function)
+
+
+def test_outside_of_queries_there_is_no_model_id() -> None:
+    assert serve.get_multiplexed_model_id() == ""

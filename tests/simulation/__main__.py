@@ -1,0 +1,78 @@
+"""Run seeds: ``python -m tests.simulation --seeds 2000 --from 0``; exit code 1 at a failure.
+
+A seed that fails replays exactly: ``python -m tests.simulation --seeds 1 --from SEED`` prints the
+last steps before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+Outcome = tuple[int, str, str, Counter[str]]  # see runs.outcome
+HASH_SEED = "0"  # sets of texts are walked through in the same order in every run
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first one")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--keep-going", action="store_true", help="after a failure, too; of each one line"
+    )
+    parser.add_argument("--digest", action="store_true", help="print one of each run")
+    parser.add_argument("--hosts", type=int, default=1, help="each with a proxy of its own")
+    parser.add_argument("--mutation", help="break the code in this way; see mutations.py")
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        os.environ["PYTHONHASHSEED"] = HASH_SEED
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    if options.mutation:
+        from tests.simulation import mutations  # noqa: PLC0415  # before what it changes
+
+        mutations.install(options.mutation)
+    return _run_all(options)
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    began, failures = time.perf_counter(), 0
+    counts: Counter[str] = Counter()
+    seeds = range(options.first, options.first + options.seeds)
+    for seed, failure, digest, counted in _outcomes(seeds, options.hosts, options.processes):
+        counts += counted
+        if options.digest:
+            print(seed, digest)
+        if failure:
+            failures += 1
+            print(f"seed {seed} fails; replay: python -m tests.simulation --seeds 1 --from {seed}")
+            print(failure.rpartition("\n")[2] if options.keep_going else failure, flush=True)
+            if not options.keep_going:
+                return 1
+    seconds = time.perf_counter() - began
+    print(f"{options.seeds} seeds from {options.first}: {failures} failed, {seconds:.1f} s")
+    for what, count in sorted(counts.items()):
+        print(f"  {count:9} {what}")
+    return 1 if failures else 0
+
+
+def _outcomes(seeds: range, hosts: int, processes: int) -> Iterator[Outcome]:
+    from tests.simulation import runs  # noqa: PLC0415  # after a mutation
+
+    run = functools.partial(runs.outcome, hosts=hosts)
+    if processes == 1 or len(seeds) == 1:
+        yield from map(run, seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap_unordered(run, seeds, chunksize=4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

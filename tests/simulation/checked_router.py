@@ -1,0 +1,122 @@
+"""A proxy's router, with what it must never do looked for after every call.
+
+Only the router's public face is used: what goes in, what comes out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
+from understudy.core.tickets import Assign
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+    from understudy.core.routing import Router
+
+_WATCHED = {
+    "submit",
+    "cancel",
+    "caller_lost",
+    "expire",
+    "finished",
+    "answered",
+    "rejected",
+    "replica_lost",
+    "wake",
+    "set_endpoint",
+    "set_backend",
+}
+
+
+class CheckedRouter:
+    """Passes everything on to a router, and checks its effects by the tables that it was given."""
+
+    def __init__(self, router: Router, simulation: Simulation) -> None:
+        self.endpoints: dict[str, EndpointTable] = {}
+        self.backends: dict[str, BackendTable] = {}
+        self._router = router
+        self._checks = simulation.checks
+        self._who = simulation.world.current
+        self._holds: dict[str, set[int]] = {}  # replica -> tickets
+        self._replicas: dict[str, ReplicaTable] = {}
+        simulation.routers[self._who.pid] = self
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._router, name)
+        if name not in _WATCHED:
+            return method
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            self._take(name, args)
+            queued = self._queued() if name == "submit" else None
+            effects = method(*args, **kwargs)
+            self._check(effects)
+            if queued is not None:
+                self._check_queues(queued)
+            return effects
+
+        return checked
+
+    def _take(self, name: str, args: tuple[Any, ...]) -> None:
+        if name == "set_endpoint":
+            _put(self.endpoints, args[0], args[1])
+        elif name == "set_backend":
+            _put(self.backends, args[0], args[1])
+            for replica in args[1].replicas if args[1] is not None else ():
+                if self._replicas.get(replica.tag) != replica:  # a new process
+                    self._holds.pop(replica.tag, None)
+                self._replicas[replica.tag] = replica
+        elif name in {"finished", "answered"}:
+            self._holds.get(args[0], set()).difference_update(number for number, _ in args[1])
+        elif name == "rejected":
+            self._holds.get(args[0], set()).difference_update(args[1])
+        elif name == "replica_lost":
+            self._holds.pop(args[0], None)
+
+    def _check(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Assign):
+                self._check_assignment(effect)
+
+    def _check_assignment(self, effect: Assign) -> None:
+        ticket = effect.ticket
+        table = self.backends.get(ticket.backend)
+        endpoint = self.endpoints.get(ticket.endpoint)
+        held = self._holds.setdefault(effect.replica, set())
+        held.add(ticket.number)
+        expect = self._checks.expect
+        if table is None or endpoint is None:
+            expect(False, f"{self._who} sends a query where it has no table: {ticket}")
+            return
+        shares = endpoint.shadows if ticket.is_copy else endpoint.traffic
+        expect(
+            shares.get(ticket.backend, 0.0) > 0.0,
+            f"{self._who} sends a query of {ticket.endpoint} to {ticket.backend} without weight",
+        )
+        expect(
+            effect.replica in {replica.tag for replica in table.replicas},
+            f"{self._who} sends a query to {effect.replica}, which is not in the table",
+        )
+        expect(
+            len(held) <= table.max_ongoing_requests,
+            f"{self._who} gives {effect.replica} {len(held)} queries, above its limit",
+        )
+
+    def _queued(self) -> dict[str, int]:
+        return {tag: queued for tag, (queued, _) in self._router.busy().items()}
+
+    def _check_queues(self, before: dict[str, int]) -> None:
+        shadows = {tag for endpoint in self.endpoints.values() for tag in endpoint.shadows}
+        for tag, queued in self._queued().items():
+            if queued > before.get(tag, 0) and tag not in shadows:
+                limit = self.backends[tag].max_queued_requests
+                told = f"{tag} has {queued} queued, above {limit}"
+                self._checks.expect(limit < 0 or queued <= limit, told)
+
+
+def _put(tables: dict[str, Any], name: str, table: Any) -> None:
+    if table is None:
+        tables.pop(name, None)
+    else:
+        tables[name] = table

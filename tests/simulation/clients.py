@@ -1,0 +1,232 @@
+"""Clients: each makes changes to things of its own, and to one that all share.
+
+A client repeats a request, with its id, until it is answered, as actors/connection.py does; it
+keeps what it was told has happened, and :mod:`tests.simulation.checks` compares that with the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.scripted_code import BROKEN, DEADLY, FLAKY, PLAIN, SLOW
+from understudy.actors import messages as m
+from understudy.actors.port import CONTROLLER, Finder, Port
+from understudy.core.config import BackendConfig
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+REPEAT_S = 2.0
+ADMIN_PORT = 1900
+BACKENDS = 3  # of one client
+SHARED = "shared"  # the deployment that all clients change
+Script = Iterator[Any]  # yields requests, and gets their replies; or seconds to wait
+
+
+class Client:
+    """One client, on one process after the other."""
+
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self.number = number
+        self.simulation = simulation
+        self.rng = simulation.world.rng
+        self.checks = simulation.checks
+        self.endpoint = f"c{number}e"
+        self.backends = [f"c{number}b{i}" for i in range(BACKENDS)]
+        self.deployment = f"c{number}d"
+        self.done = False
+        self._codes = 0
+        self._requests = 0
+        self._goals: list[str] = []
+        self._pending: m.Request | None = None
+        self._script = self._work()
+        self.process = simulation.spawn("client")
+        simulation.world.run_as(self.process, self._begin)
+
+    def _begin(self) -> None:
+        self._port = Port(ADMIN_PORT, self.process.identity, self.process)  # type: ignore[arg-type]
+        self._port.on(m.RequestReply, lambda message, _: self._replied(message))
+        self._controller = Finder(self._port, CONTROLLER, lambda *_: self._send())
+        self._controller.start()
+        self._go_on(None)
+
+    # --- Requests ---------------------------------------------------------------------------------
+
+    def _go_on(self, reply: Any) -> None:
+        try:
+            wanted = self._script.send(reply)
+        except StopIteration:
+            self.done = True
+            self._controller.stop()
+            return
+        if isinstance(wanted, float):
+            self.process.call_later(wanted, lambda: self._go_on(None))
+            return
+        self._requests += 1
+        self._pending = replace(wanted, request_id=f"client {self.number}.{self._requests}")
+        self.checks.asked(self.number, self._pending)
+        self._send()
+        self._repeat(self._pending)
+
+    def _send(self) -> None:
+        if self._pending is not None and self._controller.found is not None:
+            self._port.loop.send(self._controller.found[0], self._pending)
+
+    def _repeat(self, request: m.Request) -> None:
+        if self._pending is request:
+            self._send()
+            self.process.call_later(REPEAT_S, lambda: self._repeat(request))
+
+    def _replied(self, reply: m.RequestReply) -> None:
+        request = self._pending
+        if request is None or reply.request_id != request.request_id:
+            return
+        self._pending = None
+        self.checks.told(self.number, request, reply)
+        if isinstance(reply.value, str):
+            self._goals.append(reply.value)
+        self._go_on(reply)
+
+    # --- What it asks for -------------------------------------------------------------------------
+
+    def _work(self) -> Script:
+        ways: list[Callable[[], Script]] = [
+            self._create,
+            self._create,
+            self._update,
+            self._delete,
+            self._name,
+            self._split,
+            self._split,
+            self._shadow,
+            self._name,
+            self._unname,
+            self._deploy,
+            self._deploy,
+            self._undeploy,
+            self._share,
+            self._await_goal,
+            self._await_goal,
+        ]
+        for way in (self._create, self._create, self._name, self._deploy):
+            yield from way()
+        while not self.simulation.quiet:
+            yield from self.rng.choice(ways)()
+            if self.rng.random() < 0.5:
+                yield self.rng.expovariate(1.0)
+        if self.rng.random() < 0.3:
+            yield from self._leave()
+        while self._goals:
+            yield from self._await_goal()
+
+    def _leave(self) -> Script:
+        yield m.DeleteEndpoint(request_id="", name=self.endpoint)
+        yield m.DeleteDeployment(request_id="", name=self.deployment)
+        for tag in self.backends:
+            yield m.DeleteBackend(request_id="", tag=tag, force=self.rng.random() < 0.3)
+
+    def _tag(self, *, there: bool) -> str:
+        """Pick a backend, mostly one that is there, or is not."""
+        owned = self.checks.owned(self.number).backends
+        fitting = [tag for tag in self.backends if (tag in owned) == there]
+        return self.rng.choice(fitting if fitting and self.rng.random() < 0.9 else self.backends)
+
+    def _code(self) -> bytes:
+        self._codes += 1
+        kind = self.rng.choice([PLAIN, PLAIN, PLAIN, SLOW, FLAKY, DEADLY, BROKEN])
+        return kind + b" %d.%d" % (self.number, self._codes)
+
+    def _settings(self) -> dict[str, Any]:
+        rng = self.rng
+        given = {
+            "num_replicas": rng.randint(1, 3),
+            "user_config": rng.choice([None, {"x": rng.randint(0, 9)}]),
+            "max_ongoing_requests": rng.randint(1, 4),
+            "max_queued_requests": rng.choice([-1, 0, 2]),
+            "request_timeout_s": rng.choice([None, 3.0]),
+            "graceful_shutdown_timeout_s": rng.choice([0.0, 0.5, 5.0]),
+            "health_check_period_s": rng.choice([0.5, 3.0]),
+            "health_check_timeout_s": rng.choice([1.0, 5.0]),
+            "max_constructor_retry_count": rng.choice([2, 20]),
+        }
+        return BackendConfig(**given).model_dump()
+
+    def _create(self) -> Script:
+        tag, code = self._tag(there=False), self._code()
+        yield m.CreateBackend(
+            request_id="",
+            tag=tag,
+            code=code,
+            code_hash=f"hash of {code.decode()}",
+            config=self._settings(),
+        )
+
+    def _update(self) -> Script:
+        settings = self._settings()
+        fields = self.rng.sample(["num_replicas", "user_config", "max_ongoing_requests"], 2)
+        yield m.UpdateBackendConfig(
+            request_id="",
+            tag=self._tag(there=True),
+            changes={field: settings[field] for field in fields},
+        )
+
+    def _delete(self) -> Script:
+        force = self.rng.random() < 0.3
+        yield m.DeleteBackend(request_id="", tag=self._tag(there=True), force=force)
+
+    def _name(self) -> Script:
+        yield m.CreateEndpoint(
+            request_id="",
+            name=self.endpoint,
+            backend=self._tag(there=True),
+            route=f"/{self.endpoint}",
+            methods=("GET", "POST"),
+        )
+
+    def _split(self) -> Script:
+        some = sorted({self._tag(there=True) for _ in range(self.rng.randint(1, 3))})
+        weights = dict.fromkeys(some, 1.0 / len(some))
+        if len(some) > 1 and self.rng.random() < 0.3:
+            weights |= {some[0]: 0.0, some[1]: weights[some[1]] + weights[some[0]]}
+        yield m.SetTraffic(request_id="", endpoint=self.endpoint, weights=weights)
+
+    def _shadow(self) -> Script:
+        yield m.ShadowTraffic(
+            request_id="",
+            endpoint=self.endpoint,
+            backend=self._tag(there=True),
+            proportion=self.rng.choice([0.0, 0.5, 1.0]),
+        )
+
+    def _unname(self) -> Script:
+        yield m.DeleteEndpoint(request_id="", name=self.endpoint)
+
+    def _deploy(self) -> Script:
+        yield self._deploying(self.deployment, self._code(), None)
+
+    def _deploying(self, name: str, code: bytes, prev_version: str | None) -> m.DeployDeployment:
+        spec = m.DeploymentSpec(
+            name, code, f"hash of {code.decode()}", code.decode(), self._settings(), {}
+        )
+        return m.DeployDeployment(
+            request_id="", spec=spec, route_prefix=f"/{name}", prev_version=prev_version
+        )
+
+    def _undeploy(self) -> Script:
+        yield m.DeleteDeployment(request_id="", name=self.deployment)
+        if self.rng.random() < 0.5:  # while the replicas of the old one are about to go
+            yield from self._deploy()
+
+    def _share(self) -> Script:
+        """Change what others change too, on top of what is there."""
+        reply = yield m.GetDeployment(request_id="", name=SHARED)
+        version = None if reply.error_kind else reply.value["version"]
+        self._codes += 1
+        code = b"plain %d.%d" % (self.number, self._codes)
+        yield self._deploying(SHARED, code, version)
+
+    def _await_goal(self) -> Script:
+        if self._goals:
+            yield m.WaitForGoal(request_id="", goal_id=self._goals.pop())

@@ -1,0 +1,78 @@
+"""The controller's store: what is applied outlives every process; the disk may be slow or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tests.simulation.world import Killed, World
+from understudy.persistence.checkpoints import Checkpoints
+from understudy.persistence.errors import StoreLockedError, StoreNotWritableError
+from understudy.persistence.memory import MemoryStore
+
+
+class Disk:
+    """One cluster's disk. ``trouble`` is the chance of each kind of mishap in an ``apply``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.kept = MemoryStore()
+        self.epoch = 0
+        self.trouble = 0.0
+        self.slow_until = 0.0
+        self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
+        self._writer: Any = None
+
+    def open(self, _folder: Any, **_: Any) -> Store:
+        """Stand in for FileStore.open."""
+        if self._writer is not None and self._writer.alive:
+            raise StoreLockedError("another controller has it")
+        self._writer = self.world.current
+        self.epoch += 1
+        return Store(self, self.epoch)
+
+    def records(self, kind: str) -> dict[str, Any]:
+        """Return what a new controller would load."""
+        return Checkpoints(self.kept).load(kind)
+
+
+class Store:
+    """What one controller has of the disk."""
+
+    def __init__(self, disk: Disk, epoch: int) -> None:
+        self.epoch = epoch
+        self._disk = disk
+        self._owner = disk.world.current
+
+    def get(self, key: str) -> bytes | None:
+        return self._disk.kept.get(key)
+
+    def list(self, prefix: str = "") -> list[str]:
+        return self._disk.kept.list(prefix)
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        """Apply, or die before or after it, or fail before or after it."""
+        disk, world = self._disk, self._disk.world
+        assert self._owner is not None
+        deletes = list(deletes)
+        world.elapsed += world.rng.uniform(0.0, 0.8) if world.now < disk.slow_until else 0.001
+        self._owner.acts()
+        mishap = world.rng.random() / disk.trouble if disk.trouble else 9.0
+        if mishap < 1.0:
+            world.note(self._owner, "dies before it has saved")
+            raise Killed
+        if mishap < 2.0:
+            raise StoreNotWritableError("the disk is full")
+        disk.kept.apply(puts, deletes)
+        disk.on_applied(puts, deletes)
+        if mishap < 3.0:
+            world.note(self._owner, "dies after it has saved")
+            raise Killed
+        if mishap < 4.0:
+            raise StoreNotWritableError("the disk took it and then failed to say so")
+        self._owner.acts()
+
+    def close(self) -> None:
+        """Let the next one have it."""
+        if self._disk._writer is self._owner:
+            self._disk._writer = None

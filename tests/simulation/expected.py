@@ -1,0 +1,148 @@
+"""What a client may rely on: a model of its own things, by what it asked and was told.
+
+Each request leads from one :class:`Owned` to the next, or is to be refused. A deployment that was
+updated may have been rolled back, to any version that it had, if its record says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from understudy.actors import messages as m
+from understudy.core.records import BackendRecord, EndpointRecord
+
+Version = tuple[str, dict[str, Any]]  # the code's digest, the settings
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An endpoint as it should be."""
+
+    traffic: dict[str, float]
+    made_with: str
+    shadows: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Everything of one client; a backend's or deployment's versions are newest first."""
+
+    backends: dict[str, list[Version]] = field(default_factory=dict)
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+
+    def after(self, request: m.Request) -> Owned | None:
+        """Return what a request leads to; None where it is to be refused."""
+        return _RULES.get(type(request), _unchanged)(self, request)
+
+    def fits(self, kind: str, name: str, record: Any) -> bool:
+        """Tell whether a record on disk, or its absence, is as it should be."""
+        if kind == "endpoint":
+            wanted = self.endpoints.get(name)
+            if record is None or wanted is None:
+                return record is None and wanted is None
+            return _is_endpoint(record, wanted)
+        versions = self.backends.get(name)
+        if record is None or versions is None or record.deleting:
+            return versions is None and (record is None or record.deleting)
+        return _is_backend(record, versions)
+
+
+def _is_endpoint(record: EndpointRecord, wanted: Endpoint) -> bool:
+    return (dict(record.traffic), dict(record.shadows)) == (wanted.traffic, wanted.shadows)
+
+
+def _is_backend(record: BackendRecord, versions: list[Version]) -> bool:
+    now = (record.code_digest, dict(record.config))
+    return now == versions[0] or (bool(record.update_failure) and now in versions)
+
+
+def _version(code: bytes, config: dict[str, Any]) -> Version:
+    return hashlib.sha256(code).hexdigest(), config
+
+
+def _unchanged(owned: Owned, _request: Any) -> Owned:
+    return owned
+
+
+def _with_backend(owned: Owned, tag: str, versions: list[Version] | None) -> Owned:
+    backends = {name: each for name, each in owned.backends.items() if name != tag}
+    return replace(owned, backends=backends | ({} if versions is None else {tag: versions}))
+
+
+def _with_endpoint(owned: Owned, name: str, endpoint: Endpoint | None) -> Owned:
+    endpoints = {other: each for other, each in owned.endpoints.items() if other != name}
+    return replace(owned, endpoints=endpoints | ({} if endpoint is None else {name: endpoint}))
+
+
+def _create_backend(owned: Owned, r: m.CreateBackend) -> Owned | None:
+    if r.tag in owned.backends:
+        return None
+    return _with_backend(owned, r.tag, [_version(r.code, r.config)])
+
+
+def _update_backend(owned: Owned, r: m.UpdateBackendConfig) -> Owned | None:
+    if r.tag not in owned.backends:
+        return None
+    digest, config = owned.backends[r.tag][0]
+    return _with_backend(owned, r.tag, [(digest, {**config, **r.changes})])
+
+
+def _delete_backend(owned: Owned, r: m.DeleteBackend) -> Owned | None:
+    if any(r.tag in e.traffic or r.tag in e.shadows for e in owned.endpoints.values()):
+        return None
+    return _with_backend(owned, r.tag, None)
+
+
+def _create_endpoint(owned: Owned, r: m.CreateEndpoint) -> Owned | None:
+    present = owned.endpoints.get(r.name)
+    if present is not None:
+        return owned if present.made_with == r.backend else None
+    if r.backend not in owned.backends:
+        return None
+    return _with_endpoint(owned, r.name, Endpoint({r.backend: 1.0}, r.backend))
+
+
+def _set_traffic(owned: Owned, r: m.SetTraffic) -> Owned | None:
+    present = owned.endpoints.get(r.endpoint)
+    if present is None or not r.weights.keys() <= owned.backends.keys():
+        return None
+    return _with_endpoint(owned, r.endpoint, replace(present, traffic=dict(r.weights)))
+
+
+def _shadow_traffic(owned: Owned, r: m.ShadowTraffic) -> Owned | None:
+    present = owned.endpoints.get(r.endpoint)
+    if present is None or (r.proportion and r.backend not in owned.backends):
+        return None
+    shadows = {tag: each for tag, each in present.shadows.items() if tag != r.backend}
+    if r.proportion:
+        shadows[r.backend] = r.proportion
+    return _with_endpoint(owned, r.endpoint, replace(present, shadows=shadows))
+
+
+def _deploy(owned: Owned, r: m.DeployDeployment) -> Owned:
+    name = r.spec.name
+    versions = [_version(r.spec.code, r.spec.config), *owned.backends.get(name, [])]
+    owned = _with_backend(owned, name, versions)
+    return (
+        owned if name in owned.endpoints else _with_endpoint(owned, name, Endpoint({name: 1.0}, ""))
+    )
+
+
+def _undeploy(owned: Owned, r: m.DeleteDeployment) -> Owned:
+    return _with_backend(_with_endpoint(owned, r.name, None), r.name, None)
+
+
+_RULES: dict[type[m.Request], Callable[[Owned, Any], Owned | None]] = {
+    m.CreateBackend: _create_backend,
+    m.UpdateBackendConfig: _update_backend,
+    m.DeleteBackend: _delete_backend,
+    m.CreateEndpoint: _create_endpoint,
+    m.SetTraffic: _set_traffic,
+    m.ShadowTraffic: _shadow_traffic,
+    m.DeleteEndpoint: lambda owned, r: _with_endpoint(owned, r.name, None),
+    m.DeployDeployment: _deploy,
+    m.DeleteDeployment: _undeploy,
+}

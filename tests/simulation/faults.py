@@ -1,0 +1,123 @@
+"""What goes wrong: how much of it, and of which kind, the seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.world import SimProcess
+
+CALM, ROUGH, STORMY = 0.0, 0.25, 1.5  # faults per second
+SPARED = {"client", "admin"}  # the first is its driver; the other has a fault of its own
+
+
+class Faults:
+    """Makes trouble until :meth:`end`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+        self._rng = rng = simulation.world.rng
+        self.rate = rng.choice([CALM, ROUGH, ROUGH, STORMY])
+        self.happened: list[str] = []
+        self._ended = False
+        kinds: list[Callable[[], None]] = [
+            self._kill,
+            self._kill,
+            self._kill_at_a_step,
+            self._kill_at_a_step,
+            self._kill_at_a_step,
+            self._pause,
+            self._slow_messages,
+            self._slow_disk,
+            self._clock_jumps,
+            self._everything_late,
+            self._kill_admin,
+            self._crash_host,
+        ]
+        self._kinds = rng.sample(kinds, rng.randint(2, len(kinds)))
+
+    def begin(self) -> None:
+        if self.rate:
+            self._simulation.disk.trouble = self._rng.choice([0.0, 0.005, 0.03])
+            self._next()
+
+    def end(self) -> None:
+        """Let everything be well from now on."""
+        self._ended = True
+        self._simulation.disk.trouble = 0.0
+        for process in self._world.processes.values():
+            process.dies_in = None
+            process.resume()
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing has gone wrong, and nothing will."""
+        return self.rate == CALM
+
+    def _next(self) -> None:
+        self._world.after(self._rng.expovariate(self.rate), self._happen)
+
+    def _happen(self) -> None:
+        if not self._ended:
+            if any(p.role not in SPARED for p in self._world.processes.values()):
+                self._rng.choice(self._kinds)()
+            self._next()
+
+    def _victim(self) -> SimProcess:
+        by_role: dict[str, list[SimProcess]] = {}
+        for process in self._world.processes.values():
+            if process.role not in SPARED:
+                by_role.setdefault(process.role, []).append(process)
+        role = self._rng.choice(sorted(by_role))
+        if "controller" in by_role and self._rng.random() < 0.25:
+            role = "controller"
+        return self._rng.choice(by_role[role])
+
+    def _kill(self) -> None:
+        self._world.kill(self._victim())
+
+    def _kill_at_a_step(self) -> None:
+        self._victim().dies_in = int(self._rng.expovariate(0.1))
+
+    def _pause(self) -> None:
+        victim = self._victim()
+        self._world.note(victim, "is stopped for a while")
+        victim.was_stopped = True
+        victim.blocked_until = self._world.now + self._rng.uniform(0.05, 8.0)
+
+    def _slow_messages(self) -> None:
+        self._world.note("faults", "messages are slow")
+        self._world.slow_until = self._world.now + self._rng.uniform(0.5, 5.0)
+
+    def _slow_disk(self) -> None:
+        self._world.note("faults", "the disk is slow")
+        self._simulation.disk.slow_until = self._world.now + self._rng.uniform(0.5, 5.0)
+
+    def _clock_jumps(self) -> None:
+        self._world.wall_offset += self._rng.uniform(-1e5, 1e5)
+
+    def _everything_late(self) -> None:
+        """Have the whole machine stand still, as one that is suspended does."""
+        self._world.note("faults", "everything stands still")
+        self._world.now += self._rng.uniform(0.5, 10.0)
+
+    def _kill_admin(self) -> None:
+        admin = self._rng.choice(self._simulation.admins)
+        if admin is not None:
+            self._world.kill(admin)
+
+    def _crash_host(self) -> None:
+        simulation = self._simulation
+        self._world.note("faults", "host 0 crashes")
+        callers = [each.process for each in simulation.callers if each is not None]
+        for process in [
+            *simulation.actors_of(0),
+            *callers,
+            simulation.hosts[0],
+            simulation.admins[0],
+        ]:
+            if process is not None:
+                self._world.kill(process)

@@ -1,0 +1,184 @@
+"""The code broken on purpose, to see whether the simulator notices: ``--mutation NAME``.
+
+Each is a change of one text in one module, made when that is imported. One whose text is no longer
+there is refused: then the table has to follow the code.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+
+class Mutation(NamedTuple):
+    """``old`` becomes ``new`` in ``module``; ``breaks`` is what should be noticed."""
+
+    module: str
+    old: str
+    new: str
+    breaks: str
+
+
+MUTATIONS = {
+    "saves_after_the_answer": Mutation(
+        "actors.controller",
+        "            self._save(changes)\n",
+        "            self.loop.call_later(0.3, lambda: self._save(changes))\n",
+        "an acknowledged change is durable",
+    ),
+    "starts_replicas_before_it_saves": Mutation(
+        "actors.controller",
+        "        changes = self._cluster.take_changes()\n",
+        "        [self._supervisor.perform(e) for e in effects]\n"
+        "        effects, changes = [], self._cluster.take_changes()\n",
+        "no replica lives that is not recorded",
+    ),
+    "answers_before_proxies_hold_it": Mutation(
+        "core.long_poll",
+        "        return self._seen_by_all() >= ",
+        "        return True or self._seen_by_all() >= ",
+        "a changed endpoint is acknowledged when every proxy routes by it",
+    ),
+    "forgets_that_ids_go_on_after_a_restart": Mutation(
+        "core.long_poll",
+        "= epoch * IDS_PER_EPOCH",
+        "= IDS_PER_EPOCH",
+        "what proxies hold comes to what is saved",
+    ),
+    "forgets_backends_before_their_replicas": Mutation(
+        "core.cluster",
+        "        if backend.record.deleting and not backend.replicas:\n",
+        "        if backend.record.deleting:\n",
+        "no replica of a deleted backend lives",
+    ),
+    "keeps_tables_of_deleted_backends": Mutation(
+        "core.cluster",
+        "        self.long_poll.publish(BACKEND_PREFIX + tag, None)\n",
+        "",
+        "what proxies hold comes to what is saved",
+    ),
+    "carries_out_repeated_requests_again": Mutation(
+        "core.history",
+        "        return self._by_request.get(request_id)\n",
+        "        return None\n",
+        "a change that is acknowledged happened, and one that is refused did not",
+    ),
+    "rolls_back_to_what_was_deleted": Mutation(
+        "core.releases",
+        "    return replace(record, ran=False, earlier=earlier)\n",
+        "    return replace(record, ran=False)\n",
+        "what runs is what was last asked for, or what that update began with",
+    ),
+    "never_ends_goals_of_failed_updates": Mutation(
+        "core.goals",
+        "            if now.error:\n",
+        '            if now.error == "never":\n',
+        "goals all end",
+    ),
+    "leaves_user_config_as_it_was": Mutation(
+        "actors.replica",
+        "        if changed and self._user_code is not None:\n",
+        "        if False:\n",
+        "replicas come to have the newest settings",
+    ),
+    "overloads_replicas_from_the_router": Mutation(
+        "core.balancing",
+        "        end = min(limit, len(levels))\n",
+        "        end = min(limit + 1, len(levels))\n",
+        "max_ongoing_requests holds in the router",
+    ),
+    "overloads_the_replica": Mutation(
+        "actors.queries",
+        "room = max(self.limit - self.running, 0) if self.accepting else 0",
+        "room = self.limit if self.accepting else 0",
+        "max_ongoing_requests holds in the replica",
+    ),
+    "queues_one_too_many": Mutation(
+        "core.routing",
+        "if 0 <= table.max_queued_requests <= queued:",
+        "if 0 <= table.max_queued_requests < queued:",
+        "max_queued_requests holds",
+    ),
+    "sends_where_the_weight_is_zero": Mutation(
+        "core.traffic",
+        "(tag, weight) for tag, weight in weights.items() if weight > 0)",
+        "(tag, weight or 0.1) for tag, weight in weights.items())",
+        "no traffic reaches a backend without weight",
+    ),
+    "leaves_queued_queries_where_they_were": Mutation(
+        "core.routing",
+        "        left = old.places() - new.places()  #",
+        "        left = set()  #",
+        "no traffic reaches a backend without weight",
+    ),
+    "repeats_what_may_not_be_repeated": Mutation(
+        "core.routing",
+        "ticket.query.repeatable and ticket.attempts < MAX_ATTEMPTS",
+        "ticket.attempts < MAX_ATTEMPTS",
+        "a query that may not be repeated runs once",
+    ),
+    "sends_again_to_the_next_proxy": Mutation(
+        "actors.dispatch",
+        "            elif entry.sent and not entry.query.repeatable:\n",
+        "            elif False:\n",
+        "a query that may not be repeated runs once",
+    ),
+    "passes_on_second_answers": Mutation(
+        "actors.dispatch",
+        "        entry = self._entries.pop(query_id, None)\n",
+        "        entry = self._entries.get(query_id)\n",
+        "a query is answered at most once",
+    ),
+    "does_not_see_replicas_die": Mutation(
+        "actors.proxy",
+        "self.loop.watch_process(process, lambda: self._replica_lost(replica))",
+        "self.loop.watch_process(process, lambda: None)",
+        "every query is answered",
+    ),
+}
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module with its mutation, past all caches."""
+
+    mutation: Mutation
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        source = self.get_source(fullname) or ""
+        found = source.count(self.mutation.old)
+        if found != 1:
+            raise ImportError(f"{fullname} has {found} times, not once: {self.mutation.old!r}")
+        return compile(source.replace(self.mutation.old, self.mutation.new), fullname, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation = mutation
+        self._name = f"understudy.{mutation.module}"
+        self._finding = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> Any:
+        del path, target
+        if fullname != self._name or self._finding:
+            return None
+        self._finding = True
+        spec = importlib.util.find_spec(fullname)
+        self._finding = False
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin)
+            spec.loader.mutation = self._mutation
+        return spec
+
+
+def install(name: str) -> None:
+    """Have a module broken when it is imported; none of ours may be imported yet."""
+    loaded = [module for module in sys.modules if module.startswith("understudy.")]
+    assert not loaded, f"too late: {loaded} are imported"
+    sys.meta_path.insert(0, _Finder(MUTATIONS[name]))

@@ -1,0 +1,207 @@
+"""What the shells take for the operating system and for Thespian, in a :class:`World`.
+
+The real controller, proxies, replicas, ports, finders and callers run here unchanged. Replaced are,
+in every module of ours that has them: the clocks, randomness, ``os._exit``, pidfds and signals, the
+store, user code, and the transports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.checked_router import CheckedRouter
+from tests.simulation.scripted_code import ScriptedCode
+from tests.simulation.world import Address, Killed, SimProcess, World
+from understudy.actors import (
+    bases,
+    capacity,
+    logs,
+    metrics,
+    policies,
+    processes,
+    settings,
+    status_file,
+    user_code,
+)
+from understudy.core.routing import Router
+from understudy.persistence.filesystem import FileStore
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+CAPACITY = {"num_cpus": 64.0, "num_gpus": 0.0, "memory": 2.0**36}
+SETTINGS = settings.HostSettings(state_dir=Path("/nowhere"))
+
+
+class Transport:
+    """What :class:`understudy.actors.loop.Loop` and ports need, for one address of a process."""
+
+    def __init__(
+        self, simulation: Simulation, process: SimProcess, address: Address, admin: int
+    ) -> None:
+        self.loop = process
+        self.deliveries_at_once = simulation.deliveries_at_once
+        self.myAddress = address
+        self.admin_address = Address(admin)
+        self._world = simulation.world
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        process = self.loop
+        process.turn_end.append(callback)
+        if self._world.current is not process:
+            process.enqueue(lambda: None)
+
+    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> bool:
+        if isinstance(target, Later) and target.resolved() is None:
+            target.waiting.append((message, on_sent, on_failed))
+        else:
+            to = target.resolved()
+            self._world.send(self.loop, self.myAddress, to, message, on_sent, on_failed)
+        return True
+
+    def write(self, _target: Any) -> None:
+        """Do nothing: what was sent is on its way."""
+
+    def scheduleTransmit(self, _manager: Any, intent: Any) -> None:
+        raise AssertionError(f"every address can be reached: {intent}")
+
+    def close(self) -> None:
+        """Nothing is needed."""
+
+
+class Later(Address):
+    """An actor's address at whoever asked for it, until it is up."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.waiting: list[tuple[Any, Any, Any]] = []
+
+
+class Manager:
+    """What an actor has of Thespian."""
+
+    def __init__(self, simulation: Simulation, process: SimProcess, address: Address) -> None:
+        self.address = address
+        self.transport = Transport(simulation, process, address, simulation.admin_number(0))
+        self._simulation = simulation
+        self._process = process
+
+    def _send_intent(self, intent: Any) -> None:
+        raise AssertionError(f"every address can be reached: {intent}")
+
+    def createActor(
+        self, actor_class: Any, _requirements: Any, global_name: str, _hash: Any
+    ) -> Address:
+        """Ask the admin; what is sent to the address meanwhile waits."""
+        later = Later()
+
+        def answered(number: int | None) -> None:
+            waiting, later.waiting = later.waiting, []
+            later.number = number
+            for message, on_sent, on_failed in waiting:
+                if number is not None:
+                    self.transport.send(later, message, on_sent, on_failed)
+                elif on_failed is not None:
+                    on_failed()
+
+        self._simulation.ask_admin(self._process, self.address, actor_class, global_name, answered)
+        return later
+
+
+class _Os:
+    """The module, for processes that end as simulated ones."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _exit(self, code: int) -> None:
+        self._world.note(self._world.current, f"exits with {code}")
+        raise Killed
+
+    def kill(self, _pid: int, _signal: int) -> None:
+        raise Killed
+
+    def close(self, _fd: int) -> None:
+        """A pidfd is only a number."""
+
+
+def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
+    world = simulation.world
+    current = lambda: world.current  # noqa: E731
+
+    def sleep(seconds: float) -> None:
+        world.elapsed += seconds
+
+    def send_signal(process: Any, _number: int) -> bool:
+        found = world.processes.get(process.pid)
+        if found is None:
+            return False
+        current().acts()
+        world.kill(found)
+        return True
+
+    clocks = SimpleNamespace(
+        monotonic=world.clock, time=lambda: world.clock() + world.wall_offset, sleep=sleep
+    )
+    tokens = SimpleNamespace(
+        token_hex=lambda count: f"{world.rng.getrandbits(8 * count):0{2 * count}x}"
+    )
+    nothing = lambda *_args, **_kwargs: None  # noqa: E731
+    attach = lambda port, _loop, arrived: simulation.attach(port, arrived)  # noqa: E731
+    return [
+        (time, clocks),
+        (random, world.rng),
+        (secrets, tokens),
+        (os, _Os(world)),
+        (bases, SimpleNamespace(get=lambda _: SimpleNamespace(attach=attach))),
+        (processes.this_process, lambda: current().identity),
+        (processes.open_pidfd, world.open_pidfd),
+        (processes.is_alive, lambda process: process.pid in world.processes),
+        (processes.send_signal, send_signal),
+        (processes.kill_all, nothing),
+        (processes.descendants, nothing),
+        (processes.RunRecords, lambda _: SimpleNamespace(add=nothing, remove=nothing)),
+        (settings.read_settings, lambda: SETTINGS),
+        (logs.configure_logging, nothing),
+        (logs.redirect_output, nothing),
+        (status_file.StatusFile, lambda *_: SimpleNamespace(changed=nothing, close=nothing)),
+        (policies.Policies, lambda *_: SimpleNamespace(tidy=nothing, close=nothing)),
+        (capacity.capacity_of, lambda _: CAPACITY),
+        (FileStore, simulation.disk),
+        (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
+        (Router, lambda draw: CheckedRouter(Router(draw), simulation)),
+        (metrics.Metrics, lambda: SimpleNamespace(ended=nothing, dropped=nothing)),
+    ]
+
+
+@contextlib.contextmanager
+def replaced(simulation: Simulation) -> Iterator[None]:
+    """Have every module of ours use the simulation's; one at a time."""
+    by_id = {id(old): new for old, new in _replacements(simulation)}
+    undo = []
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(("understudy.actors", "understudy.core")) or module is processes:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if id(value) in by_id:
+                undo.append((module, attribute, value))
+                setattr(module, attribute, by_id[id(value)])
+    try:
+        yield
+    finally:
+        for module, attribute, value in undo:
+            setattr(module, attribute, value)

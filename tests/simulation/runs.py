@@ -1,0 +1,28 @@
+"""One seed's run and what came of it, as plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections import Counter
+
+from tests.simulation.simulation import Simulation
+
+
+def outcome(seed: int, hosts: int = 1) -> tuple[int, str, str, Counter[str]]:
+    """Run a seed; return it, how it failed ("" if it did not), a digest, counts of what happened.
+
+    The digest is that of the last steps: the same for the same code, seed and Python.
+    """
+    simulation = Simulation(seed, hosts)
+    failure = ""
+    try:
+        simulation.run()
+    except Exception as error:
+        where = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        told = f"{type(error).__name__}: {error}"
+        failure = "\n".join([*simulation.world.trace(), where, told])
+    counts = simulation.checks.counts
+    counts["steps"] = simulation.world.steps
+    steps = "\n".join(simulation.world.trace())
+    return seed, failure, hashlib.sha256(steps.encode()).hexdigest(), counts

@@ -1,0 +1,135 @@
+"""User code by script, in place of the threads and the event loop of actors/user_code.py.
+
+Code is bytes such as ``b"plain 1"``: its first word says how it behaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.world import Killed, Timer
+from understudy.actors.messages import FailedAnswer, ValueAnswer
+from understudy.actors.user_code import Failure
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+PLAIN, SLOW, BROKEN, FLAKY, DEADLY = b"plain", b"slow", b"broken", b"flaky", b"deadly"
+BOOM = Failure("RuntimeError: boom", "Traceback: boom", None)
+OnFailure = Callable[["Failure | None"], None]
+
+
+class _Running:
+    """A query that runs."""
+
+    __slots__ = ("cancelled", "is_sync", "timer")
+
+    def __init__(self, timer: Timer, *, is_sync: bool) -> None:
+        self.timer = timer
+        self.is_sync = is_sync
+        self.cancelled = False
+
+
+class ScriptedCode:
+    """What a replica sees of :class:`understudy.actors.user_code.UserCode`."""
+
+    def __init__(self, simulation: Simulation, post: Callable[[Callable[[], None]], None]) -> None:
+        self._simulation = simulation
+        self._post = post
+        self._changes: deque[tuple[float, Callable[[], Failure | None], OnFailure]] = deque()
+        self._running: dict[Any, _Running] = {}  # by the reply's key
+        self.process = simulation.world.current
+        self.loop = self.process
+        self.digest = ""
+        self.kind = b""
+        self.user_config: Any = None
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def load(self, code: bytes, user_config: Any, on_done: OnFailure) -> None:
+        self.digest = hashlib.sha256(code).hexdigest()
+        self.kind = code.split()[0]
+        rng = self._simulation.world.rng
+        fails = self.kind == BROKEN or (self.kind == FLAKY and rng.random() < 0.4)
+
+        def loaded() -> Failure | None:
+            if self.kind in {FLAKY, DEADLY} and rng.random() < 0.2:
+                self._die()
+            self.user_config = user_config
+            return BOOM if fails else None
+
+        self._change(rng.uniform(0.01, 3.0 if self.kind == SLOW else 0.3), loaded, on_done)
+
+    def reconfigure(self, user_config: Any, on_done: OnFailure) -> None:
+        def reconfigured() -> None:
+            self.user_config = user_config
+
+        self._change(self._simulation.world.rng.uniform(0.0, 0.3), reconfigured, on_done)
+
+    def check_health(self, on_done: OnFailure) -> None:
+        rng = self._simulation.world.rng
+        sick = self.kind == FLAKY and not self._simulation.quiet and rng.random() < 0.2
+        self.loop.call_later(
+            rng.random() * 0.2, lambda: self._post(lambda: on_done(BOOM if sick else None))
+        )
+
+    def close(self, on_done: OnFailure) -> None:
+        self._change(0.01, lambda: None, on_done)
+
+    def _change(self, seconds: float, make: Callable[[], Any], on_done: OnFailure) -> None:
+        self._changes.append((seconds, make, on_done))
+        if len(self._changes) == 1:
+            self._next_change()
+
+    def _next_change(self) -> None:
+        seconds, make, on_done = self._changes[0]
+
+        def made() -> None:
+            failure = make()
+            self._changes.popleft()
+            if self._changes:
+                self._next_change()
+            self._post(lambda: on_done(failure))
+
+        self.loop.call_later(seconds, made)
+
+    # --- Queries ----------------------------------------------------------------------------------
+
+    def run(self, reply: Any) -> None:
+        rng = self._simulation.world.rng
+        self._simulation.checks.began(self, reply.assignment, len(self._running) + 1)
+        long = self.kind == SLOW or rng.random() < 0.1
+        seconds = rng.uniform(0.2, 4.0) if long else rng.expovariate(20.0)
+        if self._simulation.quiet:
+            seconds *= 0.02  # or long queues would be there for minutes
+        if self.kind == DEADLY and rng.random() < 0.1:
+            self.loop.call_later(seconds * rng.random(), self._die)
+        timer = self.loop.call_later(seconds, lambda: self._ended(reply))
+        self._running[reply.key] = _Running(timer, is_sync=rng.random() < 0.5)
+
+    def _ended(self, reply: Any) -> None:
+        running = self._running.pop(reply.key)
+        query = reply.assignment.query
+        if not running.cancelled:
+            if self._simulation.world.rng.random() < 0.05:
+                reply.answer(FailedAnswer(query.id, "UserCodeError", query.call.decode()))
+            else:
+                reply.answer(ValueAnswer(query.id, query.call))
+        reply.end()
+
+    def cancel(self, key: Any) -> None:
+        running = self._running.get(key)
+        if running is None or running.cancelled:
+            return
+        running.cancelled = True
+        if not running.is_sync and (ended := running.timer.call) is not None:
+            running.timer.cancel()  # what runs on a thread runs on, unheard
+            self.loop.call_later(0.0, ended)
+
+    def _die(self) -> None:
+        self._simulation.world.note(self.process, "is killed by its user code")
+        raise Killed

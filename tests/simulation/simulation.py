@@ -1,0 +1,295 @@
+"""One run: a cluster of real shells, clients that use it, faults, and what is looked for.
+
+First comes trouble, of a kind and an amount that the seed decides; then it ends, clients finish,
+and everything must come to rest as the saved state says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from thespian.system.messages.admin import PendingActor, PendingActorResponse
+
+from tests.simulation.callers import SimCaller
+from tests.simulation.checks import Checks
+from tests.simulation.clients import Client
+from tests.simulation.disks import Disk
+from tests.simulation.faults import Faults
+from tests.simulation.processes import Manager, Transport, replaced
+from tests.simulation.world import Address, InvariantError, Message, SimProcess, World
+from understudy.actors import messages as m
+from understudy.actors.controller import Controller
+from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
+from understudy.actors.proxy import Proxy
+from understudy.actors.replica import Replica
+
+ADMIN_PORT = 1900  # of the first host; the others' follow
+SETTLE_S = 200.0  # how long coming to rest may take
+REPORT_EVERY_S = 1.0
+_CLASSES = {CONTROLLER[0]: Controller, PROXY[0]: Proxy}
+_ERRORS = logging.getLogger("understudy")
+
+
+class Simulation(logging.Handler):
+    """One seed's run. As a log handler it takes note of what handlers were not to raise."""
+
+    def __init__(self, seed: int, hosts: int = 1) -> None:
+        super().__init__(logging.ERROR)
+        self.world = world = World(seed)
+        rng = world.rng
+        self.deliveries_at_once = rng.choice([1, 3, 256])
+        self.disk = Disk(world)
+        self.checks = Checks(self)
+        self.disk.on_applied = self.checks.saved
+        self.routers: dict[int, Any] = {}  # by the proxy's pid
+        self.names: dict[str, SimProcess] = {}  # actors by global name, as the admins know them
+        self.admins: list[SimProcess | None] = []
+        self.hosts: list[SimProcess | None] = []
+        self.quiet = False  # nothing is made to go wrong any more
+        self.duration_s = rng.uniform(3.0, 15.0)
+        self._host_count = hosts
+        self.clients: list[Client] = []
+        self.callers: list[SimCaller | None] = []
+        self.faults = Faults(self)
+        world.on_death = self._died
+
+    # --- The run ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run; raise InvariantError where something is wrong."""
+        handlers, _ERRORS.handlers[:] = list(_ERRORS.handlers), [self]
+        level, propagate = _ERRORS.level, _ERRORS.propagate
+        _ERRORS.setLevel(logging.ERROR)
+        _ERRORS.propagate = False
+        try:
+            with replaced(self):
+                self._run()
+        finally:
+            _ERRORS.handlers[:], _ERRORS.propagate = handlers, propagate
+            _ERRORS.setLevel(level)
+
+    def _run(self) -> None:
+        world = self.world
+        for number in range(self._host_count):
+            self.admins.append(None)
+            self.hosts.append(None)
+            self.start_host(number)
+        for number in range(world.rng.randint(1, 3)):
+            self.clients.append(Client(self, number))
+        for number in range(world.rng.randint(1, 2)):
+            self.callers.append(None)
+            self.start_caller(number)
+        self.faults.begin()
+        world.run(world.now + self.duration_s)
+        self.quiet = True
+        self.faults.end()
+        self._settle()
+
+    def _settle(self) -> None:
+        world = self.world
+        deadline = world.now + SETTLE_S
+        while True:
+            world.run(world.now + 1.0)
+            unsettled = self.checks.unsettled()
+            if not unsettled:
+                break
+            self.checks.expect(world.now < deadline, f"did not come to rest: {unsettled}")
+        world.run(world.now + 3.0)
+        unsettled = self.checks.unsettled()
+        self.checks.expect(not unsettled, f"did not stay at rest: {unsettled}")
+        self.checks.at_the_end()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take note of an exception that a shell caught and logged."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return  # user code's error, told in the way that it should be
+        if isinstance(error, InvariantError):
+            self.checks.failed(error)
+        elif not self.checks.is_expected(error):
+            self.world.note(self.world.current, f"{type(error).__name__}: {error}")
+            self.checks.failed(InvariantError(f"{record.getMessage()}: {error!r}"), error)
+
+    # --- Hosts, admins, actors --------------------------------------------------------------------
+
+    def admin_number(self, host: int) -> int:
+        """Return the address of a host's admin, which is the same for the next one."""
+        return -1 - host
+
+    def spawn(self, role: str) -> SimProcess:
+        return SimProcess(self.world, role)
+
+    def attach(self, admin_port: int, arrived: Callable[[Any], None]) -> Transport:
+        """Give the running process another address, as a Port has it."""
+        process = self.world.current
+        assert process is not None
+        address = self.world.listen(process, lambda body, sender: arrived(_Envelope(body, sender)))
+        return Transport(self, process, address, self.admin_number(admin_port - ADMIN_PORT))
+
+    def start_host(self, number: int) -> None:
+        """Start a host's admin and host process, from what is on the disk."""
+        if self.admins[number] is None:
+            admin = self.admins[number] = self.spawn("admin")
+            self.world.listen(admin, partial(self._asked, number), self.admin_number(number))
+        host = self.hosts[number] = self.spawn("host")
+        self.world.run_as(host, lambda: _HostProcess(number, host))
+
+    def _asked(self, host: int, body: Any, sender: Address) -> None:
+        """Answer, as an admin, who asks for an actor by its name."""
+        admin = self.admins[host]
+        if not isinstance(body, PendingActor) or admin is None:
+            return
+        name = body.globalName + (f" {host}" if body.globalName == PROXY[1] else "")
+
+        def answer() -> None:
+            if admin.alive:
+                address = self._actor(name, body)
+                reply = PendingActorResponse(
+                    sender, body.instanceNum, body.globalName, actualAddress=address
+                )
+                transport = Transport(self, admin, Address(self.admin_number(host)), 0)
+                self.world.run_as(admin, lambda: transport.send(sender, reply, None, None))
+
+        self.world.after(
+            0.001 if name in self.names else self.world.rng.uniform(0.005, 0.05), answer
+        )
+
+    def ask_admin(
+        self,
+        process: SimProcess,
+        sender: Address,
+        actor_class: Any,
+        name: str,
+        answered: Callable[[int | None], None],
+    ) -> None:
+        """Ask the first host's admin for an actor, as an actor does."""
+        del actor_class
+        departs = self.world.clock()
+
+        def received() -> None:
+            if process.died_at < departs:
+                return
+            admin = self.admins[0]
+            number = None
+            if admin is not None and admin.alive:
+                number = self._actor(name, None).resolved()
+            if process.alive:
+                process.enqueue(lambda: answered(number))
+
+        process.acts()
+        self.world.at(departs + self.world.rng.uniform(0.005, 0.05), received)
+
+    def _actor(self, name: str, body: Any) -> Address:
+        known = self.names.get(name)
+        if known is None:
+            actor_class = Replica if body is None else _CLASSES[body.actorClassName]
+            known = self.names[name] = self.spawn(actor_class.role)
+            self._start_actor(known, actor_class)
+        return Address(known.numbers[0])
+
+    def _start_actor(self, process: SimProcess, actor_class: Any) -> None:
+        actor = process.actor = actor_class()
+        address = self.world.listen(process, actor.receiveMessage)
+        actor._myRef = Manager(self, process, address)
+
+    def _died(self, process: SimProcess) -> None:
+        """Have those who look after a process learn of its death."""
+        self.routers.pop(process.pid, None)
+        rng = self.world.rng
+        if process in self.admins:
+            number = self.admins.index(process)
+            self.admins[number] = None
+            self.world.after(rng.uniform(0.02, 0.2), partial(self.start_over, number))
+        elif process in self.hosts:
+            number = self.hosts.index(process)
+            self.hosts[number] = None
+            self.world.after(rng.uniform(0.5, 3.0), partial(self._host_again, number))
+        for number, caller in enumerate(self.callers):
+            if caller is not None and caller.process is process:
+                self.callers[number] = None
+                self.world.after(rng.uniform(0.1, 1.0), partial(self.start_caller, number))
+        for name, known in list(self.names.items()):
+            if known is process:
+                self.world.after(rng.uniform(0.001, 0.05), partial(self._forget, name, known))
+
+    def _forget(self, name: str, process: SimProcess) -> None:
+        if self.names.get(name) is process:
+            del self.names[name]
+
+    def _host_again(self, number: int) -> None:
+        if self.hosts[number] is None:
+            self.start_host(number)
+
+    def start_over(self, number: int) -> None:
+        """Do what a host process does when its admin died: kill all actors, start all anew."""
+        for process in self.actors_of(number):
+            self.world.kill(process)
+        for name, process in list(self.names.items()):
+            if not process.alive:
+                del self.names[name]
+        if (host := self.hosts[number]) is not None:
+            self.hosts[number] = None  # else it would be started again by another way
+            self.world.kill(host)
+        self.world.after(self.world.rng.uniform(0.1, 1.0), partial(self._host_again, number))
+
+    def actors_of(self, host: int) -> list[SimProcess]:
+        """Return a host's actors; the second host's is only a proxy."""
+        proxy = f"{PROXY[1]} 1"
+        return [p for name, p in self.names.items() if p.alive and (name == proxy) == (host == 1)]
+
+    def start_caller(self, number: int) -> None:
+        if self.callers[number] is None:
+            host = self.world.rng.randrange(self._host_count)
+            process = self.spawn("caller")
+            self.world.run_as(process, lambda: self._set_caller(number, process, host))
+
+    def _set_caller(self, number: int, process: SimProcess, host: int) -> None:
+        self.callers[number] = SimCaller(self, process, ADMIN_PORT + host)
+
+    def replicas(self) -> list[SimProcess]:
+        """Return the replicas' processes that live."""
+        return [p for p in self.world.processes.values() if p.role == "replica"]
+
+    def proxies(self) -> list[SimProcess]:
+        """Return the proxies' processes that live."""
+        return [p for p in self.world.processes.values() if p.role == "proxy"]
+
+    def pending(self) -> list[Message]:
+        """Return the messages that no process has taken yet."""
+        return [w for p in self.world.processes.values() for w in p.queue if isinstance(w, Message)]
+
+
+class _Envelope:
+    __slots__ = ("message", "sender")
+
+    def __init__(self, message: Any, sender: Address) -> None:
+        self.message = message
+        self.sender = sender
+
+
+class _HostProcess:
+    """What actors/host.py does for the shells: finds both, and introduces one to the other."""
+
+    def __init__(self, number: int, process: SimProcess) -> None:
+        port = self._port = Port(ADMIN_PORT + number, process.identity, process)
+        self._name = f"host {number}"
+        self._controller = Finder(port, CONTROLLER, lambda *_: self._introduce())
+        self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
+        self._controller.start()
+        self._proxy.start()
+        self._report()
+
+    def _introduce(self) -> None:
+        if self._controller.found is not None and self._proxy.found is not None:
+            address, process = self._controller.found
+            meet = m.MeetController(controller=address, process=process)
+            self._port.loop.send(self._proxy.found[0], meet)
+
+    def _report(self) -> None:
+        if self._controller.found is not None:
+            report = m.HostReported(host=self._name, report={})
+            self._port.loop.send(self._controller.found[0], report)
+        self._port.loop.call_later(REPORT_EVERY_S, self._report)

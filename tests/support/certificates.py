@@ -1,0 +1,51 @@
+"""Certificates for tests, made by openssl."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """PEM files."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+    def environ(self) -> dict[str, str]:
+        return {
+            "UNDERSTUDY_TLS_CERT": str(self.certificate),
+            "UNDERSTUDY_TLS_KEY": str(self.key),
+            "UNDERSTUDY_TLS_CA": str(self.ca),
+        }
+
+
+def _openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def certificate(folder: Path, name: str, authority: str = "ca") -> Certificate:
+    """Make a certificate, and its authority at the first use; skip without openssl, fail in CI."""
+    if shutil.which("openssl") is None:
+        assert os.environ.get("CI") != "true", "openssl is not installed"
+        pytest.skip("openssl is not installed")
+    ca, ca_key = folder / f"{authority}.pem", folder / f"{authority}.key"
+    if not ca.exists():
+        subject = ("-subj", f"/CN={authority}", "-days", 30)
+        _openssl("req", "-x509", *_KEY, *subject, "-keyout", ca_key, "-out", ca)
+    request, key, made = (folder / f"{name}.{end}" for end in ("csr", "key", "pem"))
+    _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+    _openssl(
+        *("x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca_key),
+        *("-CAcreateserial", "-days", 30, "-out", made),
+    )
+    return Certificate(made, key, ca)

@@ -1,0 +1,96 @@
+"""What a system has of the machine: processes, descriptors, listening sockets, run records."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from tests.support.systems import RunningSystem
+from understudy.actors.processes import identify
+
+SLACK = 3  # descriptors of what may be under way: a connection being dialed, a file being written
+
+
+def pids_of(running: RunningSystem) -> list[int]:
+    """Return the pids of all live processes that were started for this state dir, recorded or not.
+
+    They are known by their environment, which the host process leaves to all that it starts.
+    """
+    mark = f"UNDERSTUDY_STATE_DIR={running.settings.state_dir}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        pid = int(folder.name)
+        if mark in environ and pid != os.getpid() and identify(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def unrecorded(running: RunningSystem) -> list[int]:
+    """Return the live processes of the system that left no record."""
+    recorded = {pid for _, pid in running.pids()}
+    return [pid for pid in pids_of(running) if pid not in recorded]
+
+
+def descriptors(running: RunningSystem) -> dict[str, int]:
+    """Return how many descriptors the process of each role has; of several, the most.
+
+    Without those to /dev/null: a forked process has as many of them as its parent had descriptors.
+    """
+    most: Counter[str] = Counter()
+    for role, pid in running.pids():
+        most[role] = max(most[role], _count(pid))
+    return dict(most)
+
+
+def shared_listeners(running: RunningSystem) -> dict[str, list[int]]:
+    """Return the actors' listening sockets that more than one process holds, with their pids."""
+    names = {}
+    for line in Path("/proc/net/unix").read_text(encoding="ascii", errors="replace").splitlines():
+        fields = line.split()
+        listens = fields[3] == "00010000"  # __SO_ACCEPTCON
+        if listens and len(fields) > 7 and fields[7].startswith("@understudy"):
+            names[f"socket:[{fields[6]}]"] = fields[7]
+    holders: dict[str, list[int]] = {}
+    for pid in pids_of(running):
+        for link in _links(pid):
+            if link in names:
+                holders.setdefault(names[link], []).append(pid)
+    return {name: pids for name, pids in holders.items() if len(pids) > 1}
+
+
+def stale_records(running: RunningSystem) -> list[str]:
+    """Return the names of run records without a live process, and of half-written ones."""
+    alive = {f"{pid}-" for _, pid in running.pids()}
+    paths = [*running.settings.run_dir.glob("*.json"), *running.settings.run_dir.glob("*.tmp")]
+    return [path.name for path in paths if not path.name.startswith(tuple(alive))]
+
+
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the roles whose processes hold more descriptors than before."""
+    return {
+        role: (before[role], count)
+        for role, count in after.items()
+        if role in before and count > before[role] + SLACK
+    }
+
+
+def _count(pid: int) -> int:
+    return sum(link != os.devnull for link in _links(pid))
+
+
+def _links(pid: int) -> list[str]:
+    links = []
+    try:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                links.append(os.readlink(path))
+            except OSError:
+                continue
+    except OSError:
+        return []
+    return links

@@ -1,0 +1,104 @@
+"""Systems to kill processes of, under load, and what must be true afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.support import footprint
+from tests.support.load import GetLoad, Tally
+from tests.support.systems import RunningSystem, alive, running_system, wait_until
+from understudy import serve
+from understudy.core.errors import UnderstudyError
+
+WORKERS = 2
+REPLICAS = 2
+ONCE = ("host", "http master", "thespian admin", "thespian logger", "controller", "proxy")
+SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
+
+
+@contextlib.contextmanager
+def system_to_kill(folder: Path) -> Iterator[RunningSystem]:
+    """Have a system with two workers and two replicas of one deployment."""
+    with running_system(folder / "state", UNDERSTUDY_HTTP_WORKERS=str(WORKERS)) as started:
+
+        @serve.deployment(num_replicas=REPLICAS)
+        class Hello:
+            async def __call__(self, _request: object) -> str:
+                return "hello"
+
+        started.deploy(Hello.bind())
+        yield started
+
+
+def settled(running: RunningSystem) -> bool:
+    """Tell whether exactly the processes that there should be run, and status agrees."""
+    if sorted(role for role, _ in running.pids()) != SETTLED_ROLES:
+        return False
+    try:
+        status = running.status()
+    except (UnderstudyError, TimeoutError):
+        return False
+    deployments = status["applications"]["default"]["deployments"].values()
+    replicas = [r["pid"] for d in deployments for r in d["replicas"] if r["state"] == "RUNNING"]
+    recorded = [pid for role, pid in running.pids() if role == "replica"]
+    return sorted(replicas) == sorted(recorded)
+
+
+def kill(*pids: int) -> None:
+    """SIGKILL the processes at once, and wait until they are gone."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, pids)), 5, f"the end of {pids}")
+
+
+def kill_under_load(
+    running: RunningSystem, what: str, choose: Callable[[], int], back_within_s: float
+) -> Tally:
+    """Kill one process under load; return the tally once everything is as before.
+
+    That, and answers, must be had again ``back_within_s`` after the kill.
+    """
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        pid = choose()
+        killed_at = time.monotonic()
+        kill(pid)
+        wait_until(lambda: settled(running), 20, f"all as before the death of {what}")
+        back_s = time.monotonic() - killed_at
+        enough = load.tally.ok + 300
+        wait_until(lambda: load.tally.ok > enough, 15, "load after the kill")
+        tally = load.stop()
+    print(f"{what}: back in {back_s:.2f} s; {tally.summary()}")
+    assert tally.longest_gap_s < back_within_s
+    assert back_s < back_within_s
+    return tally
+
+
+def footprint_in_use(running: RunningSystem) -> dict[str, int]:
+    """Return how many descriptors each role has once every worker and replica is in use."""
+    wait_until(lambda: settled(running), 20, "all as it should be")
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+    return footprint.descriptors(running)
+
+
+def assert_nothing_leaked(running: RunningSystem, before: dict[str, int]) -> None:
+    """Check processes, records, sockets and, against :func:`footprint_in_use`, descriptors."""
+    wait_until(lambda: settled(running), 20, "all as it should be")
+    wait_until(
+        lambda: not footprint.unrecorded(running),
+        5,
+        f"no process without a record: {footprint.unrecorded(running)}",
+    )
+    assert not footprint.stale_records(running)
+    assert not footprint.shared_listeners(running)
+    wait_until(
+        lambda: not footprint.grown(before, footprint.descriptors(running)),
+        5,
+        f"descriptors as before: {footprint.grown(before, footprint.descriptors(running))}",
+    )

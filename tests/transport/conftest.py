@@ -1,0 +1,36 @@
+"""Actor systems on our base, each on a port of its own."""
+
+from __future__ import annotations
+
+import pytest
+from thespian.actors import ActorSystem
+
+from tests.support.systems import free_port
+from tests.transport.workers import Worker
+from understudy.actors.transport.base import install
+
+
+@pytest.fixture
+def start():
+    systems = []
+
+    def start(port=None, capabilities=()):
+        port = port or free_port()
+        described = {**dict(capabilities), "Admin Port": port}
+        systems.append(ActorSystem(install(), described, {"version": 1}, transientUnique=True))
+        systems[-1].port = port
+        return systems[-1]
+
+    yield start
+    for each in systems:
+        each.shutdown()
+
+
+@pytest.fixture
+def system(start):
+    return start()
+
+
+@pytest.fixture
+def worker(system):
+    return system.createActor(Worker)

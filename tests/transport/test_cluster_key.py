@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import stat
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+
+import pytest
+
+from understudy.actors.transport import cluster_key
+from understudy.actors.transport.addresses import ProcessAddress, drawn_address
+from understudy.actors.transport.cluster_key import ClusterKeyError, ensure_key, read_key
+from understudy.actors.transport.network import network_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cluster.key"
+
+
+def test_the_first_start_makes_a_key_and_later_ones_keep_it(path: Path) -> None:
+    key = ensure_key(path)
+    assert len(key) == 32
+    assert key not in (bytes(32), ensure_key(path.with_name("other")))
+    assert ensure_key(path) == read_key(path) == key
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_mask_that_takes_nothing_away_still_gives_a_private_file(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        ensure_key(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_two_that_start_at_once_have_the_same_key(path: Path) -> None:
+    with ThreadPool(8) as pool:
+        keys = pool.map(ensure_key, [path] * 8)
+    assert len(set(keys)) == 1
+
+
+def test_a_joining_host_gets_the_key_by_file(path: Path) -> None:
+    key = ensure_key(path)
+    there = path.with_name("there")
+    assert ensure_key(there, path) == ensure_key(there, path) == ensure_key(there) == key
+    assert ensure_key(there, there) == key
+
+
+def test_a_host_that_has_another_key_says_so(path: Path) -> None:
+    ensure_key(path)
+    other = path.with_name("other")
+    ensure_key(other)
+    with pytest.raises(ClusterKeyError, match=f"--key-file {other} is not the key .* in {path}"):
+        ensure_key(path, other)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 64])
+def test_a_key_of_another_size_is_refused(path: Path, size: int) -> None:
+    path.write_bytes(bytes(size))
+    path.chmod(0o600)
+    with pytest.raises(ClusterKeyError, match=f"has {size} bytes, not 32"):
+        ensure_key(path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
+def test_a_key_that_others_can_use_is_refused(path: Path, mode: int) -> None:
+    ensure_key(path)
+    path.chmod(mode)
+    with pytest.raises(ClusterKeyError, match=f"has mode {mode:04o}.*chmod 600"):
+        ensure_key(path)
+
+
+def test_a_key_of_somebody_else_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure_key(path)
+    monkeypatch.setattr(cluster_key.os, "geteuid", lambda: 4242)
+    with pytest.raises(ClusterKeyError, match=r"belongs to user .*, not to user 4242"):
+        read_key(path)
+
+
+def test_a_key_that_is_missing_or_no_file_is_refused(path: Path) -> None:
+    with pytest.raises(ClusterKeyError, match=r"No such file.*--key-file"):
+        read_key(path)
+    with pytest.raises(ClusterKeyError, match="No such file"):
+        ensure_key(path, path.with_name("given"))
+    assert not path.exists()
+    os.mkfifo(path)
+    with pytest.raises(ClusterKeyError, match="no regular file"):
+        read_key(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(path: Path) -> None:
+    with pytest.raises(ClusterKeyError, match=r"cannot be made: No such file"):
+        ensure_key(path.parent / "missing" / "cluster.key")
+
+
+def test_a_network_is_what_a_bound_host_has(path: Path) -> None:
+    key = ensure_key(path)
+    environ = {"UNDERSTUDY_KEY_FILE": str(path)}
+    for own in (ProcessAddress("10.0.0.1", 1900), drawn_address("10.0.0.1", 1900)):
+        network = network_of(own, environ)
+        assert network is not None
+        assert network.key == key
+        assert str(key) not in repr(network)
+    assert network_of(ProcessAddress("127.0.0.1", 1900), environ) is None
+
+
+def test_only_an_admin_insists_on_a_key() -> None:
+    with pytest.raises(ClusterKeyError, match="UNDERSTUDY_KEY_FILE"):
+        network_of(ProcessAddress("10.0.0.1", 1900), {})
+    assert network_of(drawn_address("10.0.0.1", 1900), {}) is None

@@ -1,0 +1,342 @@
+"""Processes of several hosts over TCP; addresses of 127.0.0.0/8 are the hosts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from contextlib import closing
+
+import pytest
+
+from tests.support.systems import free_port
+from tests.transport.worlds import KEY, World
+from understudy.actors.transport import admission, strangers
+from understudy.actors.transport.addresses import ProcessAddress, drawn_address
+from understudy.actors.transport.greeting import MAGIC
+from understudy.actors.transport.routes import write_route
+
+HERE, THERE = "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def port():
+    return free_port()
+
+
+@pytest.fixture
+def hosts(world, port):
+    return *world.host(HERE, port), *world.host(THERE, port)
+
+
+def test_processes_of_two_hosts_talk_both_ways_over_one_connection(world, hosts):
+    _, one, _, other = hosts
+    tags = [one.send(other, b"%d" % number) for number in range(1000)]
+    world.until(lambda: len(one.done) == 1000)
+    assert (one.done, other.bodies) == (tags, [b"%d" % number for number in range(1000)])
+    other.send(one, b"answer")
+    world.until(lambda: one.bodies == [b"answer"])
+    assert len(one.peers._channels) == len(other.peers._channels) == 1
+
+
+def test_admins_and_their_actors_reach_each_other(world, hosts):
+    here, one, there, other = hosts
+    for sender, target in (
+        (here, there),
+        (there, here),
+        (one, there),
+        (other, here),
+        (here, other),
+    ):
+        sender.send(target)
+        world.until(lambda p=target, a=sender.address: a in [each for each, _ in p.inbox])
+
+
+def test_nothing_but_the_hello_passes_through_the_gate(world, hosts):
+    _, one, there, other = hosts
+    one.send(other)
+    world.until(lambda: one.done)
+    there.peers.close()
+    one.send(other, b"still")
+    world.until(lambda: other.bodies == [b"hello", b"still"])
+
+
+def test_a_large_message_arrives_whole(world, hosts):
+    _, one, _, other = hosts
+    body = secrets.token_bytes(1024) * 20 * 1024
+    one.send(other, body)
+    world.until(lambda: one.done)
+    assert other.bodies == [body]
+
+
+def test_a_process_that_is_not_there_is_dead_at_once(world, hosts, port):
+    _, one, _, other = hosts
+    nobody = drawn_address(THERE, port)
+    begun = time.monotonic()
+    tag = one.send(nobody)
+    world.until(lambda: one.dead)
+    assert time.monotonic() - begun < 0.5
+    assert (one.dead, one.gone) == ([tag], [nobody])
+    assert not one.peers._peers
+    other.peers.close()
+    one.send(other)
+    world.until(lambda: len(one.dead) == 2)
+
+
+def test_a_process_that_dies_behind_an_open_connection_is_dead(world, hosts):
+    _, one, _, other = hosts
+    one.send(other)
+    world.until(lambda: one.done)
+    other.peers.close()
+    tag = one.send(other)
+    world.until(lambda: one.dead)
+    assert one.dead == [tag]
+    assert one.gone == [other.address]
+
+
+def test_a_host_without_a_system_is_dead_at_once_and_there_is_a_line(world, port, caplog):
+    _, one = world.host(HERE, port)
+    begun = time.monotonic()
+    one.send(ProcessAddress(THERE, port))
+    world.until(lambda: one.dead)
+    assert time.monotonic() - begun < 0.5
+    one.send(ProcessAddress(THERE, port))
+    world.until(lambda: len(one.dead) == 2)
+    (record,) = caplog.records
+    assert record.getMessage() == f"gave up {THERE}:{port}: nothing listens at its port"
+
+
+def test_a_host_that_does_not_answer_is_dead_after_some_seconds(world, port, monkeypatch):
+    _, one = world.host(HERE, port)
+    with closing(socket.socket()) as silent:  # listens, and its backlog is full
+        silent.bind((THERE, port))
+        silent.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex((THERE, port))
+        begun = time.monotonic()
+        one.send(ProcessAddress(THERE, port))
+        world.until(lambda: one.dead)
+        assert 1 < time.monotonic() - begun < 2.5
+        for filler in fillers:
+            filler.close()
+
+
+def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):
+    _, one, _, other = hosts
+    for number in range(600):
+        one.send(other, b"%d" % number)
+        if number % 100 == 0:
+            world.run_for(0.02)
+            for each in list(one.peers._channels.values()):
+                each._socket.shutdown(socket.SHUT_RDWR)
+    world.until(lambda: len(one.done) == 600)
+    assert other.bodies == [b"%d" % number for number in range(600)]
+    assert not one.dead
+
+
+def test_both_dialing_at_once_lose_and_repeat_nothing(world, port):
+    for _ in range(10):
+        _, one, _, other = *world.host(HERE, port), *world.host(THERE, port)
+        for number in range(10):
+            one.send(other, b"%d" % number)
+            other.send(one, b"%d" % number)
+        world.until(lambda a=one, b=other: len(a.done) == len(b.done) == 10)
+        assert one.bodies == other.bodies == [b"%d" % number for number in range(10)]
+        for process in world.processes:
+            process.peers.close()
+        world.processes.clear()
+
+
+def test_a_busy_process_is_not_dead(world, hosts):
+    """The gate leads to it, the kernel answers for it, and it takes the connection later."""
+    _, one, _, other = hosts
+    door = other.peers._remote._door
+    world.loop.remove_reader(door.fileno())
+    one.send(other)
+    world.run_for(3)
+    assert not one.dead
+    world.loop.add_reader(door.fileno(), door._accept)
+    world.until(lambda: one.done)
+    assert other.bodies == [b"hello"]
+
+
+def test_one_line_on_each_side_says_that_the_keys_differ(world, port, caplog):
+    _, one = world.host(HERE, port)
+    there, _ = world.host(THERE, port, key=bytes(32))
+    begun = time.monotonic()
+    tag = one.send(there)
+    world.until(lambda: one.dead)
+    assert time.monotonic() - begun < 4
+    assert one.dead == [tag]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    theirs = [line for line in lines if line.endswith("it does not hold this cluster's key")]
+    ours = [line for line in lines if line.endswith("it may hold another cluster's key")]
+    assert len(theirs) == len(ours) == 1, lines
+    assert theirs[0].startswith(f"refused the connection with {HERE}:")
+    assert ours[0].startswith(f"refused the connection with {THERE}:{port}:")
+    assert len(lines) == 2
+    assert not there.inbox
+
+
+def said_by(stranger, world, sent, *, port, caplog):
+    """Send bytes to the gate; return the one line that it says."""
+    caplog.clear()
+    stranger.connect((THERE, port))
+    stranger.sendall(sent)
+    if not sent:
+        stranger.shutdown(socket.SHUT_WR)
+    world.until(lambda: caplog.records)
+    (record,) = caplog.records
+    host, port = stranger.getsockname()
+    assert f"with {host}:{port}:" in record.getMessage()
+    return record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"", "it ended after 0 bytes, without a ROUTE"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "byte 0 is 0x47 (HTTP or other text?)"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "byte 0 is 0x16 (TLS?)"),
+        (os.urandom(5000).replace(b"\x89", b"\x88"), "not our protocol: byte 0"),
+        (MAGIC + b"\0\0" + bytes(100), "version 0, this end version 1"),
+        (MAGIC + b"\0\1\2" + bytes(72), "does not hold this cluster's key"),
+        (MAGIC + b"\0\1\1\0\x20" + bytes(32), "kind is remote, this end's is route"),
+    ],
+)
+def test_a_stranger_is_turned_away_with_one_line(world, hosts, port, caplog, sent, said):
+    _, one, there, other = hosts
+    one.send(other)
+    world.until(lambda: one.done)
+    with closing(socket.socket()) as stranger:
+        assert said in said_by(stranger, world, sent, port=port, caplog=caplog)
+        if b"\0\0" in sent[8:10]:
+            assert stranger.recv(100) == MAGIC + b"\0\1"
+        assert not there.strangers
+    one.send(other)
+    world.until(lambda: len(one.done) == 2)
+
+
+def test_a_recorded_route_leads_to_a_handshake_that_fails(world, hosts, port, caplog):
+    _, one, _, other = hosts
+    recorded = []
+
+    with closing(socket.socket()) as spy:  # takes the place of the host's port, and passes bytes on
+        spy.bind(("127.0.0.4", port))
+        spy.listen()
+        one.peers._remote.dial(one.peers._make(ProcessAddress("127.0.0.4", other.address.number)))
+        spy.setblocking(False)
+        victim = []
+
+        def caught():
+            if not victim:
+                try:
+                    victim.append(spy.accept()[0])
+                except BlockingIOError:
+                    return False
+                victim[0].setblocking(False)
+            try:
+                recorded.append(victim[0].recv(1000))
+            except BlockingIOError:
+                return False
+            return True
+
+        world.until(caught)
+        victim[0].close()
+    (route,) = recorded
+    caplog.clear()
+    with closing(socket.socket()) as thief:
+        thief.connect((THERE, port))
+        thief.sendall(route + MAGIC + b"\0\1\1\0\x20" + bytes(32) + b"\0\x50" + bytes(80))
+        world.until(lambda: any("proof is wrong" in each.getMessage() for each in caplog.records))
+        assert not other.strangers
+    assert not other.inbox
+
+
+def test_a_stranger_that_says_nothing_is_closed_in_time(world, hosts, port, caplog):
+    _, _, there, _ = hosts
+    there.strangers.patience_s = 0.2
+    with closing(socket.socket()) as idle:
+        idle.connect((THERE, port))
+        world.until(lambda: len(there.strangers) == 1)
+        world.until(lambda: len(there.strangers) == 0)
+        idle.settimeout(5)
+        assert idle.recv(10) == b""
+    assert "was not authenticated within 0.2 s" in caplog.text
+
+
+def test_a_stranger_that_stops_in_the_handshake_is_closed_in_time(world, hosts, port, caplog):
+    """Behind the gate, which only a holder of the key, or of a recorded ROUTE, gets through."""
+    _, _, _, other = hosts
+    other.strangers.patience_s = 0.2
+    with closing(socket.socket()) as idle:
+        idle.connect((THERE, port))
+        idle.sendall(write_route(other.address.number, KEY, os.urandom(32)))
+        world.until(lambda: len(other.strangers) == 1)
+        world.until(lambda: len(other.strangers) == 0)
+        assert not other.peers._channels
+    assert "was not authenticated within 0.2 s" in caplog.text
+
+
+def test_the_oldest_stranger_makes_room_and_peers_still_get_in(world, hosts, port, caplog):
+    _, one, there, other = hosts
+    there.strangers.limit = 5
+    idle = [socket.create_connection((THERE, port)) for _ in range(20)]
+    world.until(lambda: len(there.strangers) == 5)
+    one.send(other)
+    world.until(lambda: one.done)
+    assert len([each for each in caplog.records if "this is the oldest" in each.getMessage()]) == 1
+    for each in idle:
+        each.close()
+    world.until(lambda: not len(there.strangers))
+    assert len(there.peers._remote.descriptors()) == 1
+
+
+def test_refusals_that_are_not_said_are_counted(world, port, caplog, monkeypatch):
+    for module in (admission, strangers):
+        monkeypatch.setattr(module, "WINDOW_S", 0.3)
+    world.host(THERE, port)
+    for _ in range(7):
+        with closing(socket.create_connection((THERE, port))) as stranger:
+            stranger.sendall(b"GET /")
+            world.run_for(0.01)
+    world.until(lambda: "6 more connections were refused" in caplog.text)
+    assert len(caplog.records) == 2
+
+
+def test_what_is_handed_over_is_not_left_to_programs_that_are_started(world, hosts):
+    _, one, _, other = hosts
+    one.send(other)
+    world.until(lambda: one.done)
+    assert not os.get_inheritable(other.channel_to(one).fileno())
+
+
+def test_a_peer_of_an_unbound_host_is_dead_with_a_line(world, port, caplog):
+    unbound = world.process()
+    unbound.send(ProcessAddress(THERE, port))
+    world.until(lambda: unbound.dead)
+    assert "this one is not bound" in caplog.text
+
+
+def test_only_the_admin_listens_on_tcp_and_on_its_address_alone(world, hosts, port):
+    def listening():
+        found = set()
+        with open("/proc/net/tcp") as table:
+            for line in list(table)[1:]:
+                local, state = line.split()[1], line.split()[3]
+                address, _, number = local.partition(":")
+                if state == "0A" and int(number, 16) == port:
+                    found.add(socket.inet_ntoa(bytes.fromhex(address)[::-1]))
+        return found
+
+    assert listening() == {HERE, THERE}

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from understudy.actors.transport.strangers import (
+    MAX_LINES,
+    MAX_SOURCE_LINES,
+    WINDOW_S,
+    Refusals,
+    Strangers,
+)
+
+
+def test_strangers_are_counted_until_they_have_left() -> None:
+    strangers: Strangers[int] = Strangers()
+    assert strangers.came(1, "a", 0.0) is None
+    assert strangers.came(2, "a", 0.0) is None
+    assert len(strangers) == 2
+    assert strangers.left(1)
+    assert not strangers.left(1)
+    assert strangers.left(2)
+    assert len(strangers) == 0
+
+
+def test_each_has_its_time() -> None:
+    strangers: Strangers[int] = Strangers(patience_s=5.0)
+    strangers.came(1, "a", 0.0)
+    strangers.came(2, "b", 1.0)
+    assert strangers.overdue(4.9) == []
+    assert strangers.overdue(5.0) == [1]
+    assert strangers.overdue(6.0) == [1, 2]
+
+
+def test_the_oldest_of_the_busiest_source_makes_room() -> None:
+    strangers: Strangers[int] = Strangers(limit=4)
+    for stranger, source in enumerate("abbb"):
+        strangers.came(stranger, source, 0.0)
+    assert strangers.came(4, "c", 1.0) == 1
+    assert strangers.came(5, "b", 1.0) == 2
+    assert len(strangers) == 4
+
+
+def test_who_opens_many_does_not_push_out_others() -> None:
+    strangers: Strangers[int] = Strangers(limit=10)
+    strangers.came(0, "honest", 0.0)
+    turned_away = [strangers.came(number, "rude", 1.0) for number in range(1, 1000)]
+    assert 0 not in turned_away
+    assert len(strangers) == 10
+
+
+def test_a_kind_of_refusal_is_said_once_per_source_and_window() -> None:
+    refusals = Refusals()
+    assert refusals.say("a", "garbage", 0.0)
+    assert not refusals.say("a", "garbage", 1.0)
+    assert refusals.say("a", "wrong key", 1.0)
+    assert refusals.say("b", "garbage", 1.0)
+    assert refusals.unsaid(1.0) == 0
+    assert refusals.unsaid(WINDOW_S) == 1
+    assert refusals.unsaid(WINDOW_S) == 0
+    assert refusals.say("a", "garbage", WINDOW_S)
+
+
+def test_a_flood_of_kinds_has_few_lines() -> None:
+    refusals = Refusals()
+    said = sum(refusals.say("a", f"kind {number}", 1.0) for number in range(10_000))
+    assert said == MAX_SOURCE_LINES
+    assert refusals.say("b", "garbage", 1.0), "another source is still heard"
+    said += sum(refusals.say(f"{number}", "garbage", 1.0) for number in range(10_000))
+    assert said == MAX_LINES - 1
+    assert len(refusals._said) <= MAX_LINES
+    assert refusals.unsaid(1.0 + WINDOW_S) == 20_000 - said

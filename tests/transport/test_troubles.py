@@ -1,0 +1,114 @@
+"""What actors on our base bear: stopped processes, cut connections, floods, large messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from thespian.system.transport import TransmitIntent
+
+from tests.support.systems import wait_until
+from tests.transport.workers import ASK_S, new_child
+
+MEGABYTE = 1024 * 1024
+
+
+@pytest.fixture
+def target(system, worker):
+    return new_child(system, worker)
+
+
+def all_noted(system, actor, number):
+    """Wait until that many are noted; tell whether each came once and in order."""
+    wait_until(lambda: system.ask(actor, ("noted",), 1)[0] >= number, 30, "all have come")
+    return system.ask(actor, ("noted",), ASK_S) == (number, True)
+
+
+def test_a_stopped_process_delays_nobody_and_gets_all_when_it_goes_on(system, worker, target):
+    stopped, pid = target
+    prompt, _ = new_child(system, worker)
+    number = 20_000
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        system.tell(worker, ("flood", stopped, 0, number, 1000))  # more than its window
+        begun = time.monotonic()
+        system.tell(worker, ("flood", prompt, 0, 100, 10))
+        assert all_noted(system, prompt, 100)
+        assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
+        assert time.monotonic() - begun < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert all_noted(system, stopped, number)
+
+
+def test_what_waits_for_a_stopped_process_that_is_killed_is_dead(system, worker, target):
+    stopped, pid = target
+    assert system.ask(worker, ("collect_dead",), ASK_S)
+    os.kill(pid, signal.SIGSTOP)
+    system.tell(worker, ("flood", stopped, 0, 1000, 10))
+    assert system.ask(worker, ("dead",), ASK_S) == ([],)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(system.ask(worker, ("dead",), 1)[0]) >= 1000, 10, "all are told")
+    (dead,) = system.ask(worker, ("dead",), ASK_S)
+    assert [number for _, number, _ in dead] == list(range(1000))
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_cut_connections_lose_repeat_and_reorder_nothing(system, worker, target, size):
+    receiver, _ = target
+    rounds, each = 20, 3_000_000 // (size + 3000)
+    for turn in range(rounds):
+        system.tell(worker, ("flood", receiver, turn * each, (turn + 1) * each, size))
+        system.tell(worker if turn % 2 else receiver, ("cut",))
+    assert all_noted(system, receiver, rounds * each)
+
+
+def test_answers_leave_while_other_messages_wait_to_be_handled(system, target):
+    slow, _ = target
+    number = 50
+    for each in range(number):  # all at once: tell would wait for each to be read
+        intent = TransmitIntent(slow, ("take_long", each, 0.01, b""))
+        system._systemBase.transport.scheduleTransmit(None, intent)
+    answers = [(*system.listen(ASK_S), time.monotonic()) for _ in range(number)]
+    assert [each for each, _, _ in answers] == list(range(number))
+    first_came, last_was_handled = answers[0][2], answers[-1][1]
+    assert first_came < last_was_handled
+
+
+def test_a_slow_handler_holds_its_senders_back_and_keeps_little_in_memory(system, target):
+    slow, _ = target
+    number, size = 500, 60_000
+    before, _ = system.ask(slow, ("memory",), ASK_S)
+    for each in range(number):
+        intent = TransmitIntent(slow, ("take_long", each, 0.001, bytes(size)))
+        system._systemBase.transport.scheduleTransmit(None, intent)
+    assert [system.listen(ASK_S)[0] for _ in range(number)] == list(range(number))
+    _, most = system.ask(slow, ("memory",), ASK_S)
+    assert most - before < number * size / 3
+
+
+def test_no_wakeup_is_lost_in_a_flood(system, worker, target):
+    receiver, _ = target
+    system.tell(receiver, ("wake_often", 200, 0.2))
+    system.tell(worker, ("flood", receiver, 0, 20_000, 10))
+    assert all_noted(system, receiver, 20_000)
+    wait_until(lambda: system.ask(receiver, ("woken",), 1) == (200,), 10, "it is woken each time")
+
+
+def test_nothing_governs_how_fast_an_actor_may_send(system, worker, target):
+    receiver, _ = target
+    assert system.ask(worker, ("forbid_governor",), ASK_S)
+    system.tell(worker, ("flood", receiver, 0, 100, 10))
+    assert all_noted(system, receiver, 100)
+
+
+def test_100_megabytes_come_back_and_take_little_more_than_twice_that(system, worker):
+    size = 100 * MEGABYTE
+    before, _ = system.ask(worker, ("memory",), ASK_S)
+    body = os.urandom(MEGABYTE) * 100
+    answer = system.ask(worker, ("echo", body), 60)
+    assert answer == (body,)
+    _, most = system.ask(worker, ("memory",), ASK_S)
+    assert most - before < 2.5 * size

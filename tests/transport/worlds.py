@@ -1,0 +1,109 @@
+"""Processes over real sockets, several of them on one loop; what they told is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import time
+
+from understudy.actors.transport.addresses import ProcessAddress, drawn_address
+from understudy.actors.transport.identity import Identity
+from understudy.actors.transport.network import Network
+from understudy.actors.transport.peers import Peers
+
+DEADLINE_S = 10.0
+HOST = "127.0.0.1"
+KEY = bytes(range(32))
+
+
+class Process:
+    """One process's peers, and all that they told."""
+
+    def __init__(self, loop, address=None, limits=None, network=None):
+        self.address = address or drawn_address(HOST)
+        identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
+        self.inbox = []
+        self.done, self.dead, self.failed, self.gone = [], [], [], []
+        self.on_deliver = lambda: None
+        self.peers = Peers(loop, identity, self.address, self, limits, network)
+        self._tags = itertools.count(1)
+
+    def send(self, other, body=b"hello", tag=None, **how):
+        tag = tag or next(self._tags)
+        self.peers.send(getattr(other, "address", other), [body], tag, **how)
+        return tag
+
+    @property
+    def bodies(self):
+        return [bytes(buffers[0]) for _, buffers in self.inbox]
+
+    def channel_to(self, other):
+        return self.peers._peers[other.address.text].channel
+
+    @property
+    def strangers(self):
+        return self.peers._remote.admission.strangers
+
+    def received(self, sender, buffers):
+        self.inbox.append((sender.address, buffers))
+
+    def deliver(self):
+        self.on_deliver()
+
+    def sent(self, tags):
+        self.done.extend(tags)
+
+    def undeliverable(self, messages):
+        self.dead.extend(message.tag for message in messages)
+
+    def refused(self, tag, reason):
+        self.failed.append((tag, reason))
+
+    def lost(self, address):
+        self.gone.append(address)
+
+
+class World:
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.processes = []
+
+    def process(self, **options):
+        process = Process(self.loop, **options)
+        self.processes.append(process)
+        return process
+
+    def host(self, address, port, key=KEY, **options):
+        """Return the admin of a host that other hosts can reach, and one more process of it."""
+        network = Network(key=key, **options)
+        admin = ProcessAddress(address, port)
+        return (
+            self.process(address=admin, network=network),
+            self.process(address=drawn_address(address, port), network=network),
+        )
+
+    def until(self, condition, what="it happened"):
+        async def wait():
+            deadline = time.monotonic() + DEADLINE_S
+            while not condition():
+                assert time.monotonic() < deadline, f"not in time: {what}"
+                await asyncio.sleep(0.001)
+
+        self.loop.run_until_complete(wait())
+
+    def run_for(self, seconds):
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def passes(self, number=20):
+        async def run():
+            for _ in range(number):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(run())
+
+    def close(self):
+        for process in self.processes:
+            process.peers.close()
+        self.loop.close()
