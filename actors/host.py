@@ -170,22 +170,22 @@ class Host:
         It answers before it has: who forked it has to end first, and it to say its name.
         """
         deadline = time.monotonic() + FIND_ADMIN_S
-        while not self._look_for_admin():
+        while (admin := self._look_for_admin()) is None:
             if time.monotonic() > deadline:
                 raise StartError("the actor system's admin died at its start; see logs/host.log")
             time.sleep(FIND_ADMIN_POLL_S)
-        self.records.add(self._admin, ADMIN_ROLE)
+        self._admin = admin
+        self.records.add(admin, ADMIN_ROLE)
         if self._logger is not None:
             self.records.add(self._logger, LOGGER_ROLE)
 
-    def _look_for_admin(self) -> bool:
+    def _look_for_admin(self) -> Process | None:
         for pid in child_pids(self.process.pid):
             if "MultiProcAdmin" in command_line(pid):
                 loggers = [each for each in child_pids(pid) if _is_logger(each)]
-                self._admin = identify(pid)
                 self._logger = identify(loggers[0]) if loggers else None
-                return self._admin is not None
-        return False
+                return identify(pid)
+        return None
 
     def _connect(self) -> None:
         self.port = port = ThreadPort(
