@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from thespian.actors import Actor, ActorExitRequest
 
+from understudy.actors.control_messages import Identify, IdentifyReply
 from understudy.actors.logs import configure_logging
 from understudy.actors.loop import Loop
-from understudy.actors.messages import Address, Identify, IdentifyReply, Process
+from understudy.actors.messages import Address, Process
 from understudy.actors.processes import RunRecords, this_process
 from understudy.actors.settings import HostSettings, read_settings
 

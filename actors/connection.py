@@ -14,8 +14,9 @@ from typing import Any
 
 import cloudpickle
 
+from understudy.actors.admin_messages import Request, RequestReply
 from understudy.actors.dispatch import Caller, QueryClient
-from understudy.actors.messages import AnswerQueries, AttachCallerReply, Request, RequestReply
+from understudy.actors.messages import AnswerQueries, AttachCallerReply
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import this_process
 from understudy.actors.settings import HostSettings

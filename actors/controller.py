@@ -14,6 +14,8 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
+from understudy.actors import admin_messages as am
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.base import LoopActor
 from understudy.actors.capacity import capacity_of
@@ -66,7 +68,7 @@ class Controller(LoopActor):
         self._policies = Policies(
             self.loop, self._cluster, self.settings, self.records, self._changed
         )
-        self._requests = Requests(self._cluster, {m.GetStatus: lambda _: self._status()})
+        self._requests = Requests(self._cluster, {am.GetStatus: lambda _: self._status()})
         self._status_file = StatusFile(self.loop, self.settings.status_file, self._status)
         self._proxies: dict[Hashable, Address] = {}  # by the Process of each
         self._hosts: dict[str, dict[str, Any]] = {}
@@ -93,7 +95,7 @@ class Controller(LoopActor):
 
     def handler_failed(self, message: Any, sender: Address, error: Exception) -> None:
         """Tell a client whose request failed."""
-        if isinstance(message, m.Request):
+        if isinstance(message, am.Request):
             self.loop.send(sender, failure(message, error))
 
     def exiting(self) -> None:
@@ -106,9 +108,9 @@ class Controller(LoopActor):
     # --- Requests -------------------------------------------------------------------------------
 
     def _dispatch(self, message: Any, sender: Address) -> None:
-        if isinstance(message, m.StopCluster):
+        if isinstance(message, am.StopCluster):
             self._stop_cluster(message, sender)
-        elif isinstance(message, m.Request):
+        elif isinstance(message, am.Request):
             self._requests.take(message, sender)
         else:
             super()._dispatch(message, sender)
@@ -129,18 +131,18 @@ class Controller(LoopActor):
             "resources": self._cluster.capacity.shown(),
         }
 
-    def receiveMsg_HostReported(self, message: m.HostReported, sender: Address) -> None:
+    def receiveMsg_HostReported(self, message: cm.HostReported, sender: Address) -> None:
         """Keep what a host tells of itself, for status."""
         if self._hosts.get(message.host) != message.report:
             self._status_file.changed()
         self._hosts[message.host] = message.report
         self._host_addresses[message.host] = sender
 
-    def _stop_cluster(self, message: m.StopCluster, sender: Address) -> None:
+    def _stop_cluster(self, message: am.StopCluster, sender: Address) -> None:
         """Stop all replicas without a change of the hard state, which a next start brings back."""
         if message.forget:
             for address in self._host_addresses.values():
-                self.loop.send(address, m.StopHost(forget=True))
+                self.loop.send(address, cm.StopHost(forget=True))
             self._requests.park(message, sender, lambda: _done(message))
             return
         self._stopping = True
@@ -151,7 +153,7 @@ class Controller(LoopActor):
 
     # --- Proxies --------------------------------------------------------------------------------
 
-    def receiveMsg_Listen(self, message: m.Listen, sender: Address) -> None:
+    def receiveMsg_Listen(self, message: cm.Listen, sender: Address) -> None:
         """Answer a proxy with what it lacks, or keep its call until there is news."""
         listener = message.listener
         if listener not in self._proxies:
@@ -165,7 +167,7 @@ class Controller(LoopActor):
         self._changed()
 
     def _tell(self, proxy: Address, news: News) -> None:
-        self.loop.send(proxy, m.Changed(controller=self.process, **news._asdict()))
+        self.loop.send(proxy, cm.Changed(controller=self.process, **news._asdict()))
 
     def _proxy_gone(self, listener: m.Process) -> None:
         self._proxies.pop(listener, None)
@@ -174,14 +176,14 @@ class Controller(LoopActor):
         self._cluster.listener_changed()
         self._changed()
 
-    def receiveMsg_LoadReported(self, message: m.LoadReported, _sender: Address) -> None:
+    def receiveMsg_LoadReported(self, message: cm.LoadReported, _sender: Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""
         if message.proxy in self._proxies:
             now = time.monotonic()
             self._cluster.autoscaler.load_reported(message.proxy, message.load, now)
             self._changed()
 
-    def receiveMsg_TalliesReported(self, message: m.TalliesReported, _sender: Address) -> None:
+    def receiveMsg_TalliesReported(self, message: cm.TalliesReported, _sender: Address) -> None:
         """Take what a proxy has counted for rollouts."""
         for endpoint, (token, tallies) in message.tallies.items():
             proxy = message.proxy.incarnation
@@ -190,12 +192,12 @@ class Controller(LoopActor):
 
     # --- Replicas -------------------------------------------------------------------------------
 
-    def receiveMsg_ReplicaReported(self, message: m.ReplicaReported, sender: Address) -> None:
+    def receiveMsg_ReplicaReported(self, message: cm.ReplicaReported, sender: Address) -> None:
         """See :meth:`Supervisor.reported`."""
         self._supervisor.reported(message, sender)
 
     def receiveMsg_ComparisonsReported(
-        self, message: m.ComparisonsReported, _sender: Address
+        self, message: cm.ComparisonsReported, _sender: Address
     ) -> None:
         """Keep what a shadow's replica has found by comparing."""
         self._cluster.differences.reported(message.process.incarnation, message.found)
@@ -204,7 +206,7 @@ class Controller(LoopActor):
         """See :meth:`Supervisor.child_exited`."""
         self._supervisor.child_exited(message.childAddress)
 
-    def receiveMsg_ReplicaLost(self, message: m.ReplicaLost, _sender: Address) -> None:
+    def receiveMsg_ReplicaLost(self, message: cm.ReplicaLost, _sender: Address) -> None:
         """See :meth:`Supervisor.lost`."""
         self._supervisor.lost(message)
 
@@ -300,5 +302,5 @@ def log_changes(changes: Changes) -> None:
             )
 
 
-def _done(message: m.Request) -> m.RequestReply:
-    return m.RequestReply(request_id=message.request_id, value=True)
+def _done(message: am.Request) -> am.RequestReply:
+    return am.RequestReply(request_id=message.request_id, value=True)

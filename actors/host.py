@@ -27,16 +27,11 @@ from typing import Any
 from thespian.actors import ActorSystem, ActorSystemException
 
 from understudy.actors import bases, binding, controller, proxy  # noqa: F401  # two for the fork
+from understudy.actors.admin_messages import RequestReply, StopCluster
+from understudy.actors.control_messages import HostReported, MeetController, StopHost
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
 from understudy.actors.logs import configure_logging, open_log, prune_replica_logs
-from understudy.actors.messages import (
-    HostReported,
-    MeetController,
-    Process,
-    RequestReply,
-    StopCluster,
-    StopHost,
-)
+from understudy.actors.messages import Process
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import (
     RunRecords,

@@ -28,8 +28,9 @@ from thespian.system.messages.admin import (
 )
 
 from understudy.actors import bases
+from understudy.actors.control_messages import Identify, IdentifyReply
 from understudy.actors.loop import Callback, Loop
-from understudy.actors.messages import Address, Identify, IdentifyReply, Process
+from understudy.actors.messages import Address, Process
 from understudy.actors.settings import default_transport
 from understudy.core.errors import NotRunningError
 

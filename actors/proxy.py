@@ -11,6 +11,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from understudy.actors.base import LoopActor
+from understudy.actors.control_messages import (
+    Changed,
+    Listen,
+    LoadReported,
+    MeetController,
+    MeetProxy,
+    ReplicaLost,
+    TalliesReported,
+)
 from understudy.actors.loop import Outbox, Timer
 from understudy.actors.messages import (
     Address,
@@ -20,20 +29,13 @@ from understudy.actors.messages import (
     Assignment,
     AttachCaller,
     AttachCallerReply,
-    Changed,
     CompareAt,
     DetachCaller,
     FailedAnswer,
-    Listen,
-    LoadReported,
-    MeetController,
-    MeetProxy,
     Process,
     QueriesFinished,
-    ReplicaLost,
     RunQueries,
     SubmitQueries,
-    TalliesReported,
 )
 from understudy.actors.metrics import Metrics
 from understudy.actors.processes import is_alive

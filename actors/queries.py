@@ -18,6 +18,7 @@ from typing import Any
 
 from understudy.actors import dispatch, held_models
 from understudy.actors.comparisons import Comparisons
+from understudy.actors.control_messages import MeetProxy
 from understudy.actors.large_bytes import travelling
 from understudy.actors.loop import Outbox
 from understudy.actors.messages import (
@@ -29,7 +30,6 @@ from understudy.actors.messages import (
     ControlStreams,
     FailedAnswer,
     HttpAnswer,
-    MeetProxy,
     QueriesFinished,
     RunQueries,
     StreamBegun,

@@ -13,9 +13,7 @@ from typing import Any
 from understudy.actors import user_context
 from understudy.actors.base import LoopActor
 from understudy.actors.comparisons import Comparisons
-from understudy.actors.logs import redirect_output, replica_log
-from understudy.actors.messages import (
-    Address,
+from understudy.actors.control_messages import (
     CheckReplica,
     ComparisonsReported,
     ReconfigureReplica,
@@ -23,6 +21,8 @@ from understudy.actors.messages import (
     StartReplica,
     StopReplica,
 )
+from understudy.actors.logs import redirect_output, replica_log
+from understudy.actors.messages import Address
 from understudy.actors.port import Port
 from understudy.actors.processes import descendants, kill_all
 from understudy.actors.queries import Queries

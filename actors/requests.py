@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from understudy.actors import messages as m
+from understudy.actors import admin_messages as am
 from understudy.actors.messages import Address
 from understudy.core import deploying, history, status
 from understudy.core.cluster import Cluster
@@ -22,7 +22,7 @@ from understudy.core.tables import ENDPOINT_PREFIX
 MAX_SETTLED = 1_000  # answers that are kept for repeats
 HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
 
-Reply = Callable[[], m.RequestReply | None]
+Reply = Callable[[], am.RequestReply | None]
 
 
 class _Parked(NamedTuple):
@@ -41,48 +41,50 @@ class Requests:
     core's state.
     """
 
-    def __init__(self, cluster: Cluster, own: dict[type[m.Request], Callable[[Any], Any]]) -> None:
+    def __init__(self, cluster: Cluster, own: dict[type[am.Request], Callable[[Any], Any]]) -> None:
         self._cluster = cluster
         self._parked: list[_Parked] = []
-        self._answers: list[tuple[Address, m.RequestReply]] = []
-        self._settled: dict[str, m.RequestReply] = {}  # by request id, the oldest first
-        self._requests: dict[type[m.Request], Callable[[Any], Any]] = {
-            m.CreateBackend: self._create_backend,
-            m.UpdateBackendConfig: self._update_backend_config,
-            m.DeleteBackend: self._delete_backend,
-            m.GetBackendConfig: lambda r: cluster.backend_config(r.tag),
-            m.ListBackends: lambda _: status.backends(cluster),
-            m.GetAutoscaling: lambda _: status.autoscaling(cluster, time.monotonic(), time.time()),
-            m.ListEndpoints: lambda _: status.endpoints(cluster),
-            m.DeployApplication: self._deploy_application,
-            m.DeleteApplication: lambda r: deploying.delete_application(
+        self._answers: list[tuple[Address, am.RequestReply]] = []
+        self._settled: dict[str, am.RequestReply] = {}  # by request id, the oldest first
+        self._requests: dict[type[am.Request], Callable[[Any], Any]] = {
+            am.CreateBackend: self._create_backend,
+            am.UpdateBackendConfig: self._update_backend_config,
+            am.DeleteBackend: self._delete_backend,
+            am.GetBackendConfig: lambda r: cluster.backend_config(r.tag),
+            am.ListBackends: lambda _: status.backends(cluster),
+            am.GetAutoscaling: lambda _: status.autoscaling(cluster, time.monotonic(), time.time()),
+            am.ListEndpoints: lambda _: status.endpoints(cluster),
+            am.DeployApplication: self._deploy_application,
+            am.DeleteApplication: lambda r: deploying.delete_application(
                 cluster, r.application, time.time()
             ),
-            m.PlanApplication: self._plan_application,
-            m.DeployDeployment: self._deploy_deployment,
-            m.DeleteDeployment: lambda r: deploying.delete_deployment(cluster, r.name, time.time()),
-            m.DeleteEverything: lambda _: deploying.delete_everything(cluster, time.time()),
-            m.GetDeployment: lambda r: status.deployment(cluster, r.name),
-            m.ListDeployments: lambda _: status.deployments(cluster),
-            m.ListHistory: lambda _: [history.described(entry) for entry in cluster.history],
-            m.StartRollout: self._start_rollout,
-            m.GetDifferences: lambda r: status.differences(cluster, r.endpoint),
-            m.ListRollouts: lambda _: cluster.rollouts.status(time.monotonic()),
-            m.UndoChange: lambda r: deploying.undo(cluster, r.change_id, time.time()),
+            am.PlanApplication: self._plan_application,
+            am.DeployDeployment: self._deploy_deployment,
+            am.DeleteDeployment: lambda r: deploying.delete_deployment(
+                cluster, r.name, time.time()
+            ),
+            am.DeleteEverything: lambda _: deploying.delete_everything(cluster, time.time()),
+            am.GetDeployment: lambda r: status.deployment(cluster, r.name),
+            am.ListDeployments: lambda _: status.deployments(cluster),
+            am.ListHistory: lambda _: [history.described(entry) for entry in cluster.history],
+            am.StartRollout: self._start_rollout,
+            am.GetDifferences: lambda r: status.differences(cluster, r.endpoint),
+            am.ListRollouts: lambda _: cluster.rollouts.status(time.monotonic()),
+            am.UndoChange: lambda r: deploying.undo(cluster, r.change_id, time.time()),
             **own,
         }
-        self._held_requests: dict[type[m.Request], Callable[[Any], None]] = {
-            m.CreateEndpoint: self._create_endpoint,
-            m.DeleteEndpoint: lambda r: cluster.delete_endpoint(r.name),
-            m.SetTraffic: lambda r: cluster.set_traffic(r.endpoint, r.weights),
-            m.ShadowTraffic: lambda r: cluster.shadow_traffic(
+        self._held_requests: dict[type[am.Request], Callable[[Any], None]] = {
+            am.CreateEndpoint: self._create_endpoint,
+            am.DeleteEndpoint: lambda r: cluster.delete_endpoint(r.name),
+            am.SetTraffic: lambda r: cluster.set_traffic(r.endpoint, r.weights),
+            am.ShadowTraffic: lambda r: cluster.shadow_traffic(
                 r.endpoint, r.backend, r.proportion, r.compare
             ),
-            m.AbortRollout: lambda r: cluster.rollouts.abort(r.endpoint, time.time()),
-            m.PromoteRollout: lambda r: cluster.rollouts.promote(r.endpoint, time.time()),
+            am.AbortRollout: lambda r: cluster.rollouts.abort(r.endpoint, time.time()),
+            am.PromoteRollout: lambda r: cluster.rollouts.promote(r.endpoint, time.time()),
         }
 
-    def take(self, message: m.Request, sender: Address) -> None:
+    def take(self, message: am.Request, sender: Address) -> None:
         """Carry out a request; what it raises is answered, too."""
         settled = self._settled.get(message.request_id)
         if settled is not None:
@@ -93,9 +95,9 @@ class Requests:
         except UnderstudyError as error:
             self._answer(sender, failure(message, error))
 
-    def _take(self, message: m.Request, sender: Address) -> None:
+    def _take(self, message: am.Request, sender: Address) -> None:
         kind: Any = type(message)
-        if isinstance(message, m.WaitForGoal):
+        if isinstance(message, am.WaitForGoal):
             self._cluster.goal(message.goal_id)
             self.park(message, sender, lambda: self._goal_reply(message))
         elif kind in self._held_requests:
@@ -104,19 +106,19 @@ class Requests:
             self.park(message, sender, lambda: self._held_reply(message, name), HELD_TIMEOUT_S)
         elif kind in self._requests:
             value = self._change(message, sender, self._requests[kind])
-            self._answer(sender, m.RequestReply(request_id=message.request_id, value=value))
+            self._answer(sender, am.RequestReply(request_id=message.request_id, value=value))
         else:
             raise InvalidRequestError(f"the controller does not know a request {kind.__name__}")
 
-    def _change(self, message: m.Request, sender: Address, make: Callable[[Any], Any]) -> Any:
+    def _change(self, message: am.Request, sender: Address, make: Callable[[Any], Any]) -> Any:
         author = Author(message.user, _host_of(sender), message.request_id)
         what = _told(message)
-        if isinstance(message, m.UndoChange):
+        if isinstance(message, am.UndoChange):
             what = f"undo change {self._cluster.history.get(message.change_id).id}"
         return self._cluster.change(author, what, lambda: make(message), time.time())
 
     def park(
-        self, message: m.Request, sender: Address, answer: Reply, timeout_s: float = float("inf")
+        self, message: am.Request, sender: Address, answer: Reply, timeout_s: float = float("inf")
     ) -> None:
         """Answer when ``answer`` has a reply; a repeat of the request replaces the first.
 
@@ -128,7 +130,7 @@ class Requests:
             self._parked.remove(earlier)
         self._parked.append(_Parked(message.request_id, sender, answer, give_up_at))
 
-    def take_answers(self) -> list[tuple[Address, m.RequestReply]]:
+    def take_answers(self) -> list[tuple[Address, am.RequestReply]]:
         """Return what is to be answered now; everything that it tells of must be saved."""
         now = time.monotonic()
         waiting = []
@@ -136,7 +138,7 @@ class Requests:
             reply = parked.answer()
             if reply is None and now > parked.give_up_at:
                 text = "saved, but not every proxy has taken it yet; it will when it answers again"
-                reply = m.RequestReply(
+                reply = am.RequestReply(
                     request_id=parked.request_id, error_kind="UnderstudyError", error=text
                 )
             if reply is None:
@@ -147,7 +149,7 @@ class Requests:
         answers, self._answers = self._answers, []
         return answers
 
-    def _answer(self, sender: Address, reply: m.RequestReply) -> None:
+    def _answer(self, sender: Address, reply: am.RequestReply) -> None:
         """Owe an answer, and give it to repeats too.
 
         The client may have repeated its request before it got the answer, and go on by that. What
@@ -166,10 +168,10 @@ class Requests:
 
     # --- Answers that wait ----------------------------------------------------------------------
 
-    def _goal_reply(self, message: m.WaitForGoal) -> m.RequestReply | None:
+    def _goal_reply(self, message: am.WaitForGoal) -> am.RequestReply | None:
         goal = self._cluster.goals.get(message.goal_id)
         if goal is None:
-            return m.RequestReply(
+            return am.RequestReply(
                 request_id=message.request_id,
                 error_kind="UnknownNameError",
                 error=f"goal {message.goal_id!r} has ended, too many others ago to tell how",
@@ -177,22 +179,22 @@ class Requests:
         if goal.state == "pending":
             return None
         if goal.state == "succeeded":
-            return m.RequestReply(request_id=message.request_id, value=True)
-        return m.RequestReply(
+            return am.RequestReply(request_id=message.request_id, value=True)
+        return am.RequestReply(
             request_id=message.request_id,
             error_kind="DeployFailedError",
             error=goal.error,
             exception=goal.exception,
         )
 
-    def _held_reply(self, message: m.Request, endpoint: str) -> m.RequestReply | None:
+    def _held_reply(self, message: am.Request, endpoint: str) -> am.RequestReply | None:
         if not self._cluster.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
             return None
-        return m.RequestReply(request_id=message.request_id)
+        return am.RequestReply(request_id=message.request_id)
 
     # --- Changes --------------------------------------------------------------------------------
 
-    def _create_backend(self, r: m.CreateBackend) -> str | None:
+    def _create_backend(self, r: am.CreateBackend) -> str | None:
         return self._cluster.create_backend(
             r.tag,
             code=r.code,
@@ -203,18 +205,18 @@ class Requests:
             wall_now=time.time(),
         )
 
-    def _update_backend_config(self, r: m.UpdateBackendConfig) -> str | None:
+    def _update_backend_config(self, r: am.UpdateBackendConfig) -> str | None:
         return self._cluster.update_backend_config(r.tag, r.changes, time.time())
 
-    def _delete_backend(self, r: m.DeleteBackend) -> str | None:
+    def _delete_backend(self, r: am.DeleteBackend) -> str | None:
         return self._cluster.delete_backend(r.tag, force=r.force, wall_now=time.time())
 
-    def _create_endpoint(self, r: m.CreateEndpoint) -> None:
+    def _create_endpoint(self, r: am.CreateEndpoint) -> None:
         self._cluster.create_endpoint(
             r.name, backend=r.backend, route=r.route, methods=tuple(r.methods)
         )
 
-    def _start_rollout(self, r: m.StartRollout) -> str | None:
+    def _start_rollout(self, r: am.StartRollout) -> str | None:
         return self._cluster.rollouts.start(
             r.endpoint,
             to=r.to,
@@ -227,7 +229,7 @@ class Requests:
             wall_now=time.time(),
         )
 
-    def _deploy_application(self, r: m.DeployApplication) -> str | None:
+    def _deploy_application(self, r: am.DeployApplication) -> str | None:
         return deploying.deploy_application(
             self._cluster,
             r.application,
@@ -237,7 +239,7 @@ class Requests:
             wall_now=time.time(),
         )
 
-    def _plan_application(self, r: m.PlanApplication) -> list[dict[str, Any]]:
+    def _plan_application(self, r: am.PlanApplication) -> list[dict[str, Any]]:
         return deploying.plan_application(
             self._cluster,
             r.application,
@@ -246,7 +248,7 @@ class Requests:
             specs=r.deployments,
         )
 
-    def _deploy_deployment(self, r: m.DeployDeployment) -> str | None:
+    def _deploy_deployment(self, r: am.DeployDeployment) -> str | None:
         return deploying.deploy(
             self._cluster,
             r.spec,
@@ -256,10 +258,10 @@ class Requests:
         )
 
 
-def _told(message: m.Request) -> str:
+def _told(message: am.Request) -> str:
     """Return what a request does, for the history: its class's words and the name it has."""
     words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(message).__name__).lower()
-    if isinstance(message, m.DeployDeployment):
+    if isinstance(message, am.DeployDeployment):
         return f"deploy {message.spec.name!r}"
     names = (getattr(message, field, "") for field in ("application", "tag", "endpoint", "name"))
     return " ".join([words, *(repr(name) for name in names if name)][:2])
@@ -271,8 +273,8 @@ def _host_of(sender: Address) -> str:
     return host or "127.0.0.1"
 
 
-def failure(message: m.Request, error: Exception) -> m.RequestReply:
+def failure(message: am.Request, error: Exception) -> am.RequestReply:
     """Return the answer to a request that raised."""
     kind = type(error).__name__ if isinstance(error, UnderstudyError) else "UnderstudyError"
     text = str(error) if kind != "UnderstudyError" else f"{type(error).__name__}: {error}"
-    return m.RequestReply(request_id=message.request_id, error_kind=kind, error=text)
+    return am.RequestReply(request_id=message.request_id, error_kind=kind, error=text)

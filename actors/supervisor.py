@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.loop import Loop
 from understudy.actors.messages import Address
@@ -60,7 +61,7 @@ class Supervisor:
 
     # --- What is observed -----------------------------------------------------------------------
 
-    def reported(self, message: m.ReplicaReported, sender: Address) -> None:
+    def reported(self, message: cm.ReplicaReported, sender: Address) -> None:
         """Take a replica's report; tell one that nobody wants to go."""
         tag, process = message.replica, message.process
         if tag and self._processes.get(tag) != process:
@@ -83,7 +84,7 @@ class Supervisor:
             exception=message.exception,
         )
         if not known and message.state != "draining":
-            self._loop.send(sender, m.StopReplica(replica=tag, drain_s=0.0))
+            self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0))
         self._changed()
 
     def child_exited(self, address: Address) -> None:
@@ -94,7 +95,7 @@ class Supervisor:
                 self._cluster.replica_exited(tag, time.monotonic())
                 self._changed()
 
-    def lost(self, message: m.ReplicaLost) -> None:
+    def lost(self, message: cm.ReplicaLost) -> None:
         """Kill a replica that a proxy gave up: gone, or so stuck that it takes no message."""
         process = self._processes.get(message.replica)
         if process is not None and process.incarnation == message.incarnation:
@@ -119,7 +120,7 @@ class Supervisor:
         for tag, address in self._addresses.items():
             backend = self._cluster.backend_of(tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
-            self._loop.send(address, m.StopReplica(replica=tag, drain_s=drain_s))
+            self._loop.send(address, cm.StopReplica(replica=tag, drain_s=drain_s))
 
     def any_alive(self) -> bool:
         """Tell whether the process of any replica is still there."""
@@ -136,7 +137,7 @@ class Supervisor:
         record, release = backend.record, backend.release_of(effect.replica)
         self._send(
             effect.replica,
-            m.StartReplica(
+            cm.StartReplica(
                 replica=effect.replica,
                 backend=record.tag,
                 deployment=record.deployment or record.tag,
@@ -168,16 +169,16 @@ class Supervisor:
 
     def _reconfigure(self, effect: fx.Reconfigure) -> None:
         record = self._cluster.backends[effect.backend].record
-        order = m.ReconfigureReplica(
+        order = cm.ReconfigureReplica(
             replica=effect.replica, config=config_shown(record.config), config_id=record.config_id
         )
         self._send(effect.replica, order)
 
     def _check(self, effect: fx.Check) -> None:
-        self._send(effect.replica, m.CheckReplica(**effect._asdict()))
+        self._send(effect.replica, cm.CheckReplica(**effect._asdict()))
 
     def _stop(self, effect: fx.Stop) -> None:
-        self._send(effect.replica, m.StopReplica(**effect._asdict()))
+        self._send(effect.replica, cm.StopReplica(**effect._asdict()))
 
     def _kill(self, effect: fx.Kill) -> None:
         process = self._processes.get(effect.replica)

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import report, scale_plot
 from benchmarks.scale_proxy import proxy_updates
-from understudy.actors import messages as m
+from understudy.actors import admin_messages as am
 from understudy.actors.requests import Requests
 from understudy.core.cluster import Cluster
 from understudy.core.config import ActorOptions, BackendConfig
@@ -116,8 +116,8 @@ class Bench:
 
     def deleted(self) -> float:
         """Return the seconds of deleting a backend that is not used, after it was made."""
-        self.change(m.CreateBackend, tag="gone", code=CODE, code_hash="hash", config={})
-        seconds = self.change(m.DeleteBackend, tag="gone", force=True)
+        self.change(am.CreateBackend, tag="gone", code=CODE, code_hash="hash", config={})
+        seconds = self.change(am.DeleteBackend, tag="gone", force=True)
         for replica in list(self.cluster.backends["gone"].replicas):
             self.cluster.replica_exited(replica, self.now)
         self.now += 0.02
@@ -197,31 +197,31 @@ def measure(backends: int, hosts: int, disk: Path | None) -> dict[str, float]:
 
     figures = {
         "set_traffic": median(
-            lambda i: bench.change(m.SetTraffic, endpoint="e0", weights=split[(i + 1) % 2])
+            lambda i: bench.change(am.SetTraffic, endpoint="e0", weights=split[(i + 1) % 2])
         ),
         "update_backend_config": median(
             lambda i: bench.change(
-                m.UpdateBackendConfig, tag="b1", changes={"max_queued_requests": i + 1}
+                am.UpdateBackendConfig, tag="b1", changes={"max_queued_requests": i + 1}
             )
         ),
         "create_backend": median(
             lambda i: bench.change(
-                m.CreateBackend, tag=f"n{i}", code=CODE, code_hash="hash", config={}
+                am.CreateBackend, tag=f"n{i}", code=CODE, code_hash="hash", config={}
             )
         ),
         "create_endpoint": median(
             lambda i: bench.change(
-                m.CreateEndpoint, name=f"n{i}", backend="b2", route=f"/n{i}", methods=("GET",)
+                am.CreateEndpoint, name=f"n{i}", backend="b2", route=f"/n{i}", methods=("GET",)
             )
         ),
         "deploy_deployment": median(
             lambda i: bench.change(
-                m.DeployDeployment,
-                spec=m.DeploymentSpec(f"d{i}", CODE, "hash", "1", {}, {}),
+                am.DeployDeployment,
+                spec=am.DeploymentSpec(f"d{i}", CODE, "hash", "1", {}, {}),
                 route_prefix=f"/d{i}",
             )
         ),
-        "delete_endpoint": median(lambda i: bench.change(m.DeleteEndpoint, name=f"e{9 - i % 5}")),
+        "delete_endpoint": median(lambda i: bench.change(am.DeleteEndpoint, name=f"e{9 - i % 5}")),
         "delete_backend": median(lambda _: bench.deleted()),
         "idle pass": median(lambda _: bench.idle_pass()),
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.processes import Manager, replaced
 from tests.simulation.simulation import Simulation
-from understudy.actors import messages as m
+from understudy.actors import control_messages as cm
 from understudy.actors.proxy import Proxy
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
@@ -30,7 +30,7 @@ def proxy_updates(backends: int, rounds: int) -> dict[str, float]:
             replicas.append(table)
 
         def take(snapshots: dict[str, Any], upto: int) -> float:
-            changed = m.Changed(
+            changed = cm.Changed(
                 controller=process.identity, snapshots=snapshots, upto=upto, complete=upto == 1
             )
             began = time.perf_counter()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from understudy.actors.messages import DeploymentSpec
+from understudy.actors.admin_messages import DeploymentSpec
 from understudy.core.errors import InvalidRequestError
 from understudy.serve.deployments import Application, Deployment
 from understudy.serve.handle import DeploymentHandle

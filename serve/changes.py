@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from understudy.actors.admin_messages import ListHistory, PlanApplication, UndoChange
 from understudy.actors.connection import Connection
-from understudy.actors.messages import ListHistory, PlanApplication, UndoChange
 from understudy.core.errors import UnderstudyError
 from understudy.serve import operations
 from understudy.serve.build import build

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from understudy.actors import system
-from understudy.actors.connection import Connection
-from understudy.actors.messages import (
+from understudy.actors.admin_messages import (
     AbortRollout,
     CreateBackend,
     CreateEndpoint,
@@ -38,6 +37,7 @@ from understudy.actors.messages import (
     UndoChange,
     UpdateBackendConfig,
 )
+from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.comparing import Compare
 from understudy.core.config import ActorOptions, BackendConfig, Settings, validated

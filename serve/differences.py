@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from understudy.actors.admin_messages import GetDifferences
 from understudy.actors.connection import Connection
-from understudy.actors.messages import GetDifferences
 from understudy.core.comparing import Compare, Response, check_compare
 from understudy.serve.operations import new
 from understudy.serve.packing import pack_code

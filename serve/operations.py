@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from understudy.actors.messages import (
+from understudy.actors.admin_messages import (
     DeleteApplication,
     DeployApplication,
     GetAutoscaling,

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from understudy.actors.admin_messages import AbortRollout, PromoteRollout, StartRollout
 from understudy.actors.connection import Connection
-from understudy.actors.messages import AbortRollout, PromoteRollout, StartRollout
 from understudy.core.errors import InvalidRequestError
 from understudy.core.judging import DEFAULT_RULES, RULES
 from understudy.core.rollout_settings import check_settings

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.actors import system
+from understudy.actors.admin_messages import DeleteApplication
 from understudy.actors.connection import Connection
-from understudy.actors.messages import DeleteApplication
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import NotRunningError, UnderstudyError
 from understudy.serve.operations import new

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.systems import alive
+from understudy.actors import admin_messages as am
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.port import ThreadPort
 from understudy.actors.processes import this_process
@@ -21,15 +23,15 @@ from understudy.serve.packing import pack_arguments, pack_code
 REPLICA = "understudy.actors.replica.Replica"
 DEADLINE_S = 10.0
 HEARD = (
-    m.IdentifyReply,
-    m.ReplicaReported,
+    cm.IdentifyReply,
+    cm.ReplicaReported,
     m.QueriesFinished,
     m.AnswerQueries,
     m.AttachCallerReply,
     m.AskProxyReply,
-    m.RequestReply,
-    m.Changed,
-    m.Listen,
+    am.RequestReply,
+    cm.Changed,
+    cm.Listen,
 )
 
 
@@ -102,14 +104,14 @@ class Hand:
         """Return who an actor is, and how many seconds it took to answer."""
         request_id = secrets.token_hex(8)
         begun = time.monotonic()
-        self.send(address, m.Identify(request_id=request_id))
-        heard = self.wait_for(m.IdentifyReply, lambda reply: reply.request_id == request_id)
+        self.send(address, cm.Identify(request_id=request_id))
+        heard = self.wait_for(cm.IdentifyReply, lambda reply: reply.request_id == request_id)
         return heard.message.process, heard.at - begun
 
-    def request(self, address: Any, request: m.Request) -> m.RequestReply:
+    def request(self, address: Any, request: am.Request) -> am.RequestReply:
         """Send an admin request; return its reply, whatever it says."""
         self.send(address, request)
-        heard = self.wait_for(m.RequestReply, lambda reply: reply.request_id == request.request_id)
+        heard = self.wait_for(am.RequestReply, lambda reply: reply.request_id == request.request_id)
         return heard.message  # type: ignore[no-any-return]
 
     def replica(self, target: Any, *args: Any, **config: Any) -> ReplicaByHand:
@@ -153,9 +155,9 @@ class ReplicaByHand:
     def alive(self) -> bool:
         return alive(self.process.pid)
 
-    def order(self, code: bytes, **config: Any) -> m.StartReplica:
+    def order(self, code: bytes, **config: Any) -> cm.StartReplica:
         """Make an order to start with this code."""
-        return m.StartReplica(
+        return cm.StartReplica(
             replica=self.tag,
             backend="by-hand",
             deployment="by-hand",
@@ -167,7 +169,7 @@ class ReplicaByHand:
             config_id=1,
         )
 
-    def start(self, code: bytes, **config: Any) -> m.ReplicaReported:
+    def start(self, code: bytes, **config: Any) -> cm.ReplicaReported:
         """Give the order to start; return the report that comes when it is carried out."""
         self.send(self.order(code, **config))
         return self.report(lambda report: report.state in {"running", "failed"})
@@ -176,35 +178,35 @@ class ReplicaByHand:
         self.hand.send(self.address, message)
 
     def report(
-        self, matches: Callable[[m.ReplicaReported], bool] = lambda _: True
-    ) -> m.ReplicaReported:
+        self, matches: Callable[[cm.ReplicaReported], bool] = lambda _: True
+    ) -> cm.ReplicaReported:
         """Return the replica's next report that matches."""
         return self.heard_report(matches).message  # type: ignore[no-any-return]
 
-    def heard_report(self, matches: Callable[[m.ReplicaReported], bool]) -> Heard:
+    def heard_report(self, matches: Callable[[cm.ReplicaReported], bool]) -> Heard:
         heard = self.hand.wait_for(
-            m.ReplicaReported, lambda report: report.process == self.process and matches(report)
+            cm.ReplicaReported, lambda report: report.process == self.process and matches(report)
         )
         self.queries_at = heard.message.queries_at or self.queries_at
         return heard
 
-    def reconfigure(self, config_id: int, **config: Any) -> m.ReplicaReported:
+    def reconfigure(self, config_id: int, **config: Any) -> cm.ReplicaReported:
         """Give newer settings; return the report that has them."""
         values = BackendConfig(**config).model_dump()
-        self.send(m.ReconfigureReplica(replica=self.tag, config=values, config_id=config_id))
+        self.send(cm.ReconfigureReplica(replica=self.tag, config=values, config_id=config_id))
         return self.report(lambda report: report.config_id == config_id)
 
-    def check(self, check_id: int) -> tuple[m.ReplicaReported, float]:
+    def check(self, check_id: int) -> tuple[cm.ReplicaReported, float]:
         """Ask for its health; return the report and how many seconds it took."""
         begun = time.monotonic()
-        self.send(m.CheckReplica(replica=self.tag, check_id=check_id))
+        self.send(cm.CheckReplica(replica=self.tag, check_id=check_id))
         heard = self.heard_report(lambda report: report.check_id == check_id)
         return heard.message, heard.at - begun
 
     def stop(self, drain_s: float) -> float:
         """Have it drain; return how many seconds the first report of that took."""
         begun = time.monotonic()
-        self.send(m.StopReplica(replica=self.tag, drain_s=drain_s))
+        self.send(cm.StopReplica(replica=self.tag, drain_s=drain_s))
         return self.heard_report(lambda report: report.state == "draining").at - begun
 
     def calls(self, count: int, *args: Any, method: str = "") -> tuple[m.Assignment, ...]:

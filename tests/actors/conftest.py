@@ -12,7 +12,7 @@ import pytest
 from tests.actors.by_hand import Hand
 from tests.support.systems import RunningSystem, running_system
 from understudy import serve
-from understudy.actors.messages import StopReplica
+from understudy.actors.control_messages import StopReplica
 from understudy.serve import operations
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle

@@ -22,6 +22,8 @@ from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
+from understudy.actors import admin_messages as am
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors import system
 from understudy.actors.port import CONTROLLER, PROXY
@@ -112,7 +114,7 @@ def stranger(victim: RunningSystem) -> Iterator[Hand]:
 
 
 @dataclass(frozen=True)
-class UnknownRequest(m.Request):
+class UnknownRequest(am.Request):
     """A request of a newer client."""
 
 
@@ -148,7 +150,7 @@ def test_an_unknown_admin_request_is_answered_with_an_error_that_names_it(
     victim: RunningSystem, stranger: Hand
 ) -> None:
     controller = stranger.locate(*CONTROLLER)
-    reply = stranger.request(controller, m.Request(request_id="1"))
+    reply = stranger.request(controller, am.Request(request_id="1"))
     assert reply.error_kind == "InvalidRequestError"
     assert "Request" in reply.error
 
@@ -156,50 +158,50 @@ def test_an_unknown_admin_request_is_answered_with_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("request_", "kind"),
     [
-        (m.CreateBackend(request_id="a", tag=5, code=b"", code_hash="", config={}), None),
-        (m.CreateBackend(request_id="b", tag="t", code=None, code_hash="", config={}), None),
-        (m.CreateBackend(request_id="c", tag="t", code=b"", code_hash="", config=None), None),
-        (m.UpdateBackendConfig(request_id="d", tag="t", changes=None), None),
-        (m.DeleteBackend(request_id="e", tag=["x"]), None),
-        (m.CreateEndpoint(request_id="f", name=None, backend=None, route=3, methods=7), None),
-        (m.SetTraffic(request_id="g", endpoint={}, weights=None), None),
-        (m.SetTraffic(request_id="l", endpoint="e", weights=[1]), None),  # type: ignore[arg-type]
-        (m.ShadowTraffic(request_id="m", endpoint=[], backend="b", proportion=1), None),  # type: ignore[arg-type]
+        (am.CreateBackend(request_id="a", tag=5, code=b"", code_hash="", config={}), None),
+        (am.CreateBackend(request_id="b", tag="t", code=None, code_hash="", config={}), None),
+        (am.CreateBackend(request_id="c", tag="t", code=b"", code_hash="", config=None), None),
+        (am.UpdateBackendConfig(request_id="d", tag="t", changes=None), None),
+        (am.DeleteBackend(request_id="e", tag=["x"]), None),
+        (am.CreateEndpoint(request_id="f", name=None, backend=None, route=3, methods=7), None),
+        (am.SetTraffic(request_id="g", endpoint={}, weights=None), None),
+        (am.SetTraffic(request_id="l", endpoint="e", weights=[1]), None),  # type: ignore[arg-type]
+        (am.ShadowTraffic(request_id="m", endpoint=[], backend="b", proportion=1), None),  # type: ignore[arg-type]
         (
-            m.ShadowTraffic(request_id="n", endpoint="nobody", backend="b", proportion=1),
+            am.ShadowTraffic(request_id="n", endpoint="nobody", backend="b", proportion=1),
             "UnknownNameError",
         ),
-        (m.WaitForGoal(request_id="h", goal_id="no such goal"), "UnknownNameError"),
+        (am.WaitForGoal(request_id="h", goal_id="no such goal"), "UnknownNameError"),
         (
-            m.DeployApplication(
+            am.DeployApplication(
                 request_id="i", application="x", ingress="y", route_prefix="/x", deployments=()
             ),
             "InvalidRequestError",
         ),
         (
-            m.DeployApplication(
+            am.DeployApplication(
                 request_id="j", application="x", ingress="y", route_prefix="/x", deployments=None
             ),
             None,
         ),
         (
-            m.DeployApplication(
+            am.DeployApplication(
                 request_id="k",
                 application="x",
                 ingress="y",
                 route_prefix="/x",
                 deployments=(
-                    m.DeploymentSpec("y", b"", "hash", None, {}, {}),
-                    m.DeploymentSpec("z", None, None, None, {}, {}),  # type: ignore[arg-type]
+                    am.DeploymentSpec("y", b"", "hash", None, {}, {}),
+                    am.DeploymentSpec("z", None, None, None, {}, {}),  # type: ignore[arg-type]
                 ),
             ),
             None,
         ),
     ],
-    ids=lambda value: f"{value} {value.request_id}" if isinstance(value, m.Request) else "",
+    ids=lambda value: f"{value} {value.request_id}" if isinstance(value, am.Request) else "",
 )
 def test_requests_with_values_of_wrong_types_are_answered_and_change_nothing(
-    victim: RunningSystem, stranger: Hand, request_: m.Request, kind: str | None
+    victim: RunningSystem, stranger: Hand, request_: am.Request, kind: str | None
 ) -> None:
     before = {key: victim.status()[key] for key in ("applications", "backends", "endpoints")}
     reply = stranger.request(stranger.locate(*CONTROLLER), request_)
@@ -226,7 +228,7 @@ def test_queries_with_wrong_incarnations_and_of_strangers_are_ignored(
         m.QueriesFinished(replica=tag, incarnation=dead, answered=((1, 200),), rejected=(2,)),
     )
     stranger.send(actors["proxy"], m.AnswerQueries(incarnation=dead, answers=()))
-    stranger.send(actors["controller"], m.ReplicaLost(replica=tag, incarnation=dead))
+    stranger.send(actors["controller"], cm.ReplicaLost(replica=tag, incarnation=dead))
     stranger.send(
         actors["replica"],
         m.RunQueries(incarnation=dead, proxy=stranger.process, assignments=(), cancelled=(1, 2)),
@@ -237,7 +239,7 @@ def test_queries_with_wrong_incarnations_and_of_strangers_are_ignored(
 
 def test_a_replica_that_nobody_ordered_is_told_to_go(victim: RunningSystem, stranger: Hand) -> None:
     replica = stranger.new_replica()
-    replica.send(m.StopReplica(replica=replica.tag, drain_s=0.0))
+    replica.send(cm.StopReplica(replica=replica.tag, drain_s=0.0))
     wait_until(lambda: not replica.alive, 5, "it leaves")
 
 
@@ -248,14 +250,14 @@ def test_code_that_cannot_be_unpickled_fails_its_deployment_with_the_reason(
     blob = b"\x80\x05cno_such_module\nname\n."
     created = stranger.request(
         controller,
-        m.CreateBackend(request_id="p", tag="blob", code=blob, code_hash="blob", config={}),
+        am.CreateBackend(request_id="p", tag="blob", code=blob, code_hash="blob", config={}),
     )
-    reply = stranger.request(controller, m.WaitForGoal(request_id="q", goal_id=created.value))
+    reply = stranger.request(controller, am.WaitForGoal(request_id="q", goal_id=created.value))
     assert reply.error_kind == "DeployFailedError"
     assert "cannot be unpickled on this host" in reply.error
     assert "no_such_module" in reply.error
-    deleted = stranger.request(controller, m.DeleteBackend(request_id="r", tag="blob"))
-    stranger.request(controller, m.WaitForGoal(request_id="s", goal_id=deleted.value))
+    deleted = stranger.request(controller, am.DeleteBackend(request_id="r", tag="blob"))
+    stranger.request(controller, am.WaitForGoal(request_id="s", goal_id=deleted.value))
 
 
 def send(

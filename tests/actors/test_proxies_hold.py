@@ -14,6 +14,7 @@ from tests.actors.by_hand import Hand
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 from understudy import serve
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.port import CONTROLLER
 from understudy.core.long_poll import NOTHING_SEEN
@@ -33,13 +34,13 @@ class ProxyByHand:
         self.seen = NOTHING_SEEN
 
     def listen(self) -> None:
-        listen = m.Listen(listener=self.process, host="", seen=self.seen)
+        listen = cm.Listen(listener=self.process, host="", seen=self.seen)
         self.hand.send(self.controller, listen)
 
     def hear(self, key: str) -> Any:
         """Take news until there is some of the key; return it, without telling."""
         while True:
-            changed = self.hand.wait_for(m.Changed).message
+            changed = self.hand.wait_for(cm.Changed).message
             self.seen = changed.upto
             if key in changed.snapshots:
                 return changed.snapshots[key][1]
@@ -48,7 +49,7 @@ class ProxyByHand:
     def catch_up(self) -> None:
         """Take and confirm all that there is."""
         self.listen()
-        self.seen = self.hand.wait_for(m.Changed).message.upto
+        self.seen = self.hand.wait_for(cm.Changed).message.upto
         self.listen()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import alive, wait_until
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 from understudy.serve.packing import pack_arguments
@@ -50,7 +51,7 @@ class ProxyByHand:
         """Tell it of these tables, as its controller or as another."""
         self.hand.send(
             self.address,
-            m.Changed(
+            cm.Changed(
                 controller=controller or self.hand.process,
                 snapshots={key: (upto, table) for key, table in tables.items()},
                 upto=upto,
@@ -152,7 +153,7 @@ def test_what_is_not_in_a_complete_set_is_gone(proxy: ProxyByHand) -> None:
     later = proxy.hand.router()
     proxy.tell(tables("/b", "/c"), upto=3, complete=True, controller=later)
     assert proxy.routes() == {"/b", "/c"}, "another controller's ids are its own"
-    proxy.hand.wait_for(m.Listen, lambda told: (told.listener, told.seen) == (proxy.process, 3))
+    proxy.hand.wait_for(cm.Listen, lambda told: (told.listener, told.seen) == (proxy.process, 3))
 
 
 def test_news_that_newer_ones_have_overtaken_change_nothing(proxy: ProxyByHand) -> None:

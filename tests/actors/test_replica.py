@@ -15,6 +15,7 @@ import pytest
 
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import RunningSystem, wait_until
+from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.serve.packing import pack_code
 
@@ -388,7 +389,7 @@ def test_reconfigure_is_called_at_the_start_and_for_each_change_of_user_config(
 def test_an_older_config_that_comes_late_is_ignored(replica_of: MakeReplica) -> None:
     replica = replica_of(Configured, user_config=1)
     replica.reconfigure(5, user_config=5)
-    late = m.ReconfigureReplica(replica=replica.tag, config={"user_config": 4}, config_id=4)
+    late = cm.ReconfigureReplica(replica=replica.tag, config={"user_config": 4}, config_id=4)
     replica.send(late)
     assert replica.check(1)[0].config_id == 5
     assert replica.value(method="configs") == [1, 5]
@@ -433,7 +434,7 @@ def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(
     replica.send(replica.order(code, user_config="old"))
     replica.report(lambda report: report.state == "starting")
     config = dict(replica.order(code, user_config="new").config)
-    replica.send(m.ReconfigureReplica(replica=replica.tag, config=config, config_id=2))
+    replica.send(cm.ReconfigureReplica(replica=replica.tag, config=config, config_id=2))
     go.touch()
     replica.report(lambda report: report.state == "running" and report.config_id == 2)
     wait_until(lambda: replica.value() == "new", 5, "the newer config is applied")
@@ -481,10 +482,10 @@ def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(
     replica = replica_of(Gate, str(gate))
     calls = replica.calls(2, method="sync")
     replica.run(calls, incarnation="of somebody dead")
-    replica.send(m.StopReplica(replica="somebody else", drain_s=0.0))
+    replica.send(cm.StopReplica(replica="somebody else", drain_s=0.0))
     other = pack_code("by hand", Misbehaves, (), {}, None).pickled
     order = replica.order(other, max_ongoing_requests=1)
-    replica.send(m.StartReplica(**{**fields(order), "replica": "somebody else", "config_id": 9}))
+    replica.send(cm.StartReplica(**{**fields(order), "replica": "somebody else", "config_id": 9}))
     replica.send(m.AnswerQueries(incarnation="of somebody dead", answers=()))
     report, _ = replica.check(1)
     assert (report.state, report.ongoing, report.config_id) == ("running", 0, 1)
@@ -523,5 +524,5 @@ def test_a_message_of_an_unknown_kind_is_ignored(
     assert replica.value(method="quick") == 0
 
 
-def fields(message: m.StartReplica) -> dict[str, Any]:
+def fields(message: cm.StartReplica) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__dataclass_fields__}

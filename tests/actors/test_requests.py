@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.actors import messages as m
+from understudy.actors import admin_messages as am
 from understudy.actors.requests import MAX_SETTLED, Requests
 from understudy.core.cluster import Cluster
 
@@ -19,19 +19,21 @@ class Client:
         return self
 
 
-def ask(requests: Requests, request: m.Request) -> m.RequestReply:
+def ask(requests: Requests, request: am.Request) -> am.RequestReply:
     requests.take(request, Client())
     ((_, reply),) = requests.take_answers()
     return reply
 
 
-def create(number: int, code: bytes = b"code") -> m.CreateBackend:
+def create(number: int, code: bytes = b"code") -> am.CreateBackend:
     hash_of = code.decode()
-    return m.CreateBackend(request_id=f"{number}", tag="b", code=code, code_hash=hash_of, config={})
+    return am.CreateBackend(
+        request_id=f"{number}", tag="b", code=code, code_hash=hash_of, config={}
+    )
 
 
-def delete(number: int) -> m.DeleteBackend:
-    return m.DeleteBackend(request_id=f"{number}", tag="b", force=True)
+def delete(number: int) -> am.DeleteBackend:
+    return am.DeleteBackend(request_id=f"{number}", tag="b", force=True)
 
 
 def cluster_with_requests() -> tuple[Cluster, Requests]:
@@ -71,7 +73,7 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
     _, requests = cluster_with_requests()
     for number in range(MAX_SETTLED + 10):
         ask(requests, delete(number))
-    ask(requests, m.ListBackends(request_id="read"))
+    ask(requests, am.ListBackends(request_id="read"))
     kept: Any = requests._settled
     assert len(kept) == MAX_SETTLED
     assert "read" not in kept

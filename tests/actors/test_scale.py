@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.systems import alive, running_system
 from understudy import serve
-from understudy.actors.messages import DeployApplication
+from understudy.actors.admin_messages import DeployApplication
 from understudy.serve import operations
 from understudy.serve.build import build
 

@@ -11,6 +11,7 @@ from tests.simulation.clients import SHARED
 from tests.simulation.expected import Owned
 from tests.simulation.rest import tag_of, unsettled
 from tests.simulation.world import InvariantError, SimProcess
+from understudy.actors import admin_messages as am
 from understudy.actors import messages as m
 from understudy.core.tables import EndpointTable
 from understudy.persistence.errors import StoreError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 VERSION_BYTES = 4  # before the pickle of a record
-HELD = (m.CreateEndpoint, m.DeleteEndpoint, m.SetTraffic, m.ShadowTraffic)
+HELD = (am.CreateEndpoint, am.DeleteEndpoint, am.SetTraffic, am.ShadowTraffic)
 REFUSALS = {"ConflictError", "UnknownNameError", "InvalidRequestError"}
 
 
@@ -30,7 +31,7 @@ class Checks:
         self._simulation = simulation
         self.on_disk: dict[tuple[str, str], Any] = {}  # (kind, name) -> record
         self._owned: dict[int, Owned] = {}
-        self._asked: dict[int, m.Request] = {}
+        self._asked: dict[int, am.Request] = {}
         self._based_on: Counter[str] = Counter()  # versions of the shared deployment
         self._rolled_back = False
         self._deletes: dict[str, str] = {}  # goal -> tag
@@ -93,21 +94,21 @@ class Checks:
         """Return what a client has by what it was told."""
         return self._owned.setdefault(client, Owned())
 
-    def asked(self, client: int, request: m.Request) -> None:
+    def asked(self, client: int, request: am.Request) -> None:
         """A client is about to ask for this."""
         self.owned(client)
         self._asked[client] = request
 
-    def told(self, client: int, request: m.Request, reply: m.RequestReply) -> None:
+    def told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:
         """A client has its answer: what that says is on disk."""
         del self._asked[client]
         self.counts[f"{type(request).__name__} {reply.error_kind or 'done'}"] += 1
-        if isinstance(request, m.WaitForGoal):
+        if isinstance(request, am.WaitForGoal):
             self._goal_ended(request, reply)
             return
-        if isinstance(request, m.GetDeployment):
+        if isinstance(request, am.GetDeployment):
             return
-        if isinstance(request, m.DeployDeployment) and request.spec.name == SHARED:
+        if isinstance(request, am.DeployDeployment) and request.spec.name == SHARED:
             self._share_told(request, reply)
             return
         refused = reply.error_kind in REFUSALS
@@ -119,12 +120,12 @@ class Checks:
             self._owned[client] = after
         for kind, names in _names(request):
             self._compare(kind, names)
-        if isinstance(request, m.DeleteBackend) and reply.value:
+        if isinstance(request, am.DeleteBackend) and reply.value:
             self._deletes[reply.value] = request.tag
         if isinstance(request, HELD) and not reply.error_kind:
             self._is_held(request)
 
-    def _share_told(self, request: m.DeployDeployment, reply: m.RequestReply) -> None:
+    def _share_told(self, request: am.DeployDeployment, reply: am.RequestReply) -> None:
         record = self.on_disk.get(("backend", SHARED))
         if reply.error_kind:
             self.expect(reply.error_kind == "ConflictError", f"shared: {reply}")
@@ -137,7 +138,7 @@ class Checks:
             lost = self._based_on[request.prev_version] > 1 and not self._rolled_back
             self.expect(not lost, f"two deploys were made on top of {request.prev_version}")
 
-    def _goal_ended(self, request: m.WaitForGoal, reply: m.RequestReply) -> None:
+    def _goal_ended(self, request: am.WaitForGoal, reply: am.RequestReply) -> None:
         kinds = {"", "DeployFailedError", "UnknownNameError"}
         self.expect(reply.error_kind in kinds, f"a goal ended with {reply}")
         tag = self._deletes.get(request.goal_id)
@@ -147,7 +148,7 @@ class Checks:
         left = [p for p in left if not p.was_stopped]
         self.expect(not left, f"backend {tag} is deleted, and {left} live")
 
-    def _is_held(self, request: m.Request) -> None:
+    def _is_held(self, request: am.Request) -> None:
         name: str = getattr(request, "name", "") or getattr(request, "endpoint", "")
         record = self.on_disk.get(("endpoint", name))
         for process in self._simulation.proxies():
@@ -232,11 +233,11 @@ class Checks:
 
 
 def _names(request: Any) -> list[tuple[str, str]]:
-    if isinstance(request, (m.CreateBackend, m.UpdateBackendConfig, m.DeleteBackend)):
+    if isinstance(request, (am.CreateBackend, am.UpdateBackendConfig, am.DeleteBackend)):
         return [("backend", request.tag)]
-    if isinstance(request, (m.DeployDeployment, m.DeleteDeployment)):
-        name = request.spec.name if isinstance(request, m.DeployDeployment) else request.name
+    if isinstance(request, (am.DeployDeployment, am.DeleteDeployment)):
+        name = request.spec.name if isinstance(request, am.DeployDeployment) else request.name
         return [("backend", name), ("endpoint", name)]
-    if isinstance(request, (m.SetTraffic, m.ShadowTraffic)):
+    if isinstance(request, (am.SetTraffic, am.ShadowTraffic)):
         return [("endpoint", request.endpoint)]
     return [("endpoint", request.name)]

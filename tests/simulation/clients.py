@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scripted_code import BROKEN, DEADLY, FLAKY, PLAIN, SLOW
-from understudy.actors import messages as m
+from understudy.actors import admin_messages as am
 from understudy.actors.port import CONTROLLER, Finder, Port
 from understudy.core.config import BackendConfig
 
@@ -40,14 +40,14 @@ class Client:
         self._codes = 0
         self._requests = 0
         self._goals: list[str] = []
-        self._pending: m.Request | None = None
+        self._pending: am.Request | None = None
         self._script = self._work()
         self.process = simulation.spawn("client")
         simulation.world.run_as(self.process, self._begin)
 
     def _begin(self) -> None:
         self._port = Port(ADMIN_PORT, self.process.identity, self.process)  # type: ignore[arg-type]
-        self._port.on(m.RequestReply, lambda message, _: self._replied(message))
+        self._port.on(am.RequestReply, lambda message, _: self._replied(message))
         self._controller = Finder(self._port, CONTROLLER, lambda *_: self._send())
         self._controller.start()
         self._go_on(None)
@@ -74,12 +74,12 @@ class Client:
         if self._pending is not None and self._controller.found is not None:
             self._port.loop.send(self._controller.found[0], self._pending)
 
-    def _repeat(self, request: m.Request) -> None:
+    def _repeat(self, request: am.Request) -> None:
         if self._pending is request:
             self._send()
             self.process.call_later(REPEAT_S, lambda: self._repeat(request))
 
-    def _replied(self, reply: m.RequestReply) -> None:
+    def _replied(self, reply: am.RequestReply) -> None:
         request = self._pending
         if request is None or reply.request_id != request.request_id:
             return
@@ -122,10 +122,10 @@ class Client:
             yield from self._await_goal()
 
     def _leave(self) -> Script:
-        yield m.DeleteEndpoint(request_id="", name=self.endpoint)
-        yield m.DeleteDeployment(request_id="", name=self.deployment)
+        yield am.DeleteEndpoint(request_id="", name=self.endpoint)
+        yield am.DeleteDeployment(request_id="", name=self.deployment)
         for tag in self.backends:
-            yield m.DeleteBackend(request_id="", tag=tag, force=self.rng.random() < 0.3)
+            yield am.DeleteBackend(request_id="", tag=tag, force=self.rng.random() < 0.3)
 
     def _tag(self, *, there: bool) -> str:
         """Pick a backend, mostly one that is there, or is not."""
@@ -155,7 +155,7 @@ class Client:
 
     def _create(self) -> Script:
         tag, code = self._tag(there=False), self._code()
-        yield m.CreateBackend(
+        yield am.CreateBackend(
             request_id="",
             tag=tag,
             code=code,
@@ -166,7 +166,7 @@ class Client:
     def _update(self) -> Script:
         settings = self._settings()
         fields = self.rng.sample(["num_replicas", "user_config", "max_ongoing_requests"], 2)
-        yield m.UpdateBackendConfig(
+        yield am.UpdateBackendConfig(
             request_id="",
             tag=self._tag(there=True),
             changes={field: settings[field] for field in fields},
@@ -174,10 +174,10 @@ class Client:
 
     def _delete(self) -> Script:
         force = self.rng.random() < 0.3
-        yield m.DeleteBackend(request_id="", tag=self._tag(there=True), force=force)
+        yield am.DeleteBackend(request_id="", tag=self._tag(there=True), force=force)
 
     def _name(self) -> Script:
-        yield m.CreateEndpoint(
+        yield am.CreateEndpoint(
             request_id="",
             name=self.endpoint,
             backend=self._tag(there=True),
@@ -190,10 +190,10 @@ class Client:
         weights = dict.fromkeys(some, 1.0 / len(some))
         if len(some) > 1 and self.rng.random() < 0.3:
             weights |= {some[0]: 0.0, some[1]: weights[some[1]] + weights[some[0]]}
-        yield m.SetTraffic(request_id="", endpoint=self.endpoint, weights=weights)
+        yield am.SetTraffic(request_id="", endpoint=self.endpoint, weights=weights)
 
     def _shadow(self) -> Script:
-        yield m.ShadowTraffic(
+        yield am.ShadowTraffic(
             request_id="",
             endpoint=self.endpoint,
             backend=self._tag(there=True),
@@ -201,27 +201,27 @@ class Client:
         )
 
     def _unname(self) -> Script:
-        yield m.DeleteEndpoint(request_id="", name=self.endpoint)
+        yield am.DeleteEndpoint(request_id="", name=self.endpoint)
 
     def _deploy(self) -> Script:
         yield self._deploying(self.deployment, self._code(), None)
 
-    def _deploying(self, name: str, code: bytes, prev_version: str | None) -> m.DeployDeployment:
-        spec = m.DeploymentSpec(
+    def _deploying(self, name: str, code: bytes, prev_version: str | None) -> am.DeployDeployment:
+        spec = am.DeploymentSpec(
             name, code, f"hash of {code.decode()}", code.decode(), self._settings(), {}
         )
-        return m.DeployDeployment(
+        return am.DeployDeployment(
             request_id="", spec=spec, route_prefix=f"/{name}", prev_version=prev_version
         )
 
     def _undeploy(self) -> Script:
-        yield m.DeleteDeployment(request_id="", name=self.deployment)
+        yield am.DeleteDeployment(request_id="", name=self.deployment)
         if self.rng.random() < 0.5:  # while the replicas of the old one are about to go
             yield from self._deploy()
 
     def _share(self) -> Script:
         """Change what others change too, on top of what is there."""
-        reply = yield m.GetDeployment(request_id="", name=SHARED)
+        reply = yield am.GetDeployment(request_id="", name=SHARED)
         version = None if reply.error_kind else reply.value["version"]
         self._codes += 1
         code = b"plain %d.%d" % (self.number, self._codes)
@@ -229,4 +229,4 @@ class Client:
 
     def _await_goal(self) -> Script:
         if self._goals:
-            yield m.WaitForGoal(request_id="", goal_id=self._goals.pop())
+            yield am.WaitForGoal(request_id="", goal_id=self._goals.pop())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from understudy.actors import messages as m
+from understudy.actors import admin_messages as am
 from understudy.core.records import BackendRecord, EndpointRecord
 
 Version = tuple[str, dict[str, Any]]  # the code's digest, the settings
@@ -33,7 +33,7 @@ class Owned:
     backends: dict[str, list[Version]] = field(default_factory=dict)
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
 
-    def after(self, request: m.Request) -> Owned | None:
+    def after(self, request: am.Request) -> Owned | None:
         """Return what a request leads to; None where it is to be refused."""
         return _RULES.get(type(request), _unchanged)(self, request)
 
@@ -77,26 +77,26 @@ def _with_endpoint(owned: Owned, name: str, endpoint: Endpoint | None) -> Owned:
     return replace(owned, endpoints=endpoints | ({} if endpoint is None else {name: endpoint}))
 
 
-def _create_backend(owned: Owned, r: m.CreateBackend) -> Owned | None:
+def _create_backend(owned: Owned, r: am.CreateBackend) -> Owned | None:
     if r.tag in owned.backends:
         return None
     return _with_backend(owned, r.tag, [_version(r.code, r.config)])
 
 
-def _update_backend(owned: Owned, r: m.UpdateBackendConfig) -> Owned | None:
+def _update_backend(owned: Owned, r: am.UpdateBackendConfig) -> Owned | None:
     if r.tag not in owned.backends:
         return None
     digest, config = owned.backends[r.tag][0]
     return _with_backend(owned, r.tag, [(digest, {**config, **r.changes})])
 
 
-def _delete_backend(owned: Owned, r: m.DeleteBackend) -> Owned | None:
+def _delete_backend(owned: Owned, r: am.DeleteBackend) -> Owned | None:
     if any(r.tag in e.traffic or r.tag in e.shadows for e in owned.endpoints.values()):
         return None
     return _with_backend(owned, r.tag, None)
 
 
-def _create_endpoint(owned: Owned, r: m.CreateEndpoint) -> Owned | None:
+def _create_endpoint(owned: Owned, r: am.CreateEndpoint) -> Owned | None:
     present = owned.endpoints.get(r.name)
     if present is not None:
         return owned if present.made_with == r.backend else None
@@ -105,14 +105,14 @@ def _create_endpoint(owned: Owned, r: m.CreateEndpoint) -> Owned | None:
     return _with_endpoint(owned, r.name, Endpoint({r.backend: 1.0}, r.backend))
 
 
-def _set_traffic(owned: Owned, r: m.SetTraffic) -> Owned | None:
+def _set_traffic(owned: Owned, r: am.SetTraffic) -> Owned | None:
     present = owned.endpoints.get(r.endpoint)
     if present is None or not r.weights.keys() <= owned.backends.keys():
         return None
     return _with_endpoint(owned, r.endpoint, replace(present, traffic=dict(r.weights)))
 
 
-def _shadow_traffic(owned: Owned, r: m.ShadowTraffic) -> Owned | None:
+def _shadow_traffic(owned: Owned, r: am.ShadowTraffic) -> Owned | None:
     present = owned.endpoints.get(r.endpoint)
     if present is None or (r.proportion and r.backend not in owned.backends):
         return None
@@ -122,7 +122,7 @@ def _shadow_traffic(owned: Owned, r: m.ShadowTraffic) -> Owned | None:
     return _with_endpoint(owned, r.endpoint, replace(present, shadows=shadows))
 
 
-def _deploy(owned: Owned, r: m.DeployDeployment) -> Owned:
+def _deploy(owned: Owned, r: am.DeployDeployment) -> Owned:
     name = r.spec.name
     versions = [_version(r.spec.code, r.spec.config), *owned.backends.get(name, [])]
     owned = _with_backend(owned, name, versions)
@@ -131,18 +131,18 @@ def _deploy(owned: Owned, r: m.DeployDeployment) -> Owned:
     )
 
 
-def _undeploy(owned: Owned, r: m.DeleteDeployment) -> Owned:
+def _undeploy(owned: Owned, r: am.DeleteDeployment) -> Owned:
     return _with_backend(_with_endpoint(owned, r.name, None), r.name, None)
 
 
-_RULES: dict[type[m.Request], Callable[[Owned, Any], Owned | None]] = {
-    m.CreateBackend: _create_backend,
-    m.UpdateBackendConfig: _update_backend,
-    m.DeleteBackend: _delete_backend,
-    m.CreateEndpoint: _create_endpoint,
-    m.SetTraffic: _set_traffic,
-    m.ShadowTraffic: _shadow_traffic,
-    m.DeleteEndpoint: lambda owned, r: _with_endpoint(owned, r.name, None),
-    m.DeployDeployment: _deploy,
-    m.DeleteDeployment: _undeploy,
+_RULES: dict[type[am.Request], Callable[[Owned, Any], Owned | None]] = {
+    am.CreateBackend: _create_backend,
+    am.UpdateBackendConfig: _update_backend,
+    am.DeleteBackend: _delete_backend,
+    am.CreateEndpoint: _create_endpoint,
+    am.SetTraffic: _set_traffic,
+    am.ShadowTraffic: _shadow_traffic,
+    am.DeleteEndpoint: lambda owned, r: _with_endpoint(owned, r.name, None),
+    am.DeployDeployment: _deploy,
+    am.DeleteDeployment: _undeploy,
 }

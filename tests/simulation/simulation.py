@@ -20,7 +20,7 @@ from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.processes import Manager, Transport, replaced
 from tests.simulation.world import Address, InvariantError, Message, SimProcess, World
-from understudy.actors import messages as m
+from understudy.actors import control_messages as cm
 from understudy.actors.controller import Controller
 from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
 from understudy.actors.proxy import Proxy
@@ -285,11 +285,11 @@ class _HostProcess:
     def _introduce(self) -> None:
         if self._controller.found is not None and self._proxy.found is not None:
             address, process = self._controller.found
-            meet = m.MeetController(controller=address, process=process)
+            meet = cm.MeetController(controller=address, process=process)
             self._port.loop.send(self._proxy.found[0], meet)
 
     def _report(self) -> None:
         if self._controller.found is not None:
-            report = m.HostReported(host=self._name, report={})
+            report = cm.HostReported(host=self._name, report={})
             self._port.loop.send(self._controller.found[0], report)
         self._port.loop.call_later(REPORT_EVERY_S, self._report)

@@ -17,8 +17,8 @@ from typing import Any
 
 from understudy import serve
 from understudy.actors import system
+from understudy.actors.admin_messages import GetStatus
 from understudy.actors.connection import Connection
-from understudy.actors.messages import GetStatus
 from understudy.actors.processes import RunRecords, identify
 from understudy.actors.settings import STOCK, HostSettings, default_transport, read_settings
 from understudy.serve import session

@@ -1,0 +1,197 @@
+"""The messages of the controller with its proxies, replicas and hosts; see :mod:`.messages`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.actors.messages import Address, Message, Process, message
+
+# --- Long poll: proxy -> controller -----------------------------------------------------------
+
+
+@message
+class Listen(Message):
+    """Proxy to controller: up to which id it holds all; answered by Changed once there is more.
+
+    Repeated every two seconds, which is also how the controller knows that the proxy lives.
+    """
+
+    listener: Process
+    host: str
+    seen: int
+
+
+@message
+class Changed(Message):
+    """Controller to proxy: newer snapshots by key (None: deleted), with their snapshot ids.
+
+    ``upto`` is what the proxy has seen once it holds them. What is not in a ``complete`` one does
+    not exist. A repeat, or one that a newer one has overtaken, is harmless.
+    """
+
+    controller: Process
+    snapshots: dict[str, tuple[int, Any]]
+    upto: int
+    complete: bool
+
+
+@message
+class MeetController(Message):
+    """Host process to proxy: the controller lives here (again). Repeats are safe."""
+
+    controller: Address
+    process: Process
+
+
+@message
+class ReplicaLost(Message):
+    """Proxy to controller: the replica's process is gone."""
+
+    replica: str
+    incarnation: str
+
+
+@message
+class LoadReported(Message):
+    """Proxy to controller: backend -> (queued, ongoing) of its router; repeats are safe.
+
+    It stands for all that the proxy has: a backend that is not named has nothing there, and a later
+    report replaces the earlier one. Sent every half second while there are queries, at once when
+    one waits at a backend without replicas, and once more, empty, when the last has ended; also
+    once to each controller that the proxy meets.
+    """
+
+    proxy: Process
+    load: dict[str, tuple[int, int]]
+
+
+@message
+class TalliesReported(Message):
+    """Proxy to controller: what became of the queries of endpoints with a rollout; may repeat.
+
+    ``tallies`` is endpoint -> (the step's name, backend -> core.tallies.PlainTally): all that this
+    proxy has counted in that step. Sent every second while there is a rollout.
+    """
+
+    proxy: Process
+    tallies: dict[str, tuple[str, dict[str, tuple[int, int, int, dict[int, int]]]]]
+
+
+# --- Replica lifecycle: controller -> replica ---------------------------------------------------
+
+
+@message
+class StartReplica(Message):
+    """Controller to replica: become this one. Repeats are safe; answered by ReplicaReported."""
+
+    replica: str
+    backend: str
+    deployment: str
+    application: str
+    version: str | None
+    code: bytes  # cloudpickle of (function or class, args, kwargs)
+    code_hash: str
+    config: dict[str, Any]
+    config_id: int  # grows with each change of the config
+
+
+@message
+class ReconfigureReplica(Message):
+    """Controller to replica: newer settings; answered by ReplicaReported with that config_id."""
+
+    replica: str
+    config: dict[str, Any]
+    config_id: int
+
+
+@message
+class CheckReplica(Message):
+    """Controller to replica: run check_health; answered by ReplicaReported with check_id."""
+
+    replica: str
+    check_id: int
+
+
+@message
+class StopReplica(Message):
+    """Controller to replica: finish what you have within ``drain_s``, then exit; may repeat.
+
+    ``replica`` names the receiver, which may not have been started yet.
+    """
+
+    replica: str
+    drain_s: float
+
+
+@message
+class ReplicaReported(Message):
+    """Replica to controller: its state, after any of the above.
+
+    ``queries_at`` is where it takes queries, once it has code.
+    ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
+    raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
+    traceback; ``exception`` that exception, cloudpickled where it can be.
+    """
+
+    replica: str
+    process: Process
+    state: str
+    queries_at: Address | None = None
+    config_id: int = 0
+    check_id: int = 0
+    ongoing: int = 0
+    error: str = ""
+    exception: bytes | None = None
+
+
+@message
+class ComparisonsReported(Message):
+    """Replica of a shadow to controller: all that its comparisons have found; may repeat.
+
+    By endpoint, shadow and the id of the settings, as core.differences tells it.
+    """
+
+    process: Process
+    found: dict[tuple[str, str, str], dict[str, Any]]
+
+
+@message
+class MeetProxy(Message):
+    """Proxy to replica: handles made here send their queries to this proxy. Repeats are safe."""
+
+    proxy: Address
+    process: Process
+
+
+# --- Identity and hosts -------------------------------------------------------------------------
+
+
+@message
+class Identify(Message):
+    """Anyone to any of our actors: who are you; answered by IdentifyReply."""
+
+    request_id: str
+
+
+@message
+class IdentifyReply(Message):
+    """An actor's process, and the title it shows in process lists."""
+
+    request_id: str
+    process: Process
+    title: str
+
+
+@message
+class StopHost(Message):
+    """Controller to host process: stop this host's system; ``forget`` deletes its state too."""
+
+    forget: bool
+
+
+@message
+class HostReported(Message):
+    """Host process to controller: what runs on this host, for status. Repeats are safe."""
+
+    host: str
+    report: dict[str, Any]
