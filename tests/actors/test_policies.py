@@ -59,6 +59,7 @@ class Asker:
         self.policies = Policies(loop, self.cluster, settings, self.records, lambda: None)  # type: ignore[arg-type]
         self.logs = settings.logs_dir
         self._ask_id = 0
+        self._started: set[int] = set()
 
     def _answered(self, _tag: str, ask_id: int, answer: Any, _now: float) -> None:
         self.answers.append((ask_id, answer))
@@ -69,10 +70,14 @@ class Asker:
         autoscaled_by = AutoscalingConfig(**changes["autoscaling_config"])
         self.cluster.backends["b"] = SimpleNamespace(autoscaled_by=autoscaled_by)
 
+    def put(self, ask_id: int) -> None:
+        self.policies.ask(AskPolicy("b", ask_id, dict(CONTEXT)))
+        self._started.update(self.pids())
+
     def ask(self) -> dict[str, Any]:
         self._ask_id += 1
         ask_id = self._ask_id
-        self.policies.ask(AskPolicy("b", ask_id, dict(CONTEXT)))
+        self.put(ask_id)
         self.run_until(lambda: any(each == ask_id for each, _ in self.answers))
         return next(answer for each, answer in self.answers if each == ask_id)
 
@@ -87,9 +92,8 @@ class Asker:
         return [process.pid for process in self.records.with_role("policy")]
 
     def close(self) -> None:
-        ended = self.pids()
         self.policies.close()
-        self.run_until(lambda: not (self.pids() or any(map(psutil.pid_exists, ended))))
+        self.run_until(lambda: not (self.pids() or any(map(psutil.pid_exists, self._started))))
         self.asyncio.close()
 
 
@@ -185,7 +189,7 @@ def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_
     monkeypatch.setattr(policies_module, "LOAD_TIMEOUT_S", 1.0)
     asker.set_policy({"policy_function": hang, "timeout_s": 0.1})
     begun = time.monotonic()
-    asker.policies.ask(AskPolicy("b", 99, dict(CONTEXT)))
+    asker.put(99)
     asker.run_until(asker.pids)
     (pid,) = asker.pids()
     asker.run_until(lambda: asker.answers)
@@ -203,14 +207,14 @@ def test_one_that_came_without_its_code_says_so(asker: Asker) -> None:
 
 
 def test_a_backend_that_is_gone_is_not_asked(asker: Asker) -> None:
-    asker.policies.ask(AskPolicy("b", 1, dict(CONTEXT)))
+    asker.put(1)
     assert (asker.pids(), asker.answers) == ([], [])
 
 
 def test_nothing_here_waits_for_a_policy(asker: Asker) -> None:
     asker.set_policy(hang)
     begun = time.monotonic()
-    asker.policies.ask(AskPolicy("b", 1, dict(CONTEXT)))
+    asker.put(1)
     assert time.monotonic() - begun < 0.5
     asker.cluster.backends.clear()
     asker.policies.tidy()
