@@ -37,6 +37,7 @@ ROLE = "policy"
 LOAD_TIMEOUT_S = 30.0  # on top, for the first answer: it imports what the function needs
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
+REAP_POLL_S = 0.01
 
 Answer = dict[str, Any]
 
@@ -245,13 +246,14 @@ class Policies:
         process, runner.process = runner.process, None
         if process is not None:
             self._records.remove(process)
-            self._loop.watch_process(process, lambda: _reap(child))
+            self._loop.watch_process(process, lambda: self._reap(child))
         else:
-            _reap(child)  # it had ended before it could be identified
+            self._reap(child)  # it had ended before it could be identified
 
-
-def _reap(child: subprocess.Popen[bytes]) -> None:
-    child.poll()  # or it would stay a zombie
+    def _reap(self, child: subprocess.Popen[bytes]) -> None:
+        """Or it would stay a zombie; not before the last of its threads has ended, too."""
+        if child.poll() is None:
+            self._loop.call_later(REAP_POLL_S, lambda: self._reap(child))
 
 
 def _decoded(body: bytes) -> Answer:
