@@ -41,6 +41,9 @@ VARIABLES = {
     "UNDERSTUDY_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
     "UNDERSTUDY_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
     "UNDERSTUDY_HTTP_SSL_CERTFILE": "http.ssl_certfile",
+    "UNDERSTUDY_HTTP_MIDDLEWARES": "http.middlewares",
+    "UNDERSTUDY_HTTP_MIDDLEWARES_DIR": "http.middlewares_dir",
+    "UNDERSTUDY_HTTP_CORS": "http.cors",
     "UNDERSTUDY_NUM_CPUS": "num_cpus",
     "UNDERSTUDY_NUM_GPUS": "num_gpus",
     "UNDERSTUDY_MEMORY": "memory",
@@ -111,6 +114,11 @@ class HostSettings:
     def _value(self, path: str) -> Any:
         if path == "resources":
             return json.dumps(dict(self.resources)) if self.resources else None
+        if path in {"http.middlewares", "http.cors"}:
+            plain = self.http.model_dump()[path[5:]]
+            return json.dumps(plain) if plain else None
+        if path == "http.middlewares_dir" and self.http.middlewares:
+            return self.http.middlewares_dir or Path.cwd()  # the host's processes leave it
         return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)
 
     def with_http(self, **changes: Any) -> HostSettings:

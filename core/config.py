@@ -13,6 +13,12 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
+from understudy.core.http_middlewares import (
+    CorsOptions,
+    MiddlewareOptions,
+    read_cors,
+    read_middlewares,
+)
 from understudy.core.scaling_config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from understudy.core.validation import Settings, describe, validated
 
@@ -20,7 +26,9 @@ __all__ = [
     "MAX_BODY_BYTES",
     "ActorOptions",
     "BackendConfig",
+    "CorsOptions",
     "HTTPOptions",
+    "MiddlewareOptions",
     "Settings",
     "describe",
     "validated",
@@ -109,7 +117,12 @@ class BackendConfig(Settings):
 
 
 class HTTPOptions(Settings):
-    """Where and how a host's HTTP front listens; durations in seconds."""
+    """Where and how a host's HTTP front listens; durations in seconds.
+
+    ``middlewares`` are ASGI middlewares around every request, the first one outermost, and ``cors``
+    stands around them; both take the forms that core/http_middlewares.py reads. Modules that are
+    not installed are looked for in ``middlewares_dir``, by default where the system is started.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -120,6 +133,12 @@ class HTTPOptions(Settings):
     ssl_certfile: str | None = None
     workers: int = Field(default=1, ge=1, le=64)
     max_body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1)
+    middlewares: tuple[MiddlewareOptions, ...] = ()
+    middlewares_dir: str | None = None
+    cors: CorsOptions | None = None
+
+    _read_middlewares = field_validator("middlewares", mode="before")(read_middlewares)
+    _read_cors = field_validator("cors", mode="before")(read_cors)
 
 
 def config_shown(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,11 @@ def passed_on(answer_headers: tuple[tuple[bytes, bytes], ...]) -> Headers:
     return headers
 
 
+def is_valid_header(name: bytes, value: bytes) -> bool:
+    """Tell whether a header can be sent without breaking the response."""
+    return _header_name(name) is not None and not _forbidden_in_value(value)
+
+
 @lru_cache(maxsize=1024)
 def _header_name(name: bytes) -> bytes | None:
     return name.lower() if _is_token(name) else None

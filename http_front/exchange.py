@@ -140,3 +140,33 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": reply.status, "headers": ()})
         body = b"" if self.method == "HEAD" else reply.body
         await self.send({"type": "http.response.body", "body": body})
+
+
+class _SameId(RequestIds):
+    """Gives the id that a request has already."""
+
+    def __init__(self, request_id: str) -> None:
+        self._id = request_id
+
+    def take(self, offered: bytes | None) -> str:
+        return self._id
+
+
+class InnerExchange(Exchange):
+    """A request as middlewares have passed it on; its answer goes to them.
+
+    The exchange outside of them adds what every answer has, and counts.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, scope: Scope, send: Send, outer: Exchange) -> None:
+        super().__init__(scope, send, _SameId(outer.request_id), outer._front)
+
+    async def send(self, event: Event) -> None:
+        """Pass an ASGI event of the answer to the innermost middleware."""
+        if event["type"] == "http.response.start":
+            self.status = event["status"]
+            if self.reply_headers is not None:
+                event = {**event, "headers": self.reply_headers}
+        await self._send(event)

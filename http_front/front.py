@@ -1,8 +1,9 @@
 """The outermost ASGI layer of a worker: what must hold for every request, whoever answers it.
 
-In this order, for each request: give it an id; refuse it when draining or malformed; read its body
-within the limit; let Falcon answer; write its line in the access log. The body is read here, before
-Falcon, because Falcon takes a truncated body for a whole one and has no limit.
+In this order, for each request: give it an id; take it through the middlewares, where the settings
+name any; refuse it when draining or malformed; read its body within the limit; let Falcon answer;
+write its line in the access log. The body is read here, before Falcon, because Falcon takes a
+truncated body for a whole one and has no limit.
 
 States: serving, then draining (set by the worker on SIGTERM, never taken back). While draining,
 what is in flight goes on and everything new is answered 503. A worker whose master died hands over
@@ -64,6 +65,11 @@ class Front:
         self.access_log = access_log
         self._dispatcher = dispatcher
         self._answer = answer
+        self._serve_one = self._take_and_answer
+        if options.middlewares or options.cors:
+            from understudy.http_front.middlewares import Chain  # noqa: PLC0415  # for who has some
+
+            self._serve_one = Chain(options, self._take_and_answer).serve
         self._ids = RequestIds()
         self._root_path = options.root_path.rstrip("/")
         self._max_body_bytes = options.max_body_bytes
@@ -81,13 +87,7 @@ class Front:
     async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         self.in_flight += 1
         try:
-            reply = await self._take(exchange, receive)
-            if reply is None:
-                await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
-            else:
-                await exchange.reply(reply)
-                if reply.status == 413 and b"expect" not in exchange.head:
-                    await discard_body(receive)
+            await self._serve_one(exchange, receive)
         except asyncio.CancelledError:
             exchange.status = CLIENT_LEFT
             raise
@@ -105,6 +105,15 @@ class Front:
         finally:
             self.in_flight -= 1
             self._log(exchange)
+
+    async def _take_and_answer(self, exchange: Exchange, receive: Receive) -> None:
+        reply = await self._take(exchange, receive)
+        if reply is None:
+            await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
+        else:
+            await exchange.reply(reply)
+            if reply.status == 413 and b"expect" not in exchange.head:
+                await discard_body(receive)
 
     async def _take(self, exchange: Exchange, receive: Receive) -> Reply | None:
         """Read the request; return the refusal if it is not to be answered by Falcon."""

@@ -105,6 +105,10 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
     """Serve until a signal ends it; exits the process."""
     setproctitle("understudy: http master")
+    if settings.http.middlewares:
+        from understudy.http_front import middlewares  # noqa: PLC0415  # for who has some
+
+        middlewares.check(settings.http)
     server = FrontServer(settings, inherited_fd(os.environ), make_dispatcher)
     # What every worker needs is imported once, before the fork: a new worker then serves within
     # some 20 ms, and shares these pages with the others.

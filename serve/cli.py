@@ -49,6 +49,12 @@ def _address(function: F) -> F:
 def _http(function: F) -> F:
     """Add the flags of a system that may have to be started."""
     for flag in (
+        click.option(
+            "--http-cors", metavar="ORIGINS", help="Whose pages may call: a,b, * or JSON."
+        ),
+        click.option(
+            "--http-middlewares", metavar="PATHS", help="ASGI middlewares: module:Name, or JSON."
+        ),
         click.option("--http-workers", type=int, help="Processes that take requests [1]."),
         click.option("--http-port", type=int, help="Port for HTTP [8000]."),
         click.option("--http-host", help="Address for HTTP [127.0.0.1]."),

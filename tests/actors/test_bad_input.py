@@ -504,6 +504,17 @@ def test_a_damaged_record_is_set_aside_and_the_rest_comes_back(tmp_path: Path) -
         running.stop()
 
 
+def test_a_middleware_that_cannot_be_imported_is_an_error_of_the_start(tmp_path: Path) -> None:
+    middlewares = {"UNDERSTUDY_HTTP_MIDDLEWARES": "nowhere.to_be:Found"}
+    running = RunningSystem(tmp_path / "state", **middlewares)
+    done = running.understudy("start")
+    assert done.returncode == 1
+    told = "the middleware 'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError: "
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert running.pids() == []
+
+
 def test_bad_values_of_the_environment_are_named_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         RunningSystem(tmp_path, UNDERSTUDY_HTTP_PORT="99999", UNDERSTUDY_HTTP_WORKERS="many")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,10 +41,16 @@ def greetings(tmp_path):
     yield from deployed(tmp_path, "examples.greetings:app")
 
 
-def deployed(folder, target):
+@pytest.fixture
+def timed_hello(tmp_path):
+    flags = ("--http-middlewares", "examples.timing:Timing", "--http-cors", "https://shop.example")
+    yield from deployed(tmp_path, "examples.hello:app", *flags)
+
+
+def deployed(folder, target, *flags):
     system = RunningSystem(folder / "state")
     try:
-        done = system.understudy("run", "--non-blocking", target, cwd=CLONE)
+        done = system.understudy("run", "--non-blocking", *flags, target, cwd=CLONE)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"deployed 'default' at {system.url}/\n"
         yield system
@@ -71,6 +78,18 @@ def test_counting_counts_whole_and_in_parts(counting):
 
 def test_the_page_on_http_shows_the_code_of_counting():
     code = (CLONE / "examples/counting.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
+
+
+def test_timing_tells_how_long_a_request_took(timed_hello):
+    request = urllib.request.Request(timed_hello.url, headers={"Origin": "https://shop.example"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert re.fullmatch(r"total;dur=\d+\.\d", response.headers["server-timing"])
+        assert response.headers["access-control-allow-origin"] == "https://shop.example"
+
+
+def test_the_page_on_http_shows_the_code_of_timing():
+    code = (CLONE / "examples/timing.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
 
 

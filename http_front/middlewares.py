@@ -1,0 +1,181 @@
+"""ASGI middlewares of the host's own choice around every request, CORS outermost.
+
+They stand between the access log, which sees what leaves them, and everything that looks at the
+request, so a refusal for its size passes through them too. What they do wrong is answered with 500,
+or cuts the connection where the answer has begun. ``/-/healthz`` does not pass through them: the
+host itself asks for it, and one that wants a password would keep the system from starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from understudy.core.config import HTTPOptions
+from understudy.core.errors import InvalidRequestError
+from understudy.http_front.answers import declared_length, is_valid_header
+from understudy.http_front.exchange import (
+    SCOPE_KEY,
+    Event,
+    Exchange,
+    InnerExchange,
+    Receive,
+    Scope,
+    Send,
+)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+HEALTH = "/-/healthz"
+CHECK_FAILED = 1
+
+
+class BrokenAnswerError(Exception):
+    """A middleware has broken the answer; the text says how."""
+
+
+class Chain:
+    """The middlewares of one worker around ``answer``; make it after the fork."""
+
+    def __init__(
+        self, options: HTTPOptions, answer: Callable[[Exchange, Receive], Awaitable[None]]
+    ) -> None:
+        self._answer = answer
+        self._passed_by = {HEALTH, options.root_path.rstrip("/") + HEALTH}
+        self._app = wrapped(options, self._inside)
+
+    async def serve(self, exchange: Exchange, receive: Receive) -> None:
+        """Answer a request; raises BrokenAnswerError when the answer is not one."""
+        if exchange.path in self._passed_by:
+            await self._answer(exchange, receive)
+            return
+        exchange.scope[SCOPE_KEY] = exchange
+        answer = _Answer(exchange)
+        await self._app(exchange.scope, receive, answer.send)
+        answer.check_complete()
+
+    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(InnerExchange(scope, send, scope[SCOPE_KEY]), receive)
+
+
+class _Answer:
+    """Looks at what leaves the middlewares: a broken length would garble the connection."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._left: int | None = None
+        self._is_complete = False
+
+    async def send(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            self._begin(event)
+        elif event["type"] == "http.response.body":
+            self._count(event)
+        await self._exchange.send(event)
+
+    def _begin(self, event: Event) -> None:
+        headers = tuple(event.get("headers", ()))
+        for name, value in headers:
+            if not is_valid_header(name, value):
+                raise BrokenAnswerError(f"a middleware sent the invalid header {name!r}")
+        length = declared_length(headers)
+        has_body = self._exchange.method != "HEAD" and event["status"] != 304
+        self._left = int(length) if length is not None and has_body else None
+
+    def _count(self, event: Event) -> None:
+        more = event.get("more_body", False)
+        if self._left is not None:
+            self._left -= len(event.get("body", b""))
+            if self._left < 0 or (self._left and not more):
+                raise BrokenAnswerError(
+                    "a middleware's answer is not as long as its Content-Length"
+                )
+        self._is_complete = not more
+
+    def check_complete(self) -> None:
+        if not self._is_complete:
+            raise BrokenAnswerError("a middleware returned before the end of the answer")
+
+
+def wrapped(options: HTTPOptions, app: App) -> App:
+    """Put the middlewares around ``app``, the first one outermost, and CORS around all.
+
+    Raises InvalidRequestError naming the one that cannot be imported or made, and the reason.
+    """
+    folder = options.middlewares_dir
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)  # last: its modules must not take the place of installed ones
+    for each in reversed(options.middlewares):
+        make = imported(each.path)
+        try:
+            app = make(app, **each.options)
+        except Exception as error:
+            raise InvalidRequestError(
+                f"the middleware {each.path!r} cannot be made with the options {each.options}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if options.cors is not None:
+        from starlette.middleware import cors  # noqa: PLC0415  # for who has it
+
+        outermost: Any = cors.CORSMiddleware  # Starlette types its scopes otherwise
+        app = outermost(app, **options.cors.model_dump())
+    return app
+
+
+def imported(path: str) -> Callable[..., App]:
+    """Return what ``module:name`` names; InvalidRequestError where there is no such thing."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # the module's own code may raise anything
+        raise InvalidRequestError(
+            f"the middleware {path!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise InvalidRequestError(
+            f"the middleware {path!r} is of the type {type(found).__name__}, expected "
+            "a class or a function that takes the app to wrap"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def check(options: HTTPOptions) -> None:
+    """Make the middlewares once, in a process of its own; raises InvalidRequestError.
+
+    gunicorn would start a worker that fails at this again and again. It is a process of its own
+    because a middleware may start threads, or register what cannot be registered twice.
+    """
+    if not options.middlewares:
+        return
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read_fd)
+        _check_and_exit(options, write_fd)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as pipe:
+        told = pipe.read().decode()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if told or status:
+        paths = ", ".join(each.path for each in options.middlewares)
+        raise InvalidRequestError(told or f"making the middlewares {paths} ended the process")
+
+
+def _check_and_exit(options: HTTPOptions, fd: int) -> None:
+    status = CHECK_FAILED
+    with contextlib.suppress(BaseException):  # whatever they do, this process is not another master
+        try:
+            wrapped(options, _nothing)
+            status = 0
+        except InvalidRequestError as error:
+            os.write(fd, " ".join(str(error).split()).encode())
+    os._exit(status)
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stand for the app while the middlewares are only tried."""

@@ -1,0 +1,255 @@
+"""ASGI middlewares and CORS around every request, and what is said of bad ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+
+from tests.support import middlewares
+from understudy.actors.settings import read_settings
+from understudy.core.config import HTTPOptions, validated
+from understudy.core.errors import InvalidRequestError
+from understudy.http_front.middlewares import check
+
+ROOT = Path(__file__).parents[2]
+GZIP = "starlette.middleware.gzip:GZipMiddleware"
+HERE = "tests.support.middlewares"
+ORIGIN = "https://shop.example"
+
+
+def options(**values):
+    return validated(HTTPOptions, values)
+
+
+def a(name, **settings):
+    return (f"{HERE}:{name}", settings)
+
+
+# --- in this process ------------------------------------------------------------------------------
+
+
+def test_the_first_middleware_is_outermost(app):
+    answer = app.rebuild(middlewares=[a("Tag", word="outer"), a("Tag", word="inner")]).ask()
+    assert answer.all("x-tags") == ["inner", "outer"]
+    tags = [value for name, value in app.dispatcher.asked[0].call.headers if name == b"x-tags"]
+    assert tags == [b"outer", b"inner"]
+
+
+def test_a_middleware_may_answer_itself_and_it_is_logged_with_its_id(app):
+    app.rebuild(middlewares=[a("Guard", password="open")])
+    refused = app.ask(path="/x")
+    assert (refused.status, refused.text) == (401, "no")
+    assert app.dispatcher.asked == []
+    taken = app.ask(headers=((b"host", b"test"), (b"authorization", b"open")))
+    assert taken.status == 200
+    entry = app.log()[0]
+    assert (entry["status"], entry["request_id"]) == (401, refused["x-request-id"])
+
+
+def test_health_is_asked_past_the_middlewares_and_other_pages_are_not(app):
+    app.rebuild(middlewares=[a("Guard", password="open")], root_path="/api")
+    assert app.ask(path="/-/healthz").status == 200
+    assert app.ask(path="/api/-/healthz").status == 200
+    assert app.ask(path="/-/metrics").status == 401
+
+
+def test_a_refusal_passes_through_the_middlewares_too(app):
+    app.rebuild(cors=True, max_body_bytes=3)
+    headers = ((b"host", b"test"), (b"origin", ORIGIN.encode()))
+    answer = app.ask("POST", body=b"1234", headers=headers)
+    assert (answer.status, answer["access-control-allow-origin"]) == (413, "*")
+
+
+def test_what_leaves_compressed_keeps_its_own_headers_and_is_counted_as_sent(app):
+    app.rebuild(middlewares=[a("Tag"), (GZIP, {"minimum_size": 1})])
+    answer = app.ask(headers=((b"host", b"test"), (b"accept-encoding", b"gzip")))
+    assert answer["content-encoding"] == "gzip"
+    assert int(answer["content-length"]) == len(answer.body)
+    assert answer.all("x-request-id") == [app.dispatcher.asked[0].request_id]
+    assert app.log()[0]["bytes"] == len(answer.body)
+
+
+def test_a_preflight_is_answered_without_a_query(app):
+    app.rebuild(cors={"allow_origins": [ORIGIN], "allow_methods": ["PUT"]})
+    headers = (
+        (b"host", b"test"),
+        (b"origin", ORIGIN.encode()),
+        (b"access-control-request-method", b"PUT"),
+    )
+    answer = app.ask("OPTIONS", headers=headers)
+    assert (answer.status, answer["access-control-allow-origin"]) == (200, ORIGIN)
+    assert answer["access-control-allow-methods"] == "PUT"
+    assert app.dispatcher.asked == []
+
+
+def test_pages_of_other_origins_are_told_nothing(app):
+    app.rebuild(cors=[ORIGIN])
+    headers = ((b"host", b"test"), (b"origin", b"https://evil.example"))
+    assert app.ask(headers=headers).all("access-control-allow-origin") == []
+    headers = ((b"host", b"test"), (b"origin", ORIGIN.encode()))
+    assert app.ask(headers=headers)["access-control-allow-origin"] == ORIGIN
+
+
+@pytest.mark.parametrize("how", ["header", "raises", "silent"])
+def test_a_middleware_that_breaks_the_answer_before_it_begins_is_500(app, how):
+    answer = app.rebuild(middlewares=[a("breaking", how=how)]).ask()
+    assert answer.status == 500
+    assert answer["x-request-id"] in answer.text
+    assert "secret" not in answer.text
+    assert answer.all("x-evil") == []
+
+
+def test_a_middleware_gets_the_headers_of_the_answer_that_user_code_gave(app):
+    answer = app.rebuild(middlewares=[a("Tag")]).ask()
+    assert (answer["content-type"], answer.text) == ("text/plain", "ok")
+
+
+# --- over a real connection -----------------------------------------------------------------------
+
+
+def with_middlewares(start_front, *given):
+    variable = {"UNDERSTUDY_HTTP_MIDDLEWARES": json.dumps(given)}
+    return start_front(UNDERSTUDY_HTTP_MIDDLEWARES_DIR=str(ROOT), **variable)
+
+
+def test_a_worker_compresses_and_allows_what_its_settings_say(start_front):
+    front = start_front(UNDERSTUDY_HTTP_MIDDLEWARES=GZIP, UNDERSTUDY_HTTP_CORS=f"{ORIGIN},b")
+    headers = {"Origin": ORIGIN, "Accept-Encoding": "gzip"}
+    answer = front.ask("/large/100000", headers=headers)
+    assert answer["content-encoding"] == "gzip"
+    assert len(answer.body) < 1000
+    assert answer["access-control-allow-origin"] == ORIGIN
+
+
+@pytest.mark.parametrize("how", ["length", "end", "raises midway"])
+def test_an_answer_broken_midway_cuts_the_connection(start_front, how):
+    front = with_middlewares(start_front, a("breaking", how=how))
+    received = front.exchange(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+    assert received.count(b"HTTP/1.1 200") <= 1
+    assert b"more than was announced" not in received
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"content-length" in head.lower() or not body.endswith(b"0\r\n\r\n")
+
+
+def test_a_client_that_leaves_cancels_its_query_behind_middlewares(start_front, until):
+    front = with_middlewares(start_front, a("Tag"))
+    with front.connect() as connection:
+        connection.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
+        until("the query is asked", lambda: "/hang" in front.ask("/seen").json["asked_paths"])
+    until("it is cancelled", lambda: front.ask("/seen").json["cancelled"] == 1)
+
+
+# --- bad ones -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("middleware", "told"),
+    [
+        ("nowhere.to_be:Found", "'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError"),
+        (f"{HERE}:Missing", f"'{HERE}:Missing' cannot be imported: AttributeError"),
+        (f"{HERE}:NO_FUNCTION", "is of the type int, expected a class or a function"),
+        (a("Tag", colour="red"), "cannot be made with the options {'colour': 'red'}: TypeError"),
+        (f"{HERE}:FailsWhenMade", "ValueError: no licence for this"),
+        (f"{HERE}:DiesWhenMade", f"making the middlewares {HERE}:DiesWhenMade ended the process"),
+    ],
+)
+def test_one_that_cannot_be_made_is_named_with_the_reason(middleware, told):
+    with pytest.raises(InvalidRequestError) as raised:
+        check(options(middlewares=[middleware]))
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_front_whose_middleware_cannot_be_imported_says_so_and_ends(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.http_front.server"],
+        env={
+            "UNDERSTUDY_STATE_DIR": str(tmp_path),
+            "UNDERSTUDY_HTTP_PORT": "0",
+            "UNDERSTUDY_HTTP_MIDDLEWARES": "nowhere.to_be:Found",
+        },
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("the middleware 'nowhere.to_be:Found' cannot be imported: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"middlewares": ["no path"]}, "middlewares.0.path='no path': expected an import path"),
+        ({"middlewares": ["__main__:Mine"]}, "put it in a module"),
+        ({"middlewares": [("a:B", {"x": {1}})]}, "must be JSON-able"),
+        (
+            {"middlewares": [{"path": "a:B", "option": 1}]},
+            "middlewares.0.option=1: ",
+        ),
+        ({"middlewares": [Middleware(GZipMiddleware, 9)]}, "give its options by name"),
+        ({"middlewares": "[not json"}, "is no JSON"),
+        ({"middlewares": 3}, "middlewares=3"),
+        ({"cors": {"allow_methods": ["GET"]}}, "cors allows no origin"),
+        ({"cors": {"allow_origins": ["*"], "max_age": -1}}, "cors.max_age=-1"),
+        ({"cors": {"allow_origin_regex": "("}}, "is no regular expression"),
+        ({"cors": "{"}, "is no JSON"),
+        ({"cors": 3}, "cors=3"),
+    ],
+)
+def test_bad_settings_are_refused_naming_them(values, told):
+    with pytest.raises(InvalidRequestError) as raised:
+        options(**values)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        GZIP,
+        [GZIP],
+        [(GZIP, {})],
+        f'[["{GZIP}", {{}}]]',
+        [{"path": GZIP}],
+        [Middleware(GZipMiddleware)],
+    ],
+)
+def test_a_middleware_can_be_named_in_several_ways(given):
+    (middleware,) = options(middlewares=given).middlewares
+    assert (middleware.path, middleware.options) == (GZIP, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "origins"),
+    [
+        (True, ("*",)),
+        ("*", ("*",)),
+        ("true", ("*",)),
+        ([ORIGIN], (ORIGIN,)),
+        (f"{ORIGIN}, https://b", (ORIGIN, "https://b")),
+        (json.dumps({"allow_origins": [ORIGIN]}), (ORIGIN,)),
+    ],
+)
+def test_cors_can_be_named_in_several_ways(given, origins):
+    assert options(cors=given).cors.allow_origins == origins
+
+
+@pytest.mark.parametrize("given", [None, False, "false"])
+def test_cors_is_off_unless_asked_for(given):
+    assert options(cors=given).cors is None
+    assert options().cors is None
+
+
+def test_the_settings_reach_other_processes_by_environment(tmp_path):
+    given = HTTPOptions(middlewares=[a("Tag", word="x")], cors=[ORIGIN])
+    settings = read_settings({}, state_dir=tmp_path).with_http(**given.model_dump())
+    again = read_settings(settings.to_environ())
+    assert again.http.middlewares == settings.http.middlewares
+    assert again.http.cors == settings.http.cors
+    assert again.http.middlewares_dir == str(Path.cwd())
+    assert middlewares.Tag.__name__ in settings.to_environ()["UNDERSTUDY_HTTP_MIDDLEWARES"]

@@ -1,0 +1,77 @@
+"""ASGI middlewares for the tests: well-behaved ones, and such as break what they touch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+NO_FUNCTION = 1
+
+
+class Tag:
+    """Adds its word to the header ``x-tags`` of the request and of the response."""
+
+    def __init__(self, app: Any, word: str = "tag") -> None:
+        self.app = app
+        self.word = word.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope = {**scope, "headers": [*scope["headers"], (b"x-tags", self.word)]}
+
+        async def tagged(event: Any) -> None:
+            if event["type"] == "http.response.start":
+                event = {**event, "headers": [*event["headers"], (b"x-tags", self.word)]}
+            await send(event)
+
+        await self.app(scope, receive, tagged)
+
+
+class Guard:
+    """Answers 401 itself unless the request has the password."""
+
+    def __init__(self, app: Any, password: str) -> None:
+        self.app = app
+        self.password = password.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if dict(scope["headers"]).get(b"authorization") == self.password:
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+
+def breaking(app: Any, how: str) -> Any:
+    """Break the answer in one of several ways."""
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        async def changed(event: Any) -> None:
+            is_start = event["type"] == "http.response.start"
+            if how == "header" and is_start:
+                event = {**event, "headers": [*event["headers"], (b"x-bad", b"1\r\nx-evil: 1")]}
+            if how == "length" and not is_start:
+                event = {**event, "body": event["body"] + b"more than was announced"}
+            if how == "end" and not is_start:
+                event = {**event, "more_body": True}
+            if how == "raises midway" and not is_start:
+                raise RuntimeError("midway")
+            await send(event)
+
+        if how == "raises":
+            raise RuntimeError("a secret in the exception's text")
+        if how == "silent":
+            return
+        await app(scope, receive, changed)
+
+    return broken
+
+
+class DiesWhenMade:
+    def __init__(self, app: Any) -> None:
+        os._exit(3)
+
+
+class FailsWhenMade:
+    def __init__(self, app: Any) -> None:
+        raise ValueError("no licence\nfor this")
