@@ -40,8 +40,9 @@ from understudy.actors.messages import (
 from understudy.actors.metrics import Metrics
 from understudy.actors.processes import is_alive
 from understudy.core import tickets
+from understudy.core.holders import SATURATED_S
 from understudy.core.long_poll import NOTHING_SEEN
-from understudy.core.routing import CANCELLED_STATUS, SATURATED_S, Router
+from understudy.core.routing import CANCELLED_STATUS, Router
 from understudy.core.tables import (
     BACKEND_PREFIX,
     ENDPOINT_PREFIX,

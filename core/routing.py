@@ -15,14 +15,11 @@ Every method takes the time and returns effects, in the order in which to perfor
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 
 from understudy.core import counting
 from understudy.core.balancing import RoutedReplica
-from understudy.core.copies import Copies
 from understudy.core.errors import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -31,6 +28,8 @@ from understudy.core.errors import (
     ReplicaUnavailableError,
     UnderstudyError,
 )
+from understudy.core.holders import Holders
+from understudy.core.open_tickets import OpenTickets
 from understudy.core.queueing import RoutedBackend
 from understudy.core.refusals import died, not_found, refusal, unavailable
 from understudy.core.routes import Routes
@@ -39,7 +38,6 @@ from understudy.core.tickets import (
     Cancel,
     Dropped,
     Effects,
-    Ended,
     Lost,
     QueryLike,
     Starved,
@@ -48,7 +46,6 @@ from understudy.core.tickets import (
 from understudy.core.traffic import RoutedEndpoint, choose_shadows
 
 MAX_ATTEMPTS = 3  # a query that kills its replica must not kill all of them in turn
-SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 CANCELLED_STATUS = 499
 
 
@@ -60,14 +57,9 @@ class Router:
         self._endpoints: dict[str, RoutedEndpoint] = {}
         self._routes = Routes()
         self._backends: dict[str, RoutedBackend] = {}
-        self._replicas: dict[str, RoutedReplica] = {}  # also the retired ones with tickets
-        self._saturated: list[RoutedReplica] = []
-        self._tickets: dict[Hashable, dict[int, Ticket]] = {}  # by caller, then query id
-        self._copies = Copies()
+        self._holders = Holders()
+        self._tickets = OpenTickets()
         self._with_traffic: Counter[str] = Counter()  # endpoints by backend
-        self._timed: dict[int, Ticket] = {}  # those with a deadline, by number
-        self._deadlines: list[tuple[float, int]] = []  # a heap; ended ones leave it late
-        self._numbers = itertools.count(1)
 
     # --- Tables ---------------------------------------------------------------------------------
 
@@ -77,26 +69,19 @@ class Router:
 
     def busy(self) -> dict[str, tuple[int, int]]:
         """Return backend -> (queued, ongoing) of those that have any, copies included."""
-        return counting.by_backend(self._open_tickets())
+        return counting.by_backend(self._tickets.unanswered())
 
     def load_by_endpoint(self) -> tuple[counting.LoadByEndpoint, counting.LoadByEndpoint]:
         """Return (endpoint, backend) -> (queued, ongoing), of queries and of shadows' copies."""
-        return counting.by_endpoint(self._endpoints, self._open_tickets())
+        return counting.by_endpoint(self._endpoints, self._tickets.unanswered())
 
     def overdue(self, before: float) -> Counter[tuple[str, str]]:
         """Return how many queries of each (endpoint, backend) are open since before that time."""
-        return counting.overdue(self._open_tickets(), before)
-
-    def _open_tickets(self) -> Iterator[Ticket]:
-        for tickets in (*self._tickets.values(), self._copies.open):
-            for ticket in tickets.values():
-                if not ticket.answered:
-                    yield ticket
+        return counting.overdue(self._tickets.unanswered(), before)
 
     def ongoing(self, among: Iterable[str] | None = None) -> dict[str, int]:
         """Return replica -> tickets it has, of all that it knows or of those among these."""
-        tags = self._replicas if among is None else self._replicas.keys() & set(among)
-        return {tag: len(self._replicas[tag].ongoing) for tag in tags}
+        return self._holders.ongoing(among)
 
     def set_endpoint(self, name: str, table: EndpointTable | None, now: float) -> Effects:
         """Take an endpoint's newest table; None forgets it.
@@ -139,7 +124,7 @@ class Router:
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:
-                self._retire(backend, old)
+                self._holders.retire(backend, old)
         effects: Effects = []
         for replica in backend.table.replicas:
             if replica.tag not in backend.replicas:
@@ -154,7 +139,7 @@ class Router:
 
     def submit(self, caller: Hashable, query: QueryLike, now: float) -> Effects:
         """Route a new query. A repeat of one that is still here is ignored."""
-        tickets = self._tickets.get(caller)
+        tickets = self._tickets.by_caller.get(caller)
         if tickets is not None and query.id in tickets:
             return []
         name = query.endpoint if query.endpoint is not None else self._routes.find(query.path)
@@ -165,68 +150,61 @@ class Router:
         if query.http_method and table.methods and query.http_method not in table.methods:
             text = f"{query.http_method} is not allowed; allowed are {', '.join(table.methods)}"
             return [refusal(caller, query, MethodNotAllowedError, text, table.methods)]
-        ticket = Ticket(next(self._numbers), caller, query, table.name, table.route or "/", now)
-        if tickets is None:
-            tickets = self._tickets[caller] = {}
-        tickets[query.id] = ticket
+        ticket = self._tickets.open(caller, query, table, now)
         effects = self._route(ticket, endpoint, now)
-        if table.shadows and query.id in tickets:  # else it was refused
+        if table.shadows and self._tickets.find(caller, query.id) is not None:  # it was let in
             effects += self._copy(ticket, table, now)
         return effects
 
     def cancel(self, caller: Hashable, query_id: int, now: float) -> Effects:
         """Drop a query wherever it is; the caller no longer wants an answer."""
-        ticket = self._tickets.get(caller, {}).get(query_id)
+        ticket = self._tickets.find(caller, query_id)
         return [] if ticket is None else self._abandon(ticket, CANCELLED_STATUS, now)
 
     def caller_lost(self, caller: Hashable, now: float) -> Effects:
         """Drop all queries of a caller that died."""
-        lost = list(self._tickets.get(caller, {}).values())
+        lost = self._tickets.of(caller)
         return [e for ticket in lost for e in self._abandon(ticket, CANCELLED_STATUS, now)]
 
     def expire(self, now: float) -> Effects:
         """Answer what is past its deadline; to be called at :meth:`next_deadline_at`."""
         effects: Effects = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            due_at, number = heapq.heappop(self._deadlines)
-            ticket = self._timed.get(number)
-            if ticket is None or ticket.abandoned or ticket.answered:
+        for ticket in self._tickets.deadlines.due(now):
+            if ticket.abandoned or ticket.answered:
                 continue
             if not ticket.is_copy:
-                text = f"no answer within {due_at - ticket.submitted_at:.6g} s"
+                text = f"no answer within {ticket.time_limit_s:.6g} s"
                 effects.append(refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
             effects += self._drop(ticket, QueryTimeoutError.http_status, now)
         return effects
 
     def next_deadline_at(self) -> float | None:
         """Return when the next query's time is up."""
-        while self._deadlines and self._deadlines[0][1] not in self._timed:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._tickets.deadlines.next_at()
 
     # --- Replicas -------------------------------------------------------------------------------
 
     def finished(self, replica: str, outcomes: Iterable[tuple[int, int]], now: float) -> Effects:
         """Free the slots of (ticket, status) pairs, and give them to what waits."""
-        holder = self._replicas.get(replica)
+        holder = self._holders.by_tag.get(replica)
         if holder is None:
             return []
         effects: Effects = []
         for number, status in outcomes:
             ticket = holder.ongoing.pop(number, None)
             if ticket is not None:
-                effects.append(self._end(ticket, ticket.abandoned or status, now))
+                effects.append(self._tickets.end(ticket, ticket.abandoned or status, now))
         holder.saturated_until = 0.0
         return self._after_release(holder, effects, now)
 
     def holds(self, replica: str, models: Iterable[str]) -> None:
         """Know which multiplexed models a replica has; queries for them go there if they can."""
-        if replica in self._replicas:
-            self._replicas[replica].models = frozenset(models)
+        if replica in self._holders.by_tag:
+            self._holders.by_tag[replica].models = frozenset(models)
 
     def begun(self, replica: str, numbers: Iterable[int]) -> None:
         """Note that parts of answers have left, which nobody can take back."""
-        holder = self._replicas.get(replica)
+        holder = self._holders.by_tag.get(replica)
         for number in numbers:
             ticket = None if holder is None else holder.ongoing.get(number)
             if ticket is not None:
@@ -237,7 +215,7 @@ class Router:
 
         :meth:`delivered` ends them; copies end here, for their answers go nowhere.
         """
-        holder = self._replicas.get(replica)
+        holder = self._holders.by_tag.get(replica)
         if holder is None:
             return []
         effects: Effects = []
@@ -246,7 +224,7 @@ class Router:
             if ticket is None:
                 continue
             if ticket.caller is None:
-                effects.append(self._end(ticket, ticket.abandoned or status, now))
+                effects.append(self._tickets.end(ticket, ticket.abandoned or status, now))
                 continue
             ticket.answered, ticket.answered_at = ticket.abandoned or status, now
             holder.unconfirmed[number] = ticket
@@ -255,29 +233,28 @@ class Router:
 
     def delivered(self, replica: str, numbers: Iterable[int]) -> Effects:
         """End answered tickets: their callers have the answers, or are dead."""
-        holder = self._replicas.get(replica)
+        holder = self._holders.by_tag.get(replica)
         if holder is None:
             return []
         unconfirmed = holder.unconfirmed
         effects: Effects = [
-            self._end(ticket, ticket.answered, ticket.answered_at)
+            self._tickets.end(ticket, ticket.answered, ticket.answered_at)
             for number in numbers
             if (ticket := unconfirmed.pop(number, None)) is not None
         ]
         if holder.retired:
-            self._forget_if_done(holder)
+            self._holders.forget_if_done(holder)
         return effects
 
     def rejected(
         self, replica: str, numbers: Iterable[int], now: float, *, draining: bool
     ) -> Effects:
         """Queue again, at the front, tickets that the replica had no room for."""
-        holder = self._replicas.get(replica)
+        holder = self._holders.by_tag.get(replica)
         if holder is None:
             return []
         holder.draining |= draining
-        holder.saturated_until = now + SATURATED_S
-        self._saturated.append(holder)
+        self._holders.rest(holder, now)
         tickets = [t for n in numbers if (t := holder.ongoing.pop(n, None)) is not None]
         for ticket in tickets:
             ticket.attempts -= 1
@@ -292,12 +269,12 @@ class Router:
         ignore a second one. Copies are not, once they left: one that kills a replica must not kill
         the next.
         """
-        holder = self._replicas.pop(replica, None)
+        holder = self._holders.by_tag.pop(replica, None)
         if holder is None:
             return []
         backend = self._backends.get(holder.backend)
         if backend is not None and backend.replicas.get(replica) is holder:
-            self._retire(backend, holder)
+            self._holders.retire(backend, holder)
         not_run = set(unsent)
         effects: Effects = []
         lost: Effects = []
@@ -318,57 +295,30 @@ class Router:
 
     def wake(self, now: float) -> Effects:
         """Try again replicas that had rejected; to be called SATURATED_S after a rejection."""
-        saturated, self._saturated = self._saturated, []
         effects: Effects = []
-        for holder in saturated:
-            if holder.saturated_until > now:
-                self._saturated.append(holder)
-            else:
-                effects = self._after_release(holder, effects, now)
+        for holder in self._holders.rested(now):
+            effects = self._after_release(holder, effects, now)
         return effects
 
     # --- Inside: replicas -----------------------------------------------------------------------
 
     def _add_replica(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> Effects:
         effects: Effects = []
-        holder = self._replicas.get(table.tag)
+        holder = self._holders.by_tag.get(table.tag)
         if holder is not None and holder.table != table:
             effects = self.replica_lost(table.tag, (), now)  # another process has its tag by now
-            holder = None
-        if holder is None:
-            holder = self._replicas[table.tag] = RoutedReplica(table, backend.table.tag)
-        holder.retired = False  # it may be back: a new controller begins with an empty table
-        backend.replicas[table.tag] = holder
-        self._set_level(backend, holder, now)
+        self._holders.add(backend, table, now)
         return effects
-
-    def _retire(self, backend: RoutedBackend, replica: RoutedReplica) -> None:
-        replica.retired = True
-        del backend.replicas[replica.table.tag]
-        backend.levels.remove(replica)
-        self._forget_if_done(replica)
-
-    def _forget_if_done(self, replica: RoutedReplica) -> None:
-        if replica.ongoing or replica.unconfirmed:
-            return
-        if self._replicas.get(replica.table.tag) is replica:
-            del self._replicas[replica.table.tag]
 
     def _after_release(self, replica: RoutedReplica, effects: Effects, now: float) -> Effects:
         """Use a replica's room, if it may be used; return ``effects`` and those of that."""
         if replica.retired:
-            self._forget_if_done(replica)
+            self._holders.forget_if_done(replica)
             return effects
         backend = self._backends[replica.backend]
-        self._set_level(backend, replica, now)
+        self._holders.set_level(backend, replica, now)
         waiting = backend.queue or backend.copies
         return effects + self._fill(backend, now) if waiting else effects
-
-    def _set_level(self, backend: RoutedBackend, replica: RoutedReplica, now: float) -> None:
-        if replica.draining or replica.saturated_until > now:
-            backend.levels.remove(replica)
-        else:
-            backend.levels.place(replica)
 
     # --- Inside: tickets ------------------------------------------------------------------------
 
@@ -380,7 +330,7 @@ class Router:
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
         ticket.backend = table.tag
-        self._set_deadline(ticket, table)
+        self._tickets.limit(ticket, table)
         if not backend.queue and (replica := backend.choose(ticket, table.max_ongoing_requests)):
             return [backend.assign(ticket, replica)]
         if table.unavailable and not backend.replicas:
@@ -397,13 +347,15 @@ class Router:
         effects: Effects = []
         for tag in choose_shadows(endpoint.shadows, self._draw):
             backend = self._backends.get(tag)
-            copy = self._copies.make(original, next(self._numbers), backend, endpoint, now)
+            copy = self._tickets.copies.make(
+                original, self._tickets.next_number(), backend, endpoint, now
+            )
             if copy is None or backend is None:
                 effects.append(Dropped(endpoint.name, tag))
             else:
                 if not (backend.replicas or backend.queue or len(backend.copies) > 1):
                     effects.append(Starved(tag))
-                self._set_deadline(copy, backend.table)
+                self._tickets.limit(copy, backend.table)
                 effects += self._fill(backend, now)
         return effects
 
@@ -425,14 +377,6 @@ class Router:
             del queue[ticket.number]
         return [e for ticket in tickets for e in self._reroute(ticket, now)]
 
-    def _set_deadline(self, ticket: Ticket, table: BackendTable) -> None:
-        given = ticket.query.timeout_s
-        timeout_s = given if given is not None else table.request_timeout_s
-        if timeout_s is not None and ticket.deadline_at is None:
-            ticket.deadline_at = ticket.submitted_at + timeout_s
-            self._timed[ticket.number] = ticket
-            heapq.heappush(self._deadlines, (ticket.deadline_at, ticket.number))
-
     def _fill(self, backend: RoutedBackend, now: float) -> Effects:
         effects: Effects = [*backend.assign_waiting()]
         table = backend.table
@@ -451,7 +395,7 @@ class Router:
             endpoint = self._endpoints.get(ticket.endpoint)
             backend = self._backends.get(ticket.backend)
             if ticket.abandoned:
-                effects.append(self._end(ticket, ticket.abandoned, now))
+                effects.append(self._tickets.end(ticket, ticket.abandoned, now))
             elif endpoint is None or backend is None or not endpoint.sends(ticket):
                 effects += self._reroute(ticket, now)
             else:
@@ -467,34 +411,23 @@ class Router:
         if original.answered:
             original.abandoned = original.abandoned or status  # if its replica dies, it ends there
             return []
-        unwanted = [original, *self._copies.of(original)]
+        unwanted = [original, *self._tickets.copies.of(original)]
         return [e for each in unwanted for e in self._drop(each, status, now)]
 
     def _drop(self, ticket: Ticket, status: int, now: float) -> Effects:
         if ticket.replica is None:
             self._backends[ticket.backend].queue_of(ticket).pop(ticket.number, None)
-            return [self._end(ticket, status, now)]
+            return [self._tickets.end(ticket, status, now)]
         if ticket.abandoned or ticket.answered:
             return []
         ticket.abandoned = status
         return [Cancel(ticket.replica, ticket)]
 
     def _fail(self, ticket: Ticket, kind: type[UnderstudyError], text: str, now: float) -> Effects:
-        ended = self._end(ticket, kind.http_status, now)
+        ended = self._tickets.end(ticket, kind.http_status, now)
         return (
             [ended] if ticket.is_copy else [refusal(ticket.caller, ticket.query, kind, text), ended]
         )
-
-    def _end(self, ticket: Ticket, status: int, now: float) -> Ended | Dropped:
-        if ticket.deadline_at is not None:
-            del self._timed[ticket.number]
-        if ticket.caller is None:
-            return self._copies.end(ticket, status, now)
-        tickets = self._tickets[ticket.caller]
-        del tickets[ticket.query.id]
-        if not tickets:
-            del self._tickets[ticket.caller]
-        return Ended(ticket.endpoint, ticket.backend, status, now - ticket.submitted_at)
 
 
 def _may_repeat(ticket: Ticket) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sized
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 
@@ -78,6 +79,11 @@ class Ticket:
     answered_at: float = 0.0
     copies: tuple[Ticket, ...] = ()  # of an original: those made of it, some of them ended perhaps
     compare: tuple[Pairing, ...] = ()  # where its answer is compared with others'
+
+    @property
+    def time_limit_s(self) -> float:
+        """How long it may take in all."""
+        return inf if self.deadline_at is None else self.deadline_at - self.submitted_at
 
     @property
     def is_copy(self) -> bool:

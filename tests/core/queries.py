@@ -69,7 +69,7 @@ def numbers(effects: list[Effect]) -> list[int]:
 def load(made: Router) -> dict[str, tuple[int, int]]:
     """Return backend -> (queued, ongoing), counted where they are kept."""
     ongoing = dict.fromkeys(made._backends, 0)
-    for each in made._replicas.values():
+    for each in made._holders.by_tag.values():
         ongoing[each.backend] = ongoing.get(each.backend, 0) + len(each.ongoing)
     return {tag: (len(b.queue) + len(b.copies), ongoing[tag]) for tag, b in made._backends.items()}
 
@@ -79,10 +79,8 @@ def is_empty(made: Router) -> bool:
     made.next_deadline_at()
     return not (
         made._tickets
-        or made._copies.open
-        or made._copies._bytes
-        or made._timed
-        or made._deadlines
+        or made._tickets.copies._bytes
+        or made._tickets.deadlines._heap
         or any(b.queue or b.copies for b in made._backends.values())
-        or any(r.ongoing or r.unconfirmed or r.retired for r in made._replicas.values())
+        or any(r.ongoing or r.unconfirmed or r.retired for r in made._holders.by_tag.values())
     )

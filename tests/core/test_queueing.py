@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.core.routing import SATURATED_S, Router
+from understudy.core.holders import SATURATED_S
+from understudy.core.routing import Router
 from understudy.core.tables import EndpointTable
 from understudy.core.tickets import Assign, Ticket
 

@@ -1,6 +1,7 @@
 import pytest
 
-from understudy.core.routing import MAX_ATTEMPTS, SATURATED_S, Router
+from understudy.core.holders import SATURATED_S
+from understudy.core.routing import MAX_ATTEMPTS, Router
 from understudy.core.tables import BackendTable, EndpointTable
 from understudy.core.tickets import Assign, Cancel, Ended, Lost, Refuse, Starved
 

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from understudy.core.routing import MAX_ATTEMPTS, SATURATED_S, Router
+from understudy.core.holders import SATURATED_S
+from understudy.core.routing import MAX_ATTEMPTS, Router
 from understudy.core.tables import BackendTable
 from understudy.core.tickets import Assign, Cancel, Dropped, Ended, Lost, Refuse, Starved, Ticket
 
@@ -235,7 +236,7 @@ class RouterModel(RuleBasedStateMachine):
         refused = {e.query_id for e in effects if isinstance(e, Refuse)}
         for ticket in tickets.values():
             if ticket.is_copy:
-                assert unsent or ticket.number not in self.router._copies.open
+                assert unsent or ticket.number not in self.router._tickets.copies.open
             elif ticket.query.id in refused and self.queries_left(ticket):
                 assert not unsent
                 assert not ticket.query.repeatable or ticket.attempts >= MAX_ATTEMPTS

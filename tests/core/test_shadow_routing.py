@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.core.copies import MAX_COPIED_BYTES
+from understudy.core.holders import SATURATED_S
 from understudy.core.queueing import MAX_COPIES_QUEUED
-from understudy.core.routing import SATURATED_S, Router
+from understudy.core.routing import Router
 from understudy.core.tables import BackendTable, EndpointTable
 from understudy.core.tickets import Assign, Cancel, Dropped, Ended, Refuse, Starved
 

@@ -1,0 +1,42 @@
+"""When the time of queries is up."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from understudy.core.tickets import Ticket
+
+
+class Deadlines:
+    """The tickets that have a deadline, until they end; the time of each comes up once."""
+
+    def __init__(self) -> None:
+        self._timed: dict[int, Ticket] = {}  # by number
+        self._heap: list[tuple[float, int]] = []  # of deadlines; ended ones leave it late
+
+    def __bool__(self) -> bool:
+        return bool(self._timed)
+
+    def set(self, ticket: Ticket, at: float) -> None:
+        """Give a ticket its deadline."""
+        ticket.deadline_at = at
+        self._timed[ticket.number] = ticket
+        heapq.heappush(self._heap, (at, ticket.number))
+
+    def forget(self, ticket: Ticket) -> None:
+        """Know of a ticket that has a deadline no more: it has ended."""
+        del self._timed[ticket.number]
+
+    def due(self, now: float) -> Iterator[Ticket]:
+        """Return the tickets whose time is up, the first due first; each is returned once."""
+        while self._heap and self._heap[0][0] <= now:
+            ticket = self._timed.get(heapq.heappop(self._heap)[1])
+            if ticket is not None:
+                yield ticket
+
+    def next_at(self) -> float | None:
+        """Return when the next one is due."""
+        while self._heap and self._heap[0][1] not in self._timed:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

@@ -1,0 +1,76 @@
+"""The tickets of a router that have not ended: whose they are, and by when they must end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator
+
+from understudy.core.copies import Copies
+from understudy.core.deadlines import Deadlines
+from understudy.core.tables import BackendTable, EndpointTable
+from understudy.core.tickets import Dropped, Ended, QueryLike, Ticket
+
+
+class OpenTickets:
+    """All tickets, in ``by_caller`` those that somebody wants answered, by caller and query id."""
+
+    def __init__(self) -> None:
+        self.by_caller: dict[Hashable, dict[int, Ticket]] = {}
+        self.copies = Copies()
+        self.deadlines = Deadlines()
+        self._numbers = itertools.count(1)
+
+    def __bool__(self) -> bool:
+        return bool(self.by_caller or self.copies.open or self.deadlines)
+
+    def next_number(self) -> int:
+        """Return a number for a ticket."""
+        return next(self._numbers)
+
+    def open(
+        self, caller: Hashable, query: QueryLike, endpoint: EndpointTable, now: float
+    ) -> Ticket:
+        """Make a query's ticket."""
+        ticket = Ticket(
+            next(self._numbers), caller, query, endpoint.name, endpoint.route or "/", now
+        )
+        tickets = self.by_caller.get(caller)
+        if tickets is None:
+            tickets = self.by_caller[caller] = {}
+        tickets[query.id] = ticket
+        return ticket
+
+    def find(self, caller: Hashable, query_id: int) -> Ticket | None:
+        """Return the ticket of a query, if it has not ended."""
+        tickets = self.by_caller.get(caller)
+        return None if tickets is None else tickets.get(query_id)
+
+    def of(self, caller: Hashable) -> list[Ticket]:
+        """Return all tickets of a caller, the oldest first."""
+        return list(self.by_caller.get(caller, {}).values())
+
+    def unanswered(self) -> Iterator[Ticket]:
+        """Return all that wait or run, copies included."""
+        for tickets in (*self.by_caller.values(), self.copies.open):
+            for ticket in tickets.values():
+                if not ticket.answered:
+                    yield ticket
+
+    def limit(self, ticket: Ticket, table: BackendTable) -> None:
+        """Set a ticket's deadline, where its query or its backend has one; the first set stays."""
+        given = ticket.query.timeout_s
+        timeout_s = given if given is not None else table.request_timeout_s
+        if timeout_s is not None and ticket.deadline_at is None:
+            self.deadlines.set(ticket, ticket.submitted_at + timeout_s)
+
+    def end(self, ticket: Ticket, status: int, now: float) -> Ended | Dropped:
+        """Forget a ticket; return what the metrics are to hear."""
+        if ticket.deadline_at is not None:
+            self.deadlines.forget(ticket)
+        if ticket.caller is None:
+            return self.copies.end(ticket, status, now)
+        tickets = self.by_caller[ticket.caller]
+        del tickets[ticket.query.id]
+        if not tickets:
+            del self.by_caller[ticket.caller]
+        return Ended(ticket.endpoint, ticket.backend, status, now - ticket.submitted_at)
