@@ -40,7 +40,7 @@ from understudy.persistence.filesystem import FileStore
 logger = logging.getLogger(__name__)
 
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
-KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout")
+KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener")
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
 
@@ -70,12 +70,16 @@ class Controller(LoopActor):
         )
         self._requests = Requests(self._cluster, {am.GetStatus: lambda _: self._status()})
         self._status_file = StatusFile(self.loop, self.settings.status_file, self._status)
-        self._proxies: dict[Hashable, Address] = {}  # by the Process of each
+        self._proxies: dict[Hashable, Address] = {}  # by the incarnation of each
+        self._watched: set[str] = set()  # proxies
+        self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
         self._hosts: dict[str, dict[str, Any]] = {}
         self._host_addresses: dict[str, Address] = {}
         self._wake: Timer | None = None
         self._turning = False
         self._stopping = False
+        for expected in self._cluster.listeners.expected():
+            self._watch_proxy(m.Process(*expected.process))
         logger.info("recovered %d backends, epoch %d", len(self._cluster.backends), self._epoch)
         self._changed()
 
@@ -156,29 +160,29 @@ class Controller(LoopActor):
     def receiveMsg_Listen(self, message: cm.Listen, sender: Address) -> None:
         """Answer a proxy with what it lacks, or keep its call until there is news."""
         listener = message.listener
-        if listener not in self._proxies:
-            self.loop.watch_process(listener, lambda: self._proxy_gone(listener))
-        self._proxies[listener] = sender
+        self._watch_proxy(listener)
+        self._proxies[listener.incarnation] = sender
         self._cluster.loads.expect(listener, time.monotonic())
-        news = self._cluster.long_poll.listen(listener, message.seen)
+        news = self._cluster.listeners.listen(listener.incarnation, tuple(listener), message.seen)
         if news is not None:
-            self._tell(sender, news)
-        self._cluster.listener_changed()
+            self._news[listener.incarnation] = news
         self._changed()
 
-    def _tell(self, proxy: Address, news: News) -> None:
-        self.loop.send(proxy, cm.Changed(controller=self.process, **news._asdict()))
+    def _watch_proxy(self, process: m.Process) -> None:
+        if process.incarnation not in self._watched:
+            self._watched.add(process.incarnation)
+            self.loop.watch_process(process, lambda: self._proxy_gone(process))
 
-    def _proxy_gone(self, listener: m.Process) -> None:
-        self._proxies.pop(listener, None)
-        self._cluster.long_poll.forget(listener)
-        self._cluster.autoscaler.proxy_gone(listener, time.monotonic())
-        self._cluster.listener_changed()
+    def _proxy_gone(self, process: m.Process) -> None:
+        self._watched.discard(process.incarnation)
+        self._proxies.pop(process.incarnation, None)
+        self._cluster.listeners.gone(process.incarnation)
+        self._cluster.autoscaler.proxy_gone(process, time.monotonic())
         self._changed()
 
     def receiveMsg_LoadReported(self, message: cm.LoadReported, _sender: Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""
-        if message.proxy in self._proxies:
+        if message.proxy.incarnation in self._proxies:
             now = time.monotonic()
             self._cluster.autoscaler.load_reported(message.proxy, message.load, now)
             self._changed()
@@ -251,10 +255,13 @@ class Controller(LoopActor):
         news_by_listener = self._cluster.long_poll.take_news()
         if changes or news_by_listener or any(not isinstance(e, _ROUTINE) for e in effects):
             self._status_file.changed()
-        for listener, news in news_by_listener.items():
+        self._news.update(news_by_listener)
+        owed, self._news = self._news, {}
+        for listener, news in owed.items():
             proxy = self._proxies.get(listener)
             if proxy is not None:
-                self._tell(proxy, news)
+                changed = cm.Changed(controller=self.process, **news._asdict())
+                self.loop.send(proxy, changed)
         for sender, reply in self._requests.take_answers():
             self.loop.send(sender, reply)
 

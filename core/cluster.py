@@ -10,7 +10,6 @@ whatever anybody has seen is on disk.
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -49,12 +48,14 @@ from understudy.core.endpoints import (
 from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from understudy.core.goals import Goals, Progress, Subject
 from understudy.core.history import Author, History
+from understudy.core.listeners import LISTENER, Listeners
 from understudy.core.loads import Loads
 from understudy.core.long_poll import LongPoll
 from understudy.core.names import MAX_TAG_BYTES, wrong_with
 from understudy.core.present import Present
 from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
 from understudy.core.rollouts import ROLLOUT, Rollouts
+from understudy.core.schedule import Schedule
 from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
@@ -87,13 +88,13 @@ class Cluster:
         self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
         self._waiting: set[str] = set()  # backends with replicas for which there is no room
         self.long_poll = LongPoll(epoch, closed=bool(self._recovering))
+        self.listeners = Listeners(self, records.get(LISTENER, {}), now)
         self.loads = Loads(now)
         self.differences = AllDifferences()
         self.autoscaler = Autoscaler(self.loads)
         self._touched = set(self.backends)
         self._touched_applications = set(self.applications)
-        self._due: list[tuple[float, str]] = []
-        self._due_at: dict[str, float] = {}
+        self._schedule = Schedule()  # of backends
         self._changes = Changes()
         self.lost_code: set[str] = set()  # digests that the store was asked for in vain
         self.code_use = CodeUse()
@@ -335,11 +336,8 @@ class Cluster:
 
     def advance(self, now: float, wall_now: float = 0.0) -> list[Effect]:
         """Take the next steps of what was touched or is due; ``wall_now`` is for the history."""
-        while self._due and self._due[0][0] <= now:
-            due_at, tag = heapq.heappop(self._due)
-            if self._due_at.get(tag) == due_at:
-                del self._due_at[tag]
-                self._touched.add(tag)
+        self._touched |= self._schedule.take(now)
+        self.listeners.advance(now)
         effects = self.autoscaler.advance(now)
         self._touched |= self.autoscaler.take_rescaled()
         while self._touched or self._touched_applications:
@@ -362,9 +360,13 @@ class Cluster:
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
-        due_at = self._due[0][0] if self._due else float("inf")
-        opens_at = self._recovery_ends_at if self.long_poll.closed else float("inf")
-        due_at = min(due_at, opens_at, self.autoscaler.next_due_at(), self.rollouts.due_at())
+        due_at = min(
+            self._schedule.next_at(),
+            self._recovery_ends_at if self.long_poll.closed else float("inf"),
+            self.autoscaler.next_due_at(),
+            self.rollouts.due_at(),
+            self.listeners.due_at(),
+        )
         return due_at if due_at < float("inf") else None
 
     def take_changes(self) -> Changes:
@@ -396,17 +398,12 @@ class Cluster:
             backend.changed = False
             self._changes.put("backend", tag, backend.record)
             self._count(backend.record)
-        self._schedule(tag, max(backend.due_at(), now + MIN_STEP_S))
+        self._schedule.put(tag, max(backend.due_at(), now + MIN_STEP_S))
         return effects
 
     def _publish(self, tag: str, table: BackendTable) -> bool:
         self.long_poll.publish(BACKEND_PREFIX + tag, table)
         return self.long_poll.held_by_all(BACKEND_PREFIX + tag)
-
-    def _schedule(self, tag: str, due_at: float) -> None:
-        if due_at < float("inf") and self._due_at.get(tag) != due_at:
-            self._due_at[tag] = due_at  # an entry of the heap with another time counts no more
-            heapq.heappush(self._due, (due_at, tag))
 
     def _remove_backend(self, tag: str) -> None:
         removed = self.backends.pop(tag).record

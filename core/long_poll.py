@@ -71,6 +71,11 @@ class LongPoll:
         else:
             self._values[key] = value
 
+    def expect(self, listener: Hashable) -> None:
+        """Count a listener as one that holds nothing yet, until it says what it holds."""
+        self._seen[listener] = NOTHING_SEEN
+        self._note_seen(listener, NOTHING_SEEN)
+
     def listen(self, listener: Hashable, seen: int) -> News | None:
         """Note up to which id a listener holds everything; return what it lacks.
 

@@ -132,6 +132,14 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListenerRecord:
+    """A proxy that may route by tables of this controller or an earlier one."""
+
+    name: str  # its incarnation
+    process: tuple[int, int, str]  # fields of actors.messages.Process
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryRecord:
     """An acknowledged change. ``before`` and ``after`` are what it found and what it left.
 

@@ -19,7 +19,7 @@ from understudy.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure,
 from understudy.core.long_poll import NOTHING_SEEN, News
 from understudy.core.releases import release_of
 
-KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout")
+KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener")
 BROKEN = b"raise"  # code that starts so cannot start
 REFUSED = "refused"  # a user_config on which reconfigure raises
 
@@ -283,15 +283,13 @@ class World:
             self._listen(proxy)
 
     def _listen(self, proxy: Proxy) -> None:
-        news = self.cluster.long_poll.listen(proxy.name, proxy.seen)
+        news = self.cluster.listeners.listen(proxy.name, (1, 1, proxy.name), proxy.seen)
         if news is not None:
             self._inbox.append((proxy, news))
-        self.cluster.listener_changed()
 
     def restart_proxy(self, index: int = 0) -> None:
         """Replace a proxy by one that holds nothing."""
-        self.cluster.long_poll.forget(self.proxies[index].name)
-        self.cluster.listener_changed()
+        self.cluster.listeners.gone(self.proxies[index].name)
         self.proxies[index] = Proxy(f"proxy {next(self._names)}")
         self._listen(self.proxies[index])
 

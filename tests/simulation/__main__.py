@@ -29,7 +29,7 @@ def main() -> int:
         "--keep-going", action="store_true", help="after a failure, too; of each one line"
     )
     parser.add_argument("--digest", action="store_true", help="print one of each run")
-    parser.add_argument("--hosts", type=int, default=1, help="each with a proxy of its own")
+    parser.add_argument("--hosts", type=int, default=0, help="how many; 0: as the seed says")
     parser.add_argument("--mutation", help="break the code in this way; see mutations.py")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
@@ -52,7 +52,7 @@ def _run_all(options: argparse.Namespace) -> int:
             print(seed, digest)
         if failure:
             failures += 1
-            print(f"seed {seed} fails; replay: python -m tests.simulation --seeds 1 --from {seed}")
+            print(f"seed {seed} fails; replay: {_replay(seed, options.hosts)}")
             print(failure.rpartition("\n")[2] if options.keep_going else failure, flush=True)
             if not options.keep_going:
                 return 1
@@ -61,6 +61,11 @@ def _run_all(options: argparse.Namespace) -> int:
     for what, count in sorted(counts.items()):
         print(f"  {count:9} {what}")
     return 1 if failures else 0
+
+
+def _replay(seed: int, hosts: int) -> str:
+    told = f"python -m tests.simulation --seeds 1 --from {seed}"
+    return f"{told} --hosts {hosts}" if hosts else told
 
 
 def _outcomes(seeds: range, hosts: int, processes: int) -> Iterator[Outcome]:

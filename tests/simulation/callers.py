@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimProcess
 
 
+ADMIN_PORT = 1900  # of the first host; the others' follow
+
+
 class SimCaller:
     """One caller. It sends until the trouble ends."""
 
-    def __init__(self, simulation: Simulation, process: SimProcess, admin_port: int) -> None:
+    def __init__(self, simulation: Simulation, process: SimProcess, host: int) -> None:
         self.process = process
+        self.host = host
         self._simulation = simulation
         self._rng = simulation.world.rng
         self._pace_s = self._rng.choice([0.05, 0.2, 0.5])
-        port = Port(admin_port, process.identity, process)  # type: ignore[arg-type]
+        port = Port(ADMIN_PORT + host, process.identity, process)  # type: ignore[arg-type]
         self.caller = caller = Caller(port.loop, process.identity)
         port.on(m.AnswerQueries, caller.answered)
         port.on(m.AttachCallerReply, lambda message, _: caller.attached(message))

@@ -34,6 +34,7 @@ class Checks:
         self._asked: dict[int, am.Request] = {}
         self._based_on: Counter[str] = Counter()  # versions of the shared deployment
         self._rolled_back = False
+        self._recorded: set[str] = set()  # proxies that were on disk at some time
         self._deletes: dict[str, str] = {}  # goal -> tag
         self._queries: dict[str, tuple[m.Query, SimProcess]] = {}
         self._answers: Counter[str] = Counter()
@@ -76,6 +77,8 @@ class Checks:
         for kind, name in changed:
             if kind in {"backend", "endpoint"}:
                 self._compare(kind, name)
+            elif kind == "listener":
+                self._recorded.add(name)
 
     def _compare(self, kind: str, name: str) -> None:
         record = self.on_disk.get((kind, name))
@@ -160,6 +163,11 @@ class Checks:
             found = table and (dict(table.traffic), dict(table.shadows))
             told = f"{request} was answered, and {process} holds {found} instead of {wanted}"
             self.expect(found == wanted, told)
+
+    def is_told(self, proxy: SimProcess) -> None:
+        """A proxy takes a table: a next controller has to know of it."""
+        known = proxy.identity.incarnation in self._recorded
+        self.expect(known, f"{proxy} was told of a table before it was on record")
 
     def endpoint_names(self) -> list[str]:
         """Return what callers may ask for."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.callers import ADMIN_PORT
 from tests.simulation.scripted_code import BROKEN, DEADLY, FLAKY, PLAIN, SLOW
 from understudy.actors import admin_messages as am
 from understudy.actors.port import CONTROLLER, Finder, Port
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 REPEAT_S = 2.0
-ADMIN_PORT = 1900
 BACKENDS = 3  # of one client
 SHARED = "shared"  # the deployment that all clients change
 Script = Iterator[Any]  # yields requests, and gets their replies; or seconds to wait

@@ -111,13 +111,14 @@ class Faults:
 
     def _crash_host(self) -> None:
         simulation = self._simulation
-        self._world.note("faults", "host 0 crashes")
-        callers = [each.process for each in simulation.callers if each is not None]
+        number = self._rng.randrange(len(simulation.hosts))
+        self._world.note("faults", f"host {number} crashes")
+        callers = [each for each in simulation.callers if each is not None]
         for process in [
-            *simulation.actors_of(0),
-            *callers,
-            simulation.hosts[0],
-            simulation.admins[0],
+            *simulation.actors_of(number),
+            *(each.process for each in callers if each.host == number),
+            simulation.hosts[number],
+            simulation.admins[number],
         ]:
             if process is not None:
                 self._world.kill(process)

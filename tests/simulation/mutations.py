@@ -44,6 +44,19 @@ MUTATIONS = {
         "        return True or self._seen_by_all() >= ",
         "a changed endpoint is acknowledged when every proxy routes by it",
     ),
+    "forgets_at_a_restart_which_proxies_there_are": Mutation(
+        "core.listeners",
+        "            cluster.long_poll.expect(name)\n",
+        "            pass\n",
+        "a changed endpoint is acknowledged when every proxy routes by it",
+    ),
+    "tells_proxies_before_they_are_on_record": Mutation(
+        "actors.controller",
+        "            self._news[listener.incarnation] = news\n",
+        "            changed = cm.Changed(controller=self.process, **news._asdict())\n"
+        "            self.loop.send(sender, changed)\n",
+        "a new controller knows every proxy that was told anything",
+    ),
     "forgets_that_ids_go_on_after_a_restart": Mutation(
         "core.long_poll",
         "= epoch * IDS_PER_EPOCH",

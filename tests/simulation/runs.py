@@ -9,7 +9,7 @@ from collections import Counter
 from tests.simulation.simulation import Simulation
 
 
-def outcome(seed: int, hosts: int = 1) -> tuple[int, str, str, Counter[str]]:
+def outcome(seed: int, hosts: int = 0) -> tuple[int, str, str, Counter[str]]:
     """Run a seed; return it, how it failed ("" if it did not), a digest, counts of what happened.
 
     The digest is that of the last steps: the same for the same code, seed and Python.

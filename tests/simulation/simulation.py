@@ -13,7 +13,7 @@ from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
-from tests.simulation.callers import SimCaller
+from tests.simulation.callers import ADMIN_PORT, SimCaller
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
 from tests.simulation.disks import Disk
@@ -26,7 +26,6 @@ from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
 from understudy.actors.proxy import Proxy
 from understudy.actors.replica import Replica
 
-ADMIN_PORT = 1900  # of the first host; the others' follow
 SETTLE_S = 200.0  # how long coming to rest may take
 REPORT_EVERY_S = 1.0
 _CLASSES = {CONTROLLER[0]: Controller, PROXY[0]: Proxy}
@@ -34,9 +33,12 @@ _ERRORS = logging.getLogger("understudy")
 
 
 class Simulation(logging.Handler):
-    """One seed's run. As a log handler it takes note of what handlers were not to raise."""
+    """One seed's run. As a log handler it takes note of what handlers were not to raise.
 
-    def __init__(self, seed: int, hosts: int = 1) -> None:
+    The seed decides how many hosts there are, where ``hosts`` is 0.
+    """
+
+    def __init__(self, seed: int, hosts: int = 0) -> None:
         super().__init__(logging.ERROR)
         self.world = world = World(seed)
         rng = world.rng
@@ -50,7 +52,7 @@ class Simulation(logging.Handler):
         self.hosts: list[SimProcess | None] = []
         self.quiet = False  # nothing is made to go wrong any more
         self.duration_s = rng.uniform(3.0, 15.0)
-        self._host_count = hosts
+        self._host_count = hosts or rng.choice([1, 1, 1, 2, 3])
         self.clients: list[Client] = []
         self.callers: list[SimCaller | None] = []
         self.faults = Faults(self)
@@ -236,9 +238,10 @@ class Simulation(logging.Handler):
         self.world.after(self.world.rng.uniform(0.1, 1.0), partial(self._host_again, number))
 
     def actors_of(self, host: int) -> list[SimProcess]:
-        """Return a host's actors; the second host's is only a proxy."""
-        proxy = f"{PROXY[1]} 1"
-        return [p for name, p in self.names.items() if p.alive and (name == proxy) == (host == 1)]
+        """Return a host's actors; those of all but the first are only a proxy each."""
+        of_others = {f"{PROXY[1]} {number}" for number in range(1, self._host_count)}
+        names = {f"{PROXY[1]} {host}"} if host else self.names.keys() - of_others
+        return [p for name, p in self.names.items() if p.alive and name in names]
 
     def start_caller(self, number: int) -> None:
         if self.callers[number] is None:
@@ -247,7 +250,7 @@ class Simulation(logging.Handler):
             self.world.run_as(process, lambda: self._set_caller(number, process, host))
 
     def _set_caller(self, number: int, process: SimProcess, host: int) -> None:
-        self.callers[number] = SimCaller(self, process, ADMIN_PORT + host)
+        self.callers[number] = SimCaller(self, process, host)
 
     def replicas(self) -> list[SimProcess]:
         """Return the replicas' processes that live."""

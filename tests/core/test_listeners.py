@@ -1,0 +1,82 @@
+"""Which proxies a new controller waits for before it says that all of them know."""
+
+from __future__ import annotations
+
+from understudy.core.listeners import EXPECTED_S
+from understudy.core.tables import ENDPOINT_PREFIX
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import World  # noqa: TID251
+
+
+def with_two_proxies() -> World:
+    world = World(proxies=2)
+    world.request(ask.create("b"))
+    world.request(ask.endpoint("e", "b", route="/e"))
+    world.settle()
+    return world
+
+
+def restart_but_for(world: World, silent: int) -> None:
+    """Start the controller anew, with one proxy that has not found it yet."""
+    proxies = world.proxies
+    world.proxies = [proxy for number, proxy in enumerate(proxies) if number != silent]
+    world.boot()
+    world.flush()
+    world.proxies = proxies
+
+
+def held(world: World) -> bool:
+    return world.cluster.long_poll.held_by_all(ENDPOINT_PREFIX + "e")
+
+
+def test_a_new_controller_waits_for_proxies_that_it_has_not_heard_of() -> None:
+    world = with_two_proxies()
+    restart_but_for(world, 1)
+    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.flush()
+    assert not held(world)
+    world._listen(world.proxies[1])
+    world.flush()
+    assert held(world)
+    assert world.proxies[1].tables.keys() == world.proxies[0].tables.keys()
+
+
+def test_a_proxy_that_is_gone_is_waited_for_no_more_and_its_record_goes() -> None:
+    world = with_two_proxies()
+    restart_but_for(world, 1)
+    (expected,) = world.cluster.listeners.expected()
+    assert expected.name == "proxy 1"
+    world.cluster.listeners.gone("proxy 1")
+    world.flush()
+    assert held(world)
+    assert world.records["listener"].keys() == {"proxy 0"}
+    world.cluster.listeners.gone("proxy 1")  # as its host may say again
+    assert not world.cluster.take_changes()
+
+
+def test_a_proxy_of_which_nothing_is_heard_counts_as_gone_after_a_while() -> None:
+    world = with_two_proxies()
+    restart_but_for(world, 1)
+    began = world.now
+    world.wait(EXPECTED_S - 1)
+    assert not held(world)
+    world.wait(2)
+    assert held(world)
+    assert world.now < began + 2 * EXPECTED_S
+    world._listen(world.proxies[1])  # it was only late
+    world.flush()
+    assert world.records["listener"].keys() == {"proxy 0", "proxy 1"}
+
+
+def test_replicas_are_not_stopped_while_a_proxy_that_is_expected_may_send_to_them() -> None:
+    world = with_two_proxies()
+    restart_but_for(world, 1)
+    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.request(ask.delete("b"))
+    world.flush()
+    (process,) = world.running("b")
+    assert process.state == "running"
+    world._listen(world.proxies[1])
+    world.flush()
+    assert not world.running("b")
