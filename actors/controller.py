@@ -163,7 +163,8 @@ class Controller(LoopActor):
         self._watch_proxy(listener)
         self._proxies[listener.incarnation] = sender
         self._cluster.loads.expect(listener, time.monotonic())
-        news = self._cluster.listeners.listen(listener.incarnation, tuple(listener), message.seen)
+        plain = listener[:]  # records do without the class
+        news = self._cluster.listeners.listen(listener.incarnation, plain, message.seen)
         if news is not None:
             self._news[listener.incarnation] = news
         self._changed()
