@@ -15,10 +15,11 @@ from typing import Any
 import cloudpickle
 
 from understudy.actors.admin_messages import Request, RequestReply
-from understudy.actors.dispatch import Caller, QueryClient
+from understudy.actors.dispatch import Caller
 from understudy.actors.messages import AnswerQueries, AttachCallerReply
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import this_process
+from understudy.actors.query_client import CallerClient, QueryClient
 from understudy.actors.settings import HostSettings
 from understudy.actors.system import is_running
 from understudy.core.errors import NotRunningError, error_from
@@ -64,7 +65,7 @@ class Connection:
             if not self._asked_proxy:
                 self._asked_proxy = True
                 self._port.loop.post(self._proxy.start)
-        return QueryClient(self._caller)
+        return CallerClient(self._caller)
 
     def request(self, request: Request, *, timeout_s: float | None = None) -> Any:
         """Have the controller carry out ``request``; block until it is answered.

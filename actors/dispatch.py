@@ -9,17 +9,13 @@ because nobody knows whether they ran.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
-import os
-import secrets
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from understudy.actors.large_bytes import arrived, beside
+from understudy.actors.large_bytes import arrived
 from understudy.actors.loop import Callback, Loop, Outbox, Timer
 from understudy.actors.messages import (
     Address,
@@ -37,7 +33,6 @@ from understudy.actors.messages import (
     SubmitQueries,
 )
 from understudy.actors.streams import Stream
-from understudy.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
@@ -139,6 +134,9 @@ class Caller:
             self._fail(entry, CLOSED)
             return
         if query.timeout_s is not None:
+            if query.timeout_s <= 0:  # it is made for a query whose own time is up
+                self._time_out(entry, "the time was up before it was sent")
+                return
             entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
         self._put(entry)
 
@@ -271,8 +269,11 @@ class Caller:
             return
         if self._outbox is not None:
             self._outbox.put(_Cancel(query.id))
-        text = f"no answer within {query.timeout_s:g} s"
-        entry.finish(FailedAnswer(query.id, "QueryTimeoutError", text))
+        self._time_out(entry, f"no answer within {query.timeout_s:.6g} s")
+
+    def _time_out(self, entry: _Entry, text: str) -> None:
+        self._forget(entry.query.id)
+        entry.finish(FailedAnswer(entry.query.id, "QueryTimeoutError", text))
 
     def _forget(self, query_id: int) -> _Entry | None:
         entry = self._entries.pop(query_id, None)
@@ -283,94 +284,3 @@ class Caller:
 
 def _unavailable(query_id: int, text: str) -> FailedAnswer:
     return FailedAnswer(query_id, "ReplicaUnavailableError", text, 1.0)
-
-
-class PendingQuery:
-    """A query submitted through a :class:`QueryClient`."""
-
-    __slots__ = ("future", "id", "request_id")
-
-    def __init__(self, query_id: int, request_id: str) -> None:
-        self.id = query_id
-        self.request_id = request_id
-        self.future: Future[Answer] = Future()
-
-    def answered(self, answer: Any) -> None:
-        """Give the future its result, unless it was cancelled."""
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_result(answer)
-
-
-class QueryClient:
-    """A thread-safe face of :class:`Caller`, with futures; what handles use."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-
-    def submit(
-        self,
-        *,
-        endpoint: str,
-        call: bytes,
-        call_method: str = "",
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-        repeatable: bool = False,
-        shard_key: str | None = None,
-        for_shadow: bool = False,
-        multiplexed_model_id: str = "",
-    ) -> PendingQuery:
-        """Send a query to an endpoint by name; its future gets the answer, whatever it is.
-
-        NotRunningError once the connection is closed, and in a process forked from the one that
-        opened it: nobody would ever answer there.
-        """
-        if self._caller.process.pid != os.getpid():
-            raise NotRunningError("this handle was made before a fork; get another one after it")
-        request_id = request_id or secrets.token_hex(16)
-        pending = PendingQuery(self._caller.next_id(), request_id)
-        query = Query(
-            id=pending.id,
-            endpoint=endpoint,
-            path="",
-            http_method="",
-            call_method=call_method,
-            call=beside(call),
-            request_id=request_id,
-            timeout_s=timeout_s,
-            repeatable=repeatable,
-            shard_key=shard_key,
-            for_shadow=for_shadow,
-            multiplexed_model_id=multiplexed_model_id,
-        )
-        self._on_loop(partial(self._caller.submit, query, pending.answered))
-        if self._caller.left:  # not before: what is posted to a loop that has ended is dropped
-            raise NotRunningError(f"{CLOSED}; get another handle from one that is open")
-        return pending
-
-    def cancel(self, pending: PendingQuery) -> None:
-        """Cancel the future, and the query wherever it is."""
-        if pending.future.cancel():
-            self._on_loop(partial(self._caller.cancel, pending.id))
-
-    def _on_loop(self, callback: Callback) -> None:
-        """Call where the caller is: async code of a replica is there already, others post."""
-        loop = self._caller.loop
-        if asyncio._get_running_loop() is loop.asyncio:
-            loop.guarded(callback)
-        else:
-            loop.post(callback)
-
-
-_installed: QueryClient | None = None
-
-
-def install(client: QueryClient | None) -> None:
-    """Make ``client`` the one that handles in this process use; a replica does it at its start."""
-    global _installed  # noqa: PLW0603  # one per process, like the process's actor
-    _installed = client
-
-
-def current() -> QueryClient | None:
-    """Return the process's own query client, or None outside replicas."""
-    return _installed

@@ -69,10 +69,21 @@ class HttpCall(NamedTuple):
 
 
 class PythonCall(NamedTuple):
-    """A call through a handle: a method's name, and cloudpickle of (args, kwargs)."""
+    """A call through a handle: a method's name, and cloudpickle of (args, kwargs).
+
+    ``inputs`` are what other calls have returned, cloudpickled, to be put where an
+    :class:`Input` stands for them.
+    """
 
     method: str
     arguments: bytes
+    inputs: tuple[bytes, ...] = ()
+
+
+class Input(NamedTuple):
+    """Stands for an argument that another call returns, by its place in ``inputs``."""
+
+    place: int
 
 
 class Query(NamedTuple):

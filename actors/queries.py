@@ -13,12 +13,14 @@ the caller has the answer: if this process dies in between, it goes to another r
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import Any
 
-from understudy.actors import dispatch, held_models
+from understudy.actors import held_models, query_client
 from understudy.actors.comparisons import Comparisons
 from understudy.actors.control_messages import MeetProxy
+from understudy.actors.dispatch import Caller
 from understudy.actors.large_bytes import travelling
 from understudy.actors.loop import Outbox
 from understudy.actors.messages import (
@@ -38,8 +40,9 @@ from understudy.actors.messages import (
     ValueAnswer,
 )
 from understudy.actors.port import Port
+from understudy.actors.query_client import CallerClient
 from understudy.actors.streams import Sender
-from understudy.actors.user_code import UserCode
+from understudy.actors.user_code import Reply, UserCode
 from understudy.core.errors import error_status
 
 MAX_OUTBOXES = 256  # before idle ones are dropped
@@ -48,19 +51,20 @@ _Item = Answer | StreamBegun | StreamPart
 _News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 
 
-class Run:
-    """One query in user code, and what is told of it; see UserCode's Reply."""
+class Run(Reply):
+    """One query in user code, and what is told of it."""
 
-    __slots__ = ("assignment", "has_ended", "is_delivered", "proxy", "queries", "sender", "status")
+    __slots__ = ("is_delivered", "proxy", "queries", "sender", "status")
 
     def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
+        timeout_s = assignment.timeout_s
+        deadline_at = None if timeout_s is None else time.monotonic() + timeout_s
+        super().__init__(assignment, deadline_at)
         self.queries = queries
         self.proxy = proxy  # its incarnation
-        self.assignment = assignment
         self.sender: Sender | None = None
         self.status = 0  # of its answer
         self.is_delivered = False
-        self.has_ended = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -129,8 +133,8 @@ class Queries:
         self._answers: dict[str, Outbox] = {}  # by the caller's incarnation
         self._news: dict[str, Outbox] = {}  # by the proxy's incarnation
         self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
-        self._caller = caller = dispatch.Caller(port.loop, port.process)
-        dispatch.install(dispatch.QueryClient(caller))
+        self._caller = caller = Caller(port.loop, port.process)
+        query_client.install(CallerClient(caller))
         held_models.on_change(self._models_changed)
         port.on(RunQueries, self._run)
         port.on(ControlStreams, self._control)

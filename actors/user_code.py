@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
@@ -31,13 +31,14 @@ from understudy.actors import held_models, user_context
 from understudy.actors.large_bytes import content_of
 from understudy.actors.messages import (
     Answer,
-    Assignment,
     FailedAnswer,
     HttpCall,
+    Input,
     PythonCall,
     Query,
     ValueAnswer,
 )
+from understudy.actors.user_context import RunningQuery
 from understudy.core.errors import (
     DeployFailedError,
     InvalidRequestError,
@@ -79,28 +80,36 @@ class Failure(NamedTuple):
         return cls(text, trace, pickled)
 
 
-class Reply(Protocol):
+class Reply(RunningQuery):
     """One query, and what user code makes of it. A query that is not answered was cancelled."""
+
+    __slots__ = ()
 
     @property
     def key(self) -> Any:
         """What to cancel it by."""
-
-    @property
-    def assignment(self) -> Assignment:
-        """What to run."""
+        raise NotImplementedError
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Begin an answer in parts; it is ended like any other, with a StreamEnded when well."""
+        raise NotImplementedError
 
     async def send(self, data: bytes) -> None:
         """Send the next part; returns when more may be made."""
+        raise NotImplementedError
 
     def answer(self, answer: Answer) -> None:
         """Answer; user code may go on."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Note that user code has returned."""
+        raise NotImplementedError
+
+
+class _Running(NamedTuple):
+    task: asyncio.Task[None]
+    reply: Reply
 
 
 class UserCode:
@@ -118,7 +127,7 @@ class UserCode:
         # It starts threads only when none is idle, so never more than the calls that were let in.
         self._pool = ThreadPoolExecutor(MAX_THREADS, "user")
         self._health_pool = ThreadPoolExecutor(1, "health")
-        self._tasks: dict[Any, asyncio.Task[None]] = {}
+        self._running: dict[Any, _Running] = {}
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
         self._callable: Any = None
         self._asgi: AsgiHost | None = None
@@ -172,28 +181,32 @@ class UserCode:
     def run(self, reply: Reply) -> None:
         """Run a query."""
         task = self.loop.create_task(self._serve(reply))
-        self._tasks[reply.key] = task
+        self._running[reply.key] = _Running(task, reply)
         task.add_done_callback(partial(self._ended, reply))
 
     async def _serve(self, reply: Reply) -> None:
         answer = await self._answer(reply)
         if answer is not None:
             reply.answer(answer)
-        del self._tasks[reply.key]
+        del self._running[reply.key]
         reply.end()  # here, which is one pass of the loop earlier than in _ended
 
     def _ended(self, reply: Reply, task: asyncio.Task[None]) -> None:
         """Tell the end of a task that was cancelled, perhaps before its code began."""
         self._cancelled.discard(task)
-        if self._tasks.pop(reply.key, None) is not None:
+        if self._running.pop(reply.key, None) is not None:
             reply.end()
 
     def cancel(self, key: Any) -> None:
-        """Cancel a query: async code gets CancelledError, sync code runs on unheard."""
-        task = self._tasks.get(key)
-        if task is not None and task not in self._cancelled:
-            self._cancelled.add(task)
-            task.cancel()
+        """Cancel a query: async code gets CancelledError, sync code runs on unheard.
+
+        So are the calls that it has made: a thread that waits for one is free at once.
+        """
+        running = self._running.get(key)
+        if running is not None and running.task not in self._cancelled:
+            self._cancelled.add(running.task)
+            running.task.cancel()
+            running.reply.cancel_calls()
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -294,7 +307,7 @@ class UserCode:
     async def _answer(self, reply: Reply) -> Answer | None:
         """Return the answer; None when it was given already."""
         assignment = reply.assignment
-        user_context.running.set(assignment)
+        user_context.running.set(reply)
         query = assignment.query
         call: Any = None
         try:
@@ -311,7 +324,7 @@ class UserCode:
             return _failed(query, error, is_http=isinstance(call, HttpCall))
 
     async def _answer_python(self, query_id: int, call: PythonCall) -> ValueAnswer:
-        args, kwargs = pickle.loads(call.arguments)
+        args, kwargs = _arguments(call)
         result = await self._invoke(self._method(call.method), args, kwargs, self._pool)
         try:
             return ValueAnswer(query_id, cloudpickle.dumps(result))
@@ -392,6 +405,17 @@ def give_way_to_messages() -> None:
 def lost_code(text: str) -> bytes:
     """Return what stands for code that is lost: to load it raises DeployFailedError(``text``)."""
     return pickle.dumps(_Lost(text))
+
+
+def _arguments(call: PythonCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = pickle.loads(call.arguments)
+    if not call.inputs:
+        return args, kwargs
+
+    def resolved(value: Any) -> Any:
+        return pickle.loads(call.inputs[value.place]) if type(value) is Input else value
+
+    return tuple(map(resolved, args)), {name: resolved(value) for name, value in kwargs.items()}
 
 
 def _outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:

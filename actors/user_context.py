@@ -1,15 +1,18 @@
 """What user code may ask about the query it runs, and about the replica that it runs in.
 
-A query costs one context variable, which holds its assignment as it came; a
-:class:`RequestContext` is made of it only for who asks.
+A query costs one context variable, which holds what runs it; a :class:`RequestContext` is made of
+it only for who asks. Calls that user code makes through handles belong to the query that it runs:
+they inherit its id and what is left of its time, and are cancelled with it. That ends with the
+query: what user code leaves running in the background is on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import time
+from collections.abc import Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from understudy.actors.messages import Assignment
 
@@ -32,7 +35,9 @@ class RequestContext:
 
     ``request_id`` is that of the query on whose behalf user code called, where it is a call of its.
     ``is_shadow``: a copy, whose result nobody gets, or a call on behalf of one. Code that charges,
-    mails or writes should not.
+    mails or writes should not. ``deadline``, by :func:`time.monotonic` as ``asyncio.timeout_at``
+    takes it: nobody waits for the answer any longer. ``is_cancelled``: nobody waits already; sync
+    code, which cannot be stopped, does well to look now and then.
     """
 
     request_id: str = ""
@@ -45,10 +50,69 @@ class RequestContext:
     is_shadow: bool = False
     is_http_request: bool = False
     multiplexed_model_id: str = ""
+    deadline: float | None = None
+    is_cancelled: bool = False
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Return the seconds until the deadline, not below 0; None where there is none."""
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
 
 
-running: ContextVar[Assignment | None] = ContextVar("understudy_assignment", default=None)
-running_batch: ContextVar[tuple[Assignment | None, ...]] = ContextVar(
+class Call(Protocol):
+    """A call made through a handle."""
+
+    def cancel(self) -> None:
+        """Cancel it wherever it is; harmless when it is over; callable from any thread."""
+
+
+class RunningQuery:
+    """A query, or batch of queries, that user code runs, and the calls that it has made meanwhile.
+
+    ``deadline_at`` is in :func:`time.monotonic` seconds. Calls come from any thread; the end and
+    the cancellation from that of user code's loop.
+    """
+
+    __slots__ = ("assignment", "calls", "deadline_at", "has_ended", "is_cancelled")
+
+    def __init__(self, assignment: Assignment, deadline_at: float | None) -> None:
+        self.assignment = assignment
+        self.deadline_at = deadline_at
+        self.calls: set[Call] | None = None  # made when there is one: most queries make none
+        self.is_cancelled = False
+        self.has_ended = False
+
+    def made(self, call: Call) -> None:
+        """Cancel this call with the query, unless :meth:`over` comes before."""
+        if self.calls is None:
+            self.calls = set()
+        self.calls.add(call)
+        if self.is_cancelled:  # on another thread, which has not seen this one perhaps
+            call.cancel()
+
+    def over(self, call: Call) -> None:
+        """Forget a call that is over."""
+        if self.calls is not None:
+            self.calls.discard(call)
+
+    def cancel_calls(self) -> None:
+        """Cancel all calls that are under way: nobody wants to know any more."""
+        self.is_cancelled = True
+        for call in list(self.calls or ()):
+            call.cancel()
+
+
+class Origin(NamedTuple):
+    """What a call made through a handle inherits of the query on whose behalf it is made."""
+
+    request_id: str = ""  # "" for none
+    for_shadow: bool = False
+    deadline_at: float | None = None
+    query: RunningQuery | None = None  # with which to cancel it
+
+
+running: ContextVar[RunningQuery | None] = ContextVar("understudy_query", default=None)
+running_batch: ContextVar[tuple[RunningQuery | None, ...]] = ContextVar(
     "understudy_batch", default=()
 )
 _replica: ReplicaContext | None = None
@@ -78,13 +142,14 @@ def request_context() -> RequestContext:
 
 def batch_request_context() -> list[RequestContext]:
     """Return the queries of the batch that the calling task runs, in the items' order."""
-    return [_context_of(assignment) for assignment in running_batch.get()]
+    return [_context_of(query) for query in running_batch.get()]
 
 
-def _context_of(assignment: Assignment | None) -> RequestContext:
+def _context_of(query: RunningQuery | None) -> RequestContext:
     replica = _replica
-    if assignment is None or replica is None:
+    if query is None or replica is None:
         return RequestContext()
+    assignment = query.assignment
     is_http = bool(assignment.query.http_method)
     return RequestContext(
         request_id=assignment.query.request_id,
@@ -94,36 +159,77 @@ def _context_of(assignment: Assignment | None) -> RequestContext:
         backend=replica.backend,
         version=replica.version,
         replica_tag=replica.replica_tag,
-        is_shadow=_is_for_shadow(assignment),
+        is_shadow=_is_for_shadow(query),
         is_http_request=is_http,
         multiplexed_model_id=assignment.query.multiplexed_model_id,
+        deadline=query.deadline_at,
+        is_cancelled=query.is_cancelled,
     )
 
 
-def origin() -> tuple[str, bool]:
-    """Return what calls made here inherit: the request id, "" for none, and is_shadow."""
-    assignment = running.get()
-    if assignment is None:
-        return "", False
-    return assignment.query.request_id, _is_for_shadow(assignment)
+def origin() -> Origin:
+    """Return what calls made here inherit.
+
+    Nobody waits for a query that has ended or was cancelled, so what is called then, to clean up
+    or in the background, has all the time it takes.
+    """
+    query = running.get()
+    if query is None:
+        return Origin()
+    request_id, for_shadow = query.assignment.query.request_id, _is_for_shadow(query)
+    if query.has_ended or query.is_cancelled:
+        return Origin(request_id, for_shadow)
+    return Origin(request_id, for_shadow, query.deadline_at, query)
 
 
-def batching_group(assignment: Assignment | None) -> Hashable:
+def is_cancelled() -> bool:
+    """Return whether the running query was cancelled."""
+    query = running.get()
+    return query is not None and query.is_cancelled
+
+
+def begin_batch(queries: Iterable[RunningQuery | None]) -> RunningQuery | None:
+    """Have the calling task run these queries as a batch; return what is run, which has their ids.
+
+    It goes on as long as one of them is wanted, so it has the time of the one that has most.
+    """
+    of_items = tuple(queries)
+    running_batch.set(of_items)
+    first = of_items[0]
+    if first is None:
+        return None
+    deadlines = [None if query is None else query.deadline_at for query in of_items]
+    known = [deadline for deadline in deadlines if deadline is not None]
+    latest = max(known) if len(known) == len(deadlines) else None
+    batch = RunningQuery(first.assignment, latest)
+    running.set(batch)
+    return batch
+
+
+def detach() -> None:
+    """Have the calling task work for others than the running query too; it keeps that one's id."""
+    query = running.get()
+    if query is not None:
+        running.set(RunningQuery(query.assignment, None))
+
+
+def batching_group(query: RunningQuery | None) -> Hashable:
     """Return what queries must have in common to be run in one batch.
 
     Calls made by a batch are made for its first query, and inherit what that is; and its model is
     that of all.
     """
-    if assignment is None:
+    if query is None:
         return None
-    return _is_for_shadow(assignment), assignment.query.multiplexed_model_id
+    return _is_for_shadow(query), query.assignment.query.multiplexed_model_id
 
 
 def multiplexed_model_id() -> str:
     """Return the model that the running query asks for; "" for none."""
-    assignment = running.get()
-    return "" if assignment is None else assignment.query.multiplexed_model_id
+    query = running.get()
+    return "" if query is None else query.assignment.query.multiplexed_model_id
 
 
-def _is_for_shadow(assignment: Assignment) -> bool:
+def _is_for_shadow(query: RunningQuery) -> bool:
+    assignment = query.assignment
     return assignment.caller is None or assignment.query.for_shadow

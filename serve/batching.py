@@ -24,6 +24,7 @@ from contextvars import Context, copy_context
 from typing import Any, NamedTuple
 
 from understudy.actors import user_context
+from understudy.actors.user_context import RunningQuery
 from understudy.core.batching import Batches
 from understudy.core.errors import UnderstudyError
 from understudy.serve.per_instance import PerInstance, PicklesAsNew
@@ -225,20 +226,20 @@ class _Signatures(PicklesAsNew):
 class _Item:
     """One call."""
 
-    __slots__ = ("assignment", "batch", "context", "future", "owner", "values")
+    __slots__ = ("batch", "context", "future", "owner", "query", "values")
 
     def __init__(self, owner: tuple[Any, ...], values: dict[str, Any]) -> None:
         self.owner = owner  # the instance, in a tuple; empty for a function
         self.values = values  # by parameter
         self.context: Context = copy_context()
-        self.assignment = user_context.running.get()
+        self.query = user_context.running.get()
         self.batch: _Running | None = None  # once it has begun
         self.make_place()
 
     @property
     def group(self) -> Any:
         """What the items of a batch have in common."""
-        return user_context.batching_group(self.assignment)
+        return user_context.batching_group(self.query)
 
     def make_place(self) -> None:
         """Make what the outcome arrives in."""
@@ -310,6 +311,19 @@ class _Running:
         self.wanted: dict[Any, None] = dict.fromkeys(items)  # those whose callers still wait
         self.moved = asyncio.Event()  # set when a caller has taken a value, or left
         self.task: asyncio.Task[None] | None = None
+        self.query: RunningQuery | None = None  # what its calls through handles belong to
+
+    def cancel(self) -> None:
+        """End it: nobody wants it any more; harmless when it is done."""
+        if self.task is not None:
+            self.task.cancel()
+        if self.query is not None:
+            self.query.cancel_calls()
+
+    def ended(self) -> None:
+        """Note that user code has returned."""
+        if self.query is not None:
+            self.query.has_ended = True
 
     def put_all(self, outcome: _Outcome | None) -> None:
         for item in self.wanted:
@@ -352,8 +366,8 @@ class _Queue:
             self._batches.remove(item, item.group)
             self._arm()
             return
-        if running.drop(item) and not running.wanted and running.task is not None:
-            running.task.cancel()  # harmless when it is done
+        if running.drop(item) and not running.wanted:
+            running.cancel()
 
     def limits_changed(self) -> None:
         """Take the batch function's limits; callable from any thread."""
@@ -409,7 +423,7 @@ class _Queue:
         self._arm()
 
     async def _run(self, running: _Running) -> None:
-        user_context.running_batch.set(tuple(item.assignment for item in running.items))
+        running.query = user_context.begin_batch(item.query for item in running.items)
         try:
             called = self._call(running.items)
             if isinstance(called, AsyncGenerator):
@@ -425,6 +439,8 @@ class _Queue:
             running.put_all(_Outcome.failed(failure))
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
             running.put_all(_Outcome.failed(error))
+        finally:
+            running.ended()
 
     def _call(self, items: list[_Item]) -> Any:
         function = self._batching.function

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pickle
 import secrets
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from understudy.actors import dispatch, user_context
-from understudy.actors.dispatch import PendingQuery, QueryClient
+from understudy.actors import query_client, user_context
 from understudy.actors.messages import PythonCall
-from understudy.core.errors import InvalidRequestError
+from understudy.actors.query_client import PendingQuery, QueryClient
+from understudy.actors.user_context import Origin, RunningQuery
+from understudy.core.errors import InvalidRequestError, RequestCancelledError
 from understudy.serve.packing import pack_arguments
-from understudy.serve.responses import DeploymentResponse, send
+from understudy.serve.responses import DeploymentResponse, in_event_loop, send, take_inputs
 
 __all__ = ["DeploymentHandle", "DeploymentResponse"]
 
@@ -76,33 +79,44 @@ class DeploymentHandle:
         """Call the deployment; returns at once.
 
         A DeploymentResponse among the arguments is waited for, in the background, and its value
-        passed. InvalidRequestError when the arguments cannot be pickled; NotRunningError when
-        there is no system to call.
+        passed. A call made by a replica's code belongs to the query that it runs: it has the same
+        request id, ends by the same deadline, and is cancelled with it. InvalidRequestError when
+        the arguments cannot be pickled; NotRunningError when there is no system to call;
+        RequestCancelledError in sync code whose query was cancelled.
         """
-        client = self._client or dispatch.current() or _own_client()
-        request_id, for_shadow = user_context.origin()
-        request_id = request_id or secrets.token_hex(16)
-        response = DeploymentResponse(self._what(), client, request_id)
-
-        def submit(values: tuple[Any, ...], named: dict[str, Any]) -> PendingQuery:
-            arguments = pack_arguments(self._what(), values, named)
-            return self._submit(client, request_id, arguments, for_shadow)
-
-        send(response, submit, args, kwargs)
-        return response
+        if user_context.is_cancelled() and not in_event_loop():
+            # Sync code cannot be stopped anywhere else. Async code was: it cleans up.
+            raise RequestCancelledError(f"the query that calls {self._what()} was cancelled")
+        client = self._client or query_client.current() or _own_client()
+        origin = user_context.origin()
+        values, named, inputs = take_inputs(args, kwargs)
+        arguments = pack_arguments(self._what(), values, named)
+        pending = client.pending(origin.request_id or secrets.token_hex(16))
+        send(pending, inputs, partial(self._submit, client, pending, origin, arguments))
+        if origin.query is not None:
+            _belong(pending, origin.query)
+        return DeploymentResponse(self._what(), pending)
 
     def _submit(
-        self, client: QueryClient, request_id: str, arguments: bytes, for_shadow: bool
-    ) -> PendingQuery:
+        self,
+        client: QueryClient,
+        pending: PendingQuery,
+        origin: Origin,
+        arguments: bytes,
+        inputs: tuple[bytes, ...],
+    ) -> None:
         method = self._options.method_name
-        return client.submit(
+        call = PythonCall(method, arguments, inputs)
+        deadline_at = origin.deadline_at
+        client.submit(
+            pending,
             endpoint=self.endpoint,
             call_method="" if method == "__call__" else method,
-            call=pickle.dumps(PythonCall(method, arguments), protocol=pickle.HIGHEST_PROTOCOL),
-            request_id=request_id,
+            call=pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL),
+            timeout_s=None if deadline_at is None else deadline_at - time.monotonic(),
             repeatable=self._options.retryable,
             shard_key=self._options.shard_key,
-            for_shadow=for_shadow,
+            for_shadow=origin.for_shadow,
             multiplexed_model_id=self._options.multiplexed_model_id,
         )
 
@@ -141,6 +155,11 @@ def _restore(
     deployment_name: str, app_name: str | None, options: HandleOptions
 ) -> DeploymentHandle:
     return DeploymentHandle(deployment_name, app_name, options=options)
+
+
+def _belong(call: PendingQuery, query: RunningQuery) -> None:
+    query.made(call)
+    call.future.add_done_callback(lambda _: query.over(call))
 
 
 def _own_client() -> QueryClient:

@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pickle
-import secrets
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from typing import Any
 
-from understudy.actors import dispatch
-from understudy.actors.dispatch import PendingQuery, QueryClient
+from understudy.actors import query_client
 from understudy.actors.messages import Answer, Assignment, FailedAnswer, Query
-from understudy.actors.user_code import Failure, UserCode
+from understudy.actors.query_client import PendingQuery, QueryClient
+from understudy.actors.user_code import Failure, Reply, UserCode
 from understudy.core.errors import DeployFailedError
 from understudy.serve.answers import with_note
 from understudy.serve.build import build
@@ -34,9 +33,9 @@ class LocalClient(QueryClient):
     """Runs each call in the deployment's own loop, here."""
 
     def __init__(self) -> None:
+        super().__init__(itertools.count(1).__next__)
         self.ingresses: dict[str, str] = {}  # by application
         self._deployments: dict[str, UserCode] = {}  # by endpoint
-        self._ids = itertools.count(1)
         self._lock = threading.Lock()
 
     def add(self, endpoint: str, code: bytes, user_config: Any) -> None:
@@ -65,70 +64,46 @@ class LocalClient(QueryClient):
                 closed.exception(STOP_TIMEOUT_S)
             user_code.end()
 
-    def submit(
-        self,
-        *,
-        endpoint: str,
-        call: bytes,
-        call_method: str = "",
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-        repeatable: bool = False,
-        shard_key: str | None = None,
-        for_shadow: bool = False,
-        multiplexed_model_id: str = "",
-    ) -> PendingQuery:
-        """See :meth:`understudy.actors.dispatch.QueryClient.submit`."""
-        request_id = request_id or secrets.token_hex(16)
-        pending = PendingQuery(next(self._ids), request_id)
-        query = Query(
-            id=pending.id,
-            endpoint=endpoint,
-            path="",
-            http_method="",
-            call_method=call_method,
-            call=call,
-            request_id=request_id,
-            timeout_s=timeout_s,
-            repeatable=repeatable,
-            shard_key=shard_key,
-            for_shadow=for_shadow,
-            multiplexed_model_id=multiplexed_model_id,
-        )
+    def _send(self, query: Query, pending: PendingQuery) -> None:
         with self._lock:
-            user_code = self._deployments.get(endpoint)
+            user_code = self._deployments.get(str(query.endpoint))
         if user_code is None:
-            text = f"there is no endpoint {endpoint!r} in local testing mode"
+            text = f"there is no endpoint {query.endpoint!r} in local testing mode"
             pending.answered(FailedAnswer(pending.id, "DeploymentUnavailableError", text))
         else:
             reply = _LocalReply(pending, query)
             user_code.loop.call_soon_threadsafe(user_code.run, reply)
-        return pending
 
     def cancel(self, pending: PendingQuery) -> None:
-        """Cancel the future, and the call."""
-        if pending.future.cancel():
-            with self._lock:
-                deployments = list(self._deployments.values())
-            for user_code in deployments:
-                user_code.loop.call_soon_threadsafe(user_code.cancel, pending.id)
+        """See :meth:`QueryClient.cancel`."""
+        with self._lock:
+            deployments = list(self._deployments.values())
+        for user_code in deployments:
+            user_code.loop.call_soon_threadsafe(user_code.cancel, pending.id)
 
 
-class _LocalReply:
+class _LocalReply(Reply):
     """Gives the answer to who asked."""
 
+    __slots__ = ("_pending",)
+
     def __init__(self, pending: PendingQuery, query: Query) -> None:
-        self.key = pending.id
-        self.assignment = Assignment(
+        assignment = Assignment(
             ticket=pending.id,
             query=query,
-            caller=None,
+            caller="this process",
             caller_incarnation="",
             endpoint=str(query.endpoint),
             route="/",
             timeout_s=query.timeout_s,
         )
+        super().__init__(assignment, None)
         self._pending = pending
+
+    @property
+    def key(self) -> int:
+        """What to cancel it by."""
+        return self._pending.id
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Do nothing: only HTTP has answers in parts."""
@@ -141,7 +116,8 @@ class _LocalReply:
         self._pending.answered(answer)
 
     def end(self) -> None:
-        """Do nothing: there are no slots."""
+        """Note that user code has returned; there are no slots."""
+        self.has_ended = True
 
 
 _client: LocalClient | None = None
@@ -152,7 +128,7 @@ def run(target: Application, name: str) -> DeploymentHandle:
     global _client  # noqa: PLW0603  # one per process, as the connection is
     if _client is None:
         _client = LocalClient()
-        dispatch.install(_client)
+        query_client.install(_client)
     client = _client
     built = build(target, name)
     client.remove_all(name)
@@ -185,7 +161,7 @@ def shutdown() -> None:
     client, _client = _client, None
     if client is None:
         return
-    dispatch.install(None)
+    query_client.install(None)
     for name in list(client.ingresses):
         client.remove_all(name)
 

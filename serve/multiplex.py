@@ -152,6 +152,7 @@ class _Cache:
         return (await asyncio.shield(load)).get()
 
     async def _load(self, owner: tuple[Any, ...], model_id: str) -> _Loaded:
+        user_context.detach()  # others may wait for it, too
         try:
             async with self._one_at_a_time:
                 limit = self._multiplexing.limit

@@ -3,28 +3,23 @@
 Theory of operation. A response has a future of its answer, which the process's message loop
 completes and which nobody cancels but :meth:`DeploymentResponse.cancel`. The answer is unpickled,
 once, by who asks for it, never by the message loop, because unpickling runs user code. A call with
-responses among its arguments is sent when they have all come: callbacks on their futures hand it to
-a small pool of threads, which unpickles them and sends the call, so neither the caller nor the loop
-waits.
+responses among its arguments is pickled at once, and sent when they have all come: what they
+returned goes along as it came, and is unpickled where it is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from understudy.actors.dispatch import PendingQuery, QueryClient
-from understudy.actors.messages import Answer
+from understudy.actors.messages import Input, ValueAnswer
+from understudy.actors.query_client import PendingQuery
 from understudy.core.errors import RequestCancelledError
 from understudy.serve.answers import Outcome, decode
-
-_CHAIN_THREADS = 4
-_Submit = Callable[[tuple[Any, ...], dict[str, Any]], PendingQuery]
 
 
 class DeploymentResponse:
@@ -34,16 +29,18 @@ class DeploymentResponse:
     not wait. Safe to use from several threads and event loops.
     """
 
-    __slots__ = ("_answer", "_cancelled", "_client", "_outcome", "_pending", "_what", "request_id")
+    __slots__ = ("_cancelled", "_outcome", "_pending", "_what")
 
-    def __init__(self, what: str, client: QueryClient, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, what: str, pending: PendingQuery) -> None:
         self._what = what
-        self._client = client
-        self._pending: PendingQuery | None = None
-        self._answer: Future[Answer] = Future()
+        self._pending = pending
         self._outcome: Outcome | None = None
         self._cancelled = False
+
+    @property
+    def request_id(self) -> str:
+        """The request id of the call, which its logs show."""
+        return self._pending.request_id
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the value; raises what user code raised, or TimeoutError after ``timeout_s``.
@@ -51,20 +48,20 @@ class DeploymentResponse:
         The call goes on after a TimeoutError, and can be waited for again. RuntimeError inside a
         running event loop, which it would block.
         """
-        if _is_in_event_loop():
+        if in_event_loop():
             raise RuntimeError(
                 f"result() of {self._what} would block the running event loop; await the response"
             )
         with contextlib.suppress(CancelledError):
             try:
-                self._answer.exception(timeout_s)
+                self._pending.future.exception(timeout_s)
             except FutureTimeoutError:  # not yet the builtin one on Python 3.10
                 text = f"{self._what} has not answered within {timeout_s:g} s"
                 raise TimeoutError(text) from None
         return self._take()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self._answer.done():
+        if not self._pending.future.done():
             yield from self._wait().__await__()
         return self._take()
 
@@ -75,9 +72,7 @@ class DeploymentResponse:
         for the response then raises RequestCancelledError.
         """
         self._cancelled = True
-        if self._pending is not None:
-            self._client.cancel(self._pending)
-        self._answer.cancel()
+        self._pending.cancel()
 
     def cancelled(self) -> bool:
         """Tell whether :meth:`cancel` was called, even if it came too late."""
@@ -90,7 +85,7 @@ class DeploymentResponse:
         )
 
     def __repr__(self) -> str:
-        state = "done" if self._answer.done() else "pending"
+        state = "done" if self._pending.future.done() else "pending"
         return f"<DeploymentResponse of {self._what}, {state}, request {self.request_id}>"
 
     def _take(self) -> Any:
@@ -103,11 +98,13 @@ class DeploymentResponse:
         """Return how the call ended; only once the answer is there."""
         if self._outcome is None:
             try:
-                self._outcome = decode(self._answer.result(), self._what)
+                self._outcome = decode(self._pending.future.result(), self._what)
             except CancelledError:
                 text = f"the call to {self._what} was cancelled (request {self.request_id})"
                 self._outcome = Outcome(error=RequestCancelledError(text))
-            except Exception as error:  # of a response among the arguments
+            except _InputFailedError as failure:
+                self._outcome = failure.response._settle()
+            except Exception as error:  # it could not be sent when its arguments had come
                 self._outcome = Outcome(error=error)
         return self._outcome
 
@@ -116,7 +113,7 @@ class DeploymentResponse:
         waiter: asyncio.Future[None] = loop.create_future()
         # Not asyncio.wrap_future: when the task is cancelled, it would cancel the answer's future
         # and leave the query running.
-        self._answer.add_done_callback(lambda _: _wake(loop, waiter))
+        self._pending.future.add_done_callback(lambda _: _wake(loop, waiter))
         try:
             await waiter
         except asyncio.CancelledError:
@@ -124,66 +121,70 @@ class DeploymentResponse:
             raise
 
 
-def send(response: DeploymentResponse, submit: _Submit, args: Any, kwargs: Any) -> None:
-    """Send the call that ``response`` stands for, at once or when its arguments have come."""
-    inputs = [part for part in (*args, *kwargs.values()) if isinstance(part, DeploymentResponse)]
-    if inputs:
-        _advance(inputs, functools.partial(_send_resolved, response, submit, args, kwargs))
-    else:
-        response._pending = submit(args, kwargs)
-        response._answer = response._pending.future
+class _InputFailedError(Exception):
+    """A call was not sent, because a response among its arguments is no value."""
+
+    def __init__(self, response: DeploymentResponse) -> None:
+        super().__init__(response)
+        self.response = response
 
 
-def _advance(inputs: list[DeploymentResponse], then: Callable[[], None]) -> None:
-    """Have ``then`` run on a thread of ours once all inputs are answered."""
-    for response in inputs:
-        if not response._answer.done():
-            response._answer.add_done_callback(lambda _: _advance(inputs, then))
-            return
-    _pool().submit(then)
+def take_inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[DeploymentResponse]]:
+    """Return the arguments with an Input for each response among them, and the responses."""
+    inputs: list[DeploymentResponse] = []
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, DeploymentResponse):
+            return value
+        inputs.append(value)
+        return Input(len(inputs) - 1)
+
+    return tuple(map(taken, args)), {name: taken(value) for name, value in kwargs.items()}, inputs
 
 
-def _send_resolved(
-    response: DeploymentResponse, submit: _Submit, args: tuple[Any, ...], kwargs: dict[str, Any]
+def send(
+    pending: PendingQuery,
+    inputs: list[DeploymentResponse],
+    submit: Callable[[tuple[bytes, ...]], None],
 ) -> None:
-    if response._cancelled:
+    """Send a call with what its inputs returned, at once or when they have come.
+
+    It raises what ``submit`` raises at once; what comes later is the call's outcome.
+    """
+    if inputs:
+        _advance(pending, inputs, submit)
+    else:
+        submit(())
+
+
+def _advance(
+    pending: PendingQuery,
+    inputs: list[DeploymentResponse],
+    submit: Callable[[tuple[bytes, ...]], None],
+) -> None:
+    for response in inputs:
+        future = response._pending.future
+        if not future.done():
+            future.add_done_callback(lambda _: _advance(pending, inputs, submit))
+            return
+    if pending.future.cancelled():
         return
     try:
-        values = tuple(map(_resolved, args))
-        named = {name: _resolved(value) for name, value in kwargs.items()}
-        pending = submit(values, named)
-    except Exception as error:  # of an argument, or of pickling one
-        _complete(response._answer, functools.partial(_fail, error=error))
-        return
-    response._pending = pending
-    pending.future.add_done_callback(functools.partial(_copy, response._answer))
-    if response._cancelled:  # cancel() came before it could see the query
-        response._client.cancel(pending)
+        submit(tuple(map(_value_of, inputs)))
+    except Exception as error:
+        pending.failed(error)
 
 
-def _resolved(value: Any) -> Any:
-    if not isinstance(value, DeploymentResponse):
-        return value
-    outcome = value._settle()
-    if outcome.error is not None:
-        raise outcome.error.with_traceback(None)
-    return outcome.value
-
-
-def _copy(target: Future[Answer], source: Future[Answer]) -> None:
-    if source.cancelled():
-        target.cancel()
-    else:
-        _complete(target, lambda answer: answer.set_result(source.result()))
-
-
-def _complete(answer: Future[Answer], act: Callable[[Future[Answer]], None]) -> None:
-    if answer.set_running_or_notify_cancel():  # False: it was cancelled, and stays so
-        act(answer)
-
-
-def _fail(answer: Future[Answer], error: BaseException) -> None:
-    answer.set_exception(error)
+def _value_of(response: DeploymentResponse) -> bytes:
+    """Return what a call has returned, as it came."""
+    future = response._pending.future
+    if not future.cancelled() and future.exception() is None:
+        answer = future.result()
+        if isinstance(answer, ValueAnswer):
+            return answer.value
+    raise _InputFailedError(response)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
@@ -191,18 +192,13 @@ def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None
         if not waiter.done():
             waiter.set_result(None)
 
+    if asyncio._get_running_loop() is loop:  # in a replica answers arrive on user code's loop
+        wake()
+        return
     with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
         loop.call_soon_threadsafe(wake)
 
 
-def _is_in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_CHAIN_THREADS, "understudy-chain")
+def in_event_loop() -> bool:
+    """Tell whether the calling thread runs an event loop, which must not be blocked."""
+    return asyncio._get_running_loop() is not None

@@ -11,51 +11,48 @@ import pytest
 
 from understudy.actors import connection as connections
 from understudy.actors import system as systems
-from understudy.actors.dispatch import PendingQuery
 from understudy.actors.messages import FailedAnswer, ValueAnswer
+from understudy.actors.query_client import QueryClient
+from understudy.actors.user_code import _arguments
 from understudy.core import errors
 from understudy.serve import session
 
 
-class FakeQueries:
+class FakeQueries(QueryClient):
     """Runs queries at once, or keeps them in ``held`` while ``hold`` is set."""
 
     def __init__(self, controller):
+        super().__init__(itertools.count(1).__next__)
         self.controller = controller
         self.hold = False
         self.held = []
         self.submitted = []
         self.cancelled = []
-        self._ids = itertools.count(1)
 
-    def submit(self, **query):
-        pending = PendingQuery(next(self._ids), query["request_id"])
+    def _send(self, query, pending):
         self.submitted.append(query)
         if self.hold:
             self.held.append((pending, query))
         else:
             self.answer(pending, query)
-        return pending
 
     def release(self):
         self.hold = False
-        for pending, query in self.held:
-            if not pending.future.cancelled():
-                self.answer(pending, query)
-        self.held = []
+        held, self.held = self.held, []
+        for pending, query in held:
+            self.answer(pending, query)
 
     def answer(self, pending, query):
-        pending.future.set_result(self._run(pending.id, query))
+        pending.answered(self._run(pending.id, query))
 
     def cancel(self, pending):
         self.cancelled.append(pending.id)
-        pending.future.cancel()
 
     def _run(self, query_id, query):
-        call = pickle.loads(query["call"])
-        args, kwargs = pickle.loads(call.arguments)
+        call = pickle.loads(query.call)
         try:
-            method = getattr(self.controller.instances[query["endpoint"]], call.method)
+            args, kwargs = _arguments(call)
+            method = getattr(self.controller.instances[query.endpoint], call.method)
             return ValueAnswer(query_id, cloudpickle.dumps(method(*args, **kwargs)))
         except Exception as error:
             return FailedAnswer(

@@ -8,7 +8,7 @@ import cloudpickle
 import pytest
 
 from understudy import serve
-from understudy.actors import dispatch
+from understudy.actors import query_client
 from understudy.actors.messages import FailedAnswer, HttpAnswer, ValueAnswer
 from understudy.serve import answers
 from understudy.serve.answers import decode
@@ -30,6 +30,18 @@ class OddError(Exception):
 class FragileError(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} {two}")
+
+
+class Counted:
+    unpickled = 0
+
+    def __reduce__(self):
+        return _counted, ()
+
+
+def _counted():
+    Counted.unpickled += 1
+    return Counted()
 
 
 class Model:
@@ -61,23 +73,23 @@ def test_a_call_returns_its_value_with_its_request_id(handle, queries):
     response = handle.remote(1, key="x")
     assert response.result() == ((1,), {"key": "x"})
     (query,) = queries.submitted
-    assert query["request_id"] == response.request_id
-    assert (query["endpoint"], query["call_method"]) == ("a#Model", "")
-    assert query["repeatable"] is False
+    assert query.request_id == response.request_id
+    assert (query.endpoint, query.call_method) == ("a#Model", "")
+    assert query.repeatable is False
 
 
 def test_a_method_is_called_by_name_or_by_option(handle, queries):
     assert handle.double.remote(4).result() == 8
     assert handle.options(method_name="double").remote(5).result() == 10
-    assert [query["call_method"] for query in queries.submitted] == ["double", "double"]
+    assert [query.call_method for query in queries.submitted] == ["double", "double"]
 
 
 def test_options_travel_with_the_query(handle, queries):
     options = {"shard_key": "k", "retryable": True, "multiplexed_model_id": "m"}
     handle.options(**options).double.remote(1).result()
     (query,) = queries.submitted
-    assert (query["shard_key"], query["repeatable"]) == ("k", True)
-    assert query["multiplexed_model_id"] == "m"
+    assert (query.shard_key, query.repeatable) == ("k", True)
+    assert query.multiplexed_model_id == "m"
 
 
 @pytest.mark.parametrize(
@@ -127,11 +139,11 @@ def test_in_a_replica_handles_use_the_replicas_own_client(handle, queries, syste
     system.running = False
     with pytest.raises(NotRunningError):
         handle.remote()
-    dispatch.install(queries)
+    query_client.install(queries)
     try:
         assert handle.double.remote(1).result() == 2
     finally:
-        dispatch.install(None)
+        query_client.install(None)
 
 
 def test_an_exception_of_user_code_keeps_its_type_and_its_traceback(handle):
@@ -261,21 +273,34 @@ def test_a_response_as_an_argument_is_resolved_without_blocking_the_caller(handl
     first, other = handle.double.remote(1), handle.double.remote(2)
     second = handle.remote(first, key=other)
     assert len(queries.submitted) == 2
-    assert not second._answer.done()
+    assert not second._pending.future.done()
     queries.release()
     assert second.result(timeout_s=5) == ((2,), {"key": 4})
-    assert queries.submitted[-1]["request_id"] == second.request_id
+    assert queries.submitted[-1].request_id == second.request_id
 
 
-def test_a_chain_is_resolved_on_a_thread_of_its_own(handle, queries):
-    class Spy:
-        def __reduce__(self):
-            return _thread_name, ()
-
-    queries.controller.instances["a#Model"].spy = Spy
-    response = handle.remote(handle.options(method_name="spy").remote())
+def test_what_is_passed_on_is_unpickled_only_where_it_arrives(handle, queries):
+    queries.controller.instances["a#Model"].spy = Counted
+    Counted.unpickled = 0
+    response = handle.remote(handle.options(method_name="spy").remote(), 1)
     (args, _) = response.result(timeout_s=5)
-    assert args[0].startswith("understudy-chain")
+    assert isinstance(args[0], Counted)
+    assert Counted.unpickled == 2, "by the replica, and with the result"
+
+
+def test_arguments_are_those_of_the_time_of_the_call(handle, queries):
+    queries.hold = True
+    numbers = [1]
+    response = handle.remote(numbers, handle.double.remote(1))
+    numbers.append(2)
+    queries.release()
+    assert response.result(timeout_s=5) == (([1], 2), {})
+
+
+def test_a_bad_argument_beside_a_response_is_refused_at_once(handle, queries):
+    queries.hold = True
+    with pytest.raises(InvalidRequestError, match="argument 2"):
+        handle.remote(handle.double.remote(1), threading.Lock())
 
 
 def test_a_failed_argument_fails_the_call(handle, queries):
@@ -297,21 +322,36 @@ def test_cancelling_a_call_that_waits_for_its_arguments_keeps_it_from_being_sent
     assert len(queries.submitted) == 1
 
 
+def test_a_cancelled_argument_fails_the_call(handle, queries):
+    queries.hold = True
+    first = handle.double.remote(1)
+    second = handle.double.remote(first)
+    first.cancel()
+    with pytest.raises(RequestCancelledError, match=r"call to a#Model.double was cancelled"):
+        second.result(timeout_s=5)
+
+
+def test_a_call_that_cannot_be_sent_when_its_arguments_have_come_fails(handle, queries):
+    queries.hold = True
+    first = handle.double.remote(1)
+    second = handle.double.remote(first)
+
+    def refuse(query, pending):
+        raise NotRunningError("closed")
+
+    queries._send = refuse
+    queries.release()
+    with pytest.raises(NotRunningError, match="closed"):
+        second.result(timeout_s=5)
+
+
 def test_cancelling_a_chained_call_under_way_cancels_its_query(handle, queries):
     first = handle.double.remote(1)
     assert first.result() == 2
-    sent = threading.Event()
-    submit = queries.submit
-
-    def watched(**query):
-        pending = submit(**query)
-        sent.set()
-        return pending
-
-    queries.submit, queries.hold = watched, True
+    queries.hold = True
     second = handle.double.remote(first)
-    assert sent.wait(5)
     second.cancel()
+    assert queries.cancelled == [2]
     with pytest.raises(RequestCancelledError):
         second.result(timeout_s=5)
 
@@ -348,7 +388,3 @@ def test_composition_runs_through_handles_given_to_constructors(running):
 
     handle = serve.run(Outer.bind(serve.deployment(Model).bind()))
     assert handle.remote(4).result() == 9
-
-
-def _thread_name():
-    return threading.current_thread().name
