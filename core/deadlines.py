@@ -7,13 +7,19 @@ from collections.abc import Iterator
 
 from understudy.core.tickets import Ticket
 
+SPARE = 100  # ended ones that are not worth cleaning up after
+
 
 class Deadlines:
-    """The tickets that have a deadline, until they end; the time of each comes up once."""
+    """The tickets that have a deadline, until they end; the time of each comes up once.
+
+    Ended ones leave the heap when their time comes, or when they are most of it: queries that are
+    cancelled by the thousands may have hours left.
+    """
 
     def __init__(self) -> None:
         self._timed: dict[int, Ticket] = {}  # by number
-        self._heap: list[tuple[float, int]] = []  # of deadlines; ended ones leave it late
+        self._heap: list[tuple[float, int]] = []  # of deadlines
 
     def __bool__(self) -> bool:
         return bool(self._timed)
@@ -22,6 +28,9 @@ class Deadlines:
         """Give a ticket its deadline."""
         ticket.deadline_at = at
         self._timed[ticket.number] = ticket
+        if len(self._heap) > 2 * len(self._timed) + SPARE:
+            self._heap = [each for each in self._heap if each[1] in self._timed]
+            heapq.heapify(self._heap)
         heapq.heappush(self._heap, (at, ticket.number))
 
     def forget(self, ticket: Ticket) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from understudy.core.deadlines import SPARE
 from understudy.core.holders import SATURATED_S
 from understudy.core.routing import MAX_ATTEMPTS, Router
 from understudy.core.tables import BackendTable, EndpointTable
@@ -168,7 +169,7 @@ def test_a_queued_query_past_its_time_is_dropped() -> None:
 def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None:
     made = router(backend("r1", limit=1, request_timeout_s=1.0))
     ticket = submit(made, 1)[0].ticket
-    submit(made, 2, timeout_s=60.0)
+    submit(made, 2, timeout_s=60.0, http_method="GET")
     effects = made.expire(1.0)
     assert [type(effect) for effect in effects] == [Refuse, Cancel]
     assert load(made) == {"b": (1, 1)}
@@ -177,10 +178,31 @@ def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None
     assert assigned(effects) == [("r1", 2)]
 
 
-def test_the_querys_own_time_limit_counts_before_the_backends() -> None:
+def test_a_clients_own_time_limit_counts_before_the_backends() -> None:
     made = router(backend("r1", request_timeout_s=1.0))
-    submit(made, 1, timeout_s=5.0)
+    submit(made, 1, timeout_s=5.0, http_method="GET")
     assert made.next_deadline_at() == 5.0
+
+
+@pytest.mark.parametrize(("left", "deadline"), [(5.0, 1.0), (0.5, 0.5), (None, 1.0)])
+def test_a_call_has_the_smaller_of_what_its_query_has_left_and_the_backends(
+    left: float | None, deadline: float
+) -> None:
+    made = router(backend("r1", request_timeout_s=1.0))
+    submit(made, 1, timeout_s=left)
+    assert made.next_deadline_at() == deadline
+
+
+def test_deadlines_far_away_of_cancelled_queries_are_not_kept() -> None:
+    made = router(backend("r1", limit=1))
+    submit(made, 1, timeout_s=3600.0)
+    for number in range(2, 20_000):
+        submit(made, number, timeout_s=3600.0)
+        made.cancel("c", number, 1.0)
+    assert len(made._tickets.deadlines._heap) < 2 * SPARE
+    assert made.next_deadline_at() == 3600.0
+    made.expire(3600.0)
+    assert made.next_deadline_at() is None
 
 
 def test_deadlines_of_ended_queries_wake_nobody() -> None:

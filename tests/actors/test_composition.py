@@ -1,0 +1,243 @@
+"""Deployments that call each other: what calls inherit, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.serve.exceptions import RequestCancelledError
+from understudy.serve.handle import DeploymentHandle
+
+
+class Leaf:
+    """The last in the chain; says in ``folder`` what becomes of its calls."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    async def wait(self, mark: str) -> None:
+        (self.folder / f"{mark} began").touch()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            (self.folder / f"{mark} cancelled").touch()
+            raise
+
+    def block(self, mark: str) -> None:
+        (self.folder / f"{mark} began").touch()
+        while not serve.get_request_context().is_cancelled:
+            time.sleep(0.01)
+        (self.folder / f"{mark} cancelled").touch()
+        while not (self.folder / "gate").exists():
+            time.sleep(0.01)
+
+    async def told(self) -> tuple[str, float | None]:
+        context = serve.get_request_context()
+        return context.request_id, context.remaining_s
+
+    async def note(self, mark: str) -> None:
+        (self.folder / mark).touch()
+
+    async def double(self, number: int) -> int:
+        await asyncio.sleep(0.01)
+        return 2 * number
+
+
+class Middle:
+    """Passes on."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.leaf = leaf
+
+    async def told(self) -> Any:
+        return await self.leaf.told.remote()
+
+    async def wait(self, mark: str) -> None:
+        await self.leaf.wait.remote(mark)
+
+    async def block(self, mark: str) -> None:
+        await self.leaf.block.remote(mark)
+
+    def wait_in_a_thread(self, mark: str) -> None:
+        try:
+            self.leaf.wait.remote(mark).result()
+        except RequestCancelledError:
+            with pytest.raises(RequestCancelledError, match="the query that calls"):
+                self.leaf.note.remote("never")
+            raise
+
+    async def wait_for_none(self, mark: str) -> None:
+        waits = [self.leaf.wait.remote(f"{mark}{number}") for number in range(3)]
+        await asyncio.sleep(60)
+        assert waits
+
+    async def clean_up(self, mark: str) -> None:
+        try:
+            await self.leaf.wait.remote(mark)
+        finally:
+            await self.leaf.note.remote("cleaned up")
+
+    async def afterwards(self, mark: str) -> None:
+        async def later() -> None:
+            await asyncio.sleep(0.5)
+            _, remaining_s = await self.leaf.told.remote()
+            await self.leaf.note.remote(f"{mark} {remaining_s}")
+
+        self.task = asyncio.create_task(later())
+
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
+    async def batched(self, marks: list[str]) -> list[float | None]:
+        _, remaining_s = await self.leaf.told.remote()
+        await self.leaf.note.remote("batch began")
+        await self.leaf.wait.remote("batch")
+        return [remaining_s] * len(marks)
+
+
+class Front:
+    """The ingress: has the middle do what the query string says."""
+
+    def __init__(self, middle: Any, leaf: Any) -> None:
+        self.middle, self.leaf = middle, leaf
+
+    async def __call__(self, request: Any) -> Any:
+        do = request.query_params["do"]
+        if do == "fan-out":
+            return await asyncio.gather(*[self.leaf.double.remote(n) for n in range(100)])
+        if do == "told":
+            return await self.middle.told.remote()
+        return await getattr(self.middle, do).remote(request.query_params["mark"])
+
+
+def graph(folder: Path, **options: Any) -> serve.Application:
+    leaf = serve.deployment(Leaf).bind(str(folder))
+    middle = serve.deployment(**options)(Middle).bind(leaf)
+    return serve.deployment(Front).bind(middle, leaf)
+
+
+@pytest.fixture
+def chain(deployed: Callable[..., Any], tmp_path: Path) -> Any:
+    return deployed(graph(tmp_path))
+
+
+Ask = Callable[..., http.client.HTTPConnection]
+
+
+@pytest.fixture
+def ask(running: RunningSystem, name: str) -> Ask:
+    """Send a request; the answer is not waited for."""
+
+    def send(do: str, mark: str = "", **headers: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
+        connection.request("GET", f"/{name}?do={do}&mark={mark}", headers=headers)
+        return connection
+
+    return send
+
+
+def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
+    response = connection.getresponse()
+    status, body = response.status, response.read()
+    connection.close()
+    return status, body
+
+
+def ongoing(running: RunningSystem, name: str) -> float:
+    """Return how many slots the application's queries have."""
+    lines = running.get("/-/metrics")[1].decode().splitlines()
+    found = [line for line in lines if "ongoing" in line and f'"{name}#' in line]
+    assert found
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+@pytest.mark.usefixtures("chain")
+def test_the_request_id_and_the_deadline_travel_along(ask: Ask) -> None:
+    headers = {"X-Request-ID": "abc", "X-Request-Timeout-Seconds": "7"}
+    status, body = answer(ask("told", **headers))
+    assert status == 200
+    request_id, remaining_s = json.loads(body)
+    assert request_id == "abc"
+    assert 1 < remaining_s < 7
+    assert json.loads(answer(ask("told"))[1])[1] is None
+
+
+def test_the_smaller_of_two_time_limits_holds(
+    deployed: Callable[..., Any], ask: Ask, tmp_path: Path
+) -> None:
+    deployed(graph(tmp_path, request_timeout_s=3.0))
+    _, body = answer(ask("told", **{"X-Request-Timeout-Seconds": "60"}))
+    assert 1 < json.loads(body)[1] < 3
+    status, body = answer(ask("wait", "a", **{"X-Request-Timeout-Seconds": "0.5"}))
+    assert status == 408
+    wait_until((tmp_path / "a cancelled").exists, 5, "the leaf is cancelled at the deadline")
+
+
+@pytest.mark.usefixtures("chain")
+@pytest.mark.parametrize("do", ["wait", "block", "wait_in_a_thread", "wait_for_none", "clean_up"])
+def test_a_client_that_leaves_cancels_every_call_made_for_it(
+    ask: Ask, running: RunningSystem, name: str, do: str, tmp_path: Path
+) -> None:
+    connection = ask(do, "a")
+    marks = ["a0", "a1", "a2"] if do == "wait_for_none" else ["a"]
+    for mark in marks:
+        wait_until((tmp_path / f"{mark} began").exists, 5, "the leaf has begun")
+    assert ongoing(running, name) == 2 + len(marks)
+    connection.close()
+    for mark in marks:
+        wait_until((tmp_path / f"{mark} cancelled").exists, 5, "the leaf is cancelled")
+    if do == "block":
+        assert ongoing(running, name) == 1, "sync code has its slot until it returns"
+        (tmp_path / "gate").touch()
+    if do == "clean_up":
+        wait_until((tmp_path / "cleaned up").exists, 5, "async code may still call")
+    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.usefixtures("chain")
+def test_cancelling_a_response_outside_cancels_what_it_has_led_to(
+    running: RunningSystem, name: str, tmp_path: Path
+) -> None:
+    middle = DeploymentHandle("Middle", name, client=running.connection.queries)
+    response = middle.wait.remote("a")
+    wait_until((tmp_path / "a began").exists, 5, "the leaf has begun")
+    response.cancel()
+    wait_until((tmp_path / "a cancelled").exists, 5, "the leaf is cancelled")
+    with pytest.raises(RequestCancelledError):
+        response.result(timeout_s=5)
+    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
+
+
+@pytest.mark.usefixtures("chain")
+def test_what_goes_on_in_the_background_has_no_deadline(ask: Ask, tmp_path: Path) -> None:
+    assert answer(ask("afterwards", "a", **{"X-Request-Timeout-Seconds": "0.4"}))[0] == 200
+    wait_until((tmp_path / "a None").exists, 5, "it calls after the deadline of its query")
+
+
+@pytest.mark.usefixtures("chain")
+def test_a_batch_lasts_as_long_as_one_of_its_items_is_wanted(
+    ask: Ask, running: RunningSystem, name: str, tmp_path: Path
+) -> None:
+    first = ask("batched", "a", **{"X-Request-Timeout-Seconds": "30"})
+    wait_until(lambda: ongoing(running, name) == 2, 5, "the first waits in the middle")
+    second = ask("batched", "b", **{"X-Request-Timeout-Seconds": "1"})
+    wait_until((tmp_path / "batch began").exists, 5, "both make a batch")
+    assert answer(second)[0] == 408
+    assert not (tmp_path / "batch cancelled").exists()
+    first.close()
+    wait_until((tmp_path / "batch cancelled").exists, 5, "nobody wants it any more")
+
+
+@pytest.mark.usefixtures("chain")
+def test_a_request_may_make_a_hundred_calls_at_once(ask: Ask) -> None:
+    status, body = answer(ask("fan-out"))
+    assert status == 200
+    assert json.loads(body) == [2 * number for number in range(100)]
