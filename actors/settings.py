@@ -38,6 +38,7 @@ VARIABLES = {
     "UNDERSTUDY_HTTP_ROOT_PATH": "http.root_path",
     "UNDERSTUDY_HTTP_REQUEST_TIMEOUT_S": "http.request_timeout_s",
     "UNDERSTUDY_HTTP_KEEP_ALIVE_TIMEOUT_S": "http.keep_alive_timeout_s",
+    "UNDERSTUDY_HTTP_HEADER_TIMEOUT_S": "http.header_timeout_s",
     "UNDERSTUDY_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
     "UNDERSTUDY_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
     "UNDERSTUDY_HTTP_SSL_CERTFILE": "http.ssl_certfile",

@@ -129,6 +129,7 @@ class HTTPOptions(Settings):
     root_path: str = ""
     request_timeout_s: float | None = Field(default=None, gt=0)
     keep_alive_timeout_s: float = Field(default=90, gt=0)
+    header_timeout_s: float = Field(default=30, gt=0)
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     workers: int = Field(default=1, ge=1, le=64)

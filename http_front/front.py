@@ -41,6 +41,7 @@ from understudy.http_front.exchange import (
     Scope,
     Send,
 )
+from understudy.http_front.malformed import reply_at_once
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Front:
         self._ids = RequestIds()
         self._root_path = options.root_path.rstrip("/")
         self._max_body_bytes = options.max_body_bytes
+        self.header_timeout_s = options.header_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope: a request, a websocket, or the worker's lifespan."""
@@ -120,12 +122,11 @@ class Front:
         if self.draining:
             text = "this server is stopping"
             return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), CLOSE])
-        head = exchange.head
-        if b"host" not in head and exchange.scope["http_version"] == "1.1":
-            text = "the Host header is missing, which HTTP/1.1 requires"
-            return error_reply(400, "InvalidRequestError", text, exchange)
+        reply = reply_at_once(exchange)
+        if reply is not None:
+            return reply
         try:
-            declared = head.get(b"content-length")
+            declared = exchange.head.get(b"content-length")
             exchange.body = await read_body(receive, declared, self._max_body_bytes)
         except BodyTooLargeError as error:
             size = "" if error.size is None else f" of {error.size} bytes"

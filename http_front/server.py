@@ -105,6 +105,9 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
     """Serve until a signal ends it; exits the process."""
     setproctitle("understudy: http master")
+    if hasattr(sys, "set_int_max_str_digits"):  # since 3.10.7
+        # gunicorn reads any Content-Length with int(); a header line is 8,190 bytes at most.
+        sys.set_int_max_str_digits(10_000)
     if settings.http.middlewares:
         from understudy.http_front import middlewares  # noqa: PLC0415  # for who has some
 
