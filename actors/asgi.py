@@ -10,7 +10,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
+from understudy.actors.messages import HttpCall
 from understudy.actors.responses import AsgiReply
+from understudy.actors.sockets import AsgiSocket, make_socket_scope
 from understudy.actors.user_code import Reply
 from understudy.core.errors import DeployFailedError
 
@@ -84,6 +86,19 @@ class AsgiHost:
         asgi = AsgiReply(reply)
         await self._app(scope, request.receive, asgi.send)
         asgi.check_complete()
+
+    async def converse(self, reply: Reply, call: HttpCall) -> None:
+        """Have the app take a WebSocket; returns when the app does."""
+        assert reply.feed is not None, "a socket has one"
+        scope = make_socket_scope(call, reply.assignment.route)
+        scope["state"] = self._state.copy()
+        socket = AsgiSocket(reply, reply.feed)
+        failure: Exception | None = None
+        try:
+            await self._app(scope, socket.receive, socket.send)
+        except Exception as error:
+            failure = error
+        await socket.finish(failure)
 
     async def _live(self) -> None:
         scope = {"type": "lifespan", "asgi": ASGI, "state": self._state}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from understudy.actors.feeds import Feed, Outlets
 from understudy.actors.large_bytes import arrived
 from understudy.actors.loop import Callback, Loop, Outbox, Timer
 from understudy.actors.messages import (
@@ -26,6 +27,9 @@ from understudy.actors.messages import (
     ControlStreams,
     DetachCaller,
     FailedAnswer,
+    FeedTaken,
+    FeedWanted,
+    Piece,
     Process,
     Query,
     StreamBegun,
@@ -33,6 +37,7 @@ from understudy.actors.messages import (
     SubmitQueries,
 )
 from understudy.actors.streams import Stream
+from understudy.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
@@ -40,6 +45,7 @@ CLOSED = "the connection to the system was closed"
 
 
 OnAnswer = Callable[[Answer | Stream], None]
+OnFed = Callable[[Feed], None]
 
 
 class _Cancel(NamedTuple):
@@ -54,17 +60,10 @@ class _Incoming:
     """A stream that comes in, and the replica that it comes from."""
 
     def __init__(self, caller: Caller, begun: StreamBegun, sender: Address) -> None:
-        self.process = begun.process
         self.stream = Stream(begun, self)
         self._caller = caller
         self._query_id = begun.query_id
         self._outbox = Outbox(caller.loop, sender, self._pack)
-        self.unwatch: Callback = lambda: None
-
-    def ended(self, answer: Answer) -> None:
-        """Take the end."""
-        self.unwatch()
-        self.stream.ended(answer)
 
     def taken(self, size: int) -> None:
         """See Source."""
@@ -76,7 +75,6 @@ class _Incoming:
 
     def tell_stopped(self) -> None:
         """Tell the replica, which may have outlived the proxy that knew of the query."""
-        self.unwatch()
         self._outbox.put(None)
 
     def _pack(self, sizes: list[int | None]) -> ControlStreams:
@@ -91,13 +89,27 @@ class _Incoming:
 class _Entry:
     """A query that is not answered yet."""
 
-    __slots__ = ("on_answer", "query", "sent", "stream", "timer")
+    __slots__ = (
+        "feed",
+        "on_answer",
+        "on_fed",
+        "process",
+        "query",
+        "sent",
+        "stream",
+        "timer",
+        "unwatch",
+    )
 
-    def __init__(self, query: Query, on_answer: OnAnswer) -> None:
+    def __init__(self, query: Query, on_answer: OnAnswer, on_fed: OnFed | None) -> None:
         self.query = query
         self.on_answer = on_answer
+        self.on_fed = on_fed
         self.sent = False
         self.stream: _Incoming | None = None  # once its answer has begun to come in parts
+        self.feed: Feed | None = None  # what follows it, once a replica wanted that
+        self.process: Process | None = None  # the replica that it cannot leave any more
+        self.unwatch: Callback = _nothing
         self.timer: Timer | None = None
 
     def finish(self, answer: Answer) -> None:
@@ -105,7 +117,26 @@ class _Entry:
         if self.stream is None:
             self.on_answer(answer)
         else:
-            self.stream.ended(answer)
+            self.stream.stream.ended(answer)
+
+    def stop(self) -> None:
+        """Tell the replica that nobody wants it, which may have outlived the proxy."""
+        if self.feed is not None:
+            self.feed.stop()
+        if self.stream is not None:
+            self.stream.tell_stopped()
+
+    def let_go(self) -> None:
+        """Free what it holds."""
+        self.unwatch()
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.feed is not None:
+            self.feed.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Caller:
@@ -122,20 +153,25 @@ class Caller:
         self._outbox: Outbox | None = None
         self._proxy: Process | None = None
         self._proxy_address: Address | None = None
+        self._outlets = Outlets(loop, process)
 
     def next_id(self) -> int:
         """Return an id for a query; callable from any thread."""
         return next(self._ids)
 
-    def submit(self, query: Query, on_answer: OnAnswer) -> None:
-        """Send the query; ``on_answer`` gets one answer, or stream, unless it is cancelled."""
-        entry = self._entries[query.id] = _Entry(query, on_answer)
+    def submit(self, query: Query, on_answer: OnAnswer, on_fed: OnFed | None = None) -> None:
+        """Send the query; ``on_answer`` gets one answer, or stream, unless it is cancelled.
+
+        ``on_fed``, of a query that more follows, gets what to send that with, once a replica wants
+        it.
+        """
+        entry = self._entries[query.id] = _Entry(query, on_answer, on_fed)
         if self.left:
             self._fail(entry, CLOSED)
             return
         if query.timeout_s is not None:
             if query.timeout_s <= 0:  # it is made for a query whose own time is up
-                self._time_out(entry, "the time was up before it was sent")
+                self._time_out(query, "the time was up before it was sent")
                 return
             entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
         self._put(entry)
@@ -147,8 +183,18 @@ class Caller:
             return
         if self._outbox is not None:
             self._outbox.put(_Cancel(query_id))
-        if entry.stream is not None:
-            entry.stream.tell_stopped()
+        entry.stop()
+
+    def fail(self, query_id: int, answer: FailedAnswer) -> None:
+        """Answer a query in the place of those who have it, and cancel it with them."""
+        entry = self._entries.get(query_id)
+        if entry is not None:
+            self.cancel(query_id)
+            entry.finish(answer)
+
+    def let_go(self, query_id: int) -> None:
+        """Forget a query that may go on to its end."""
+        self._forget(query_id)
 
     def met_proxy(self, address: Address, process: Process) -> None:
         """Use this proxy from now on, and send it everything that waits."""
@@ -161,7 +207,7 @@ class Caller:
         )
         self.loop.send(address, AttachCaller(process=self.process))
         for entry in list(self._entries.values()):
-            if entry.stream is None:
+            if entry.process is None:
                 self._put(entry)
 
     def leave(self, on_left: Callback) -> None:
@@ -176,12 +222,15 @@ class Caller:
             self.loop.send(self._proxy_address, detach, on_left, on_left)
 
     def lost_proxy(self) -> None:
-        """Fail what was with the proxy and may not be repeated; keep the rest for the next one."""
+        """Fail what was with the proxy and may not be repeated; keep the rest for the next one.
+
+        What a replica is known to have needs no proxy any more.
+        """
         self._proxy = self._outbox = None
         self.ready = False
         for entry in list(self._entries.values()):
-            if entry.stream is not None:
-                self._watch(entry, entry.stream)
+            if entry.process is not None:
+                self._watch(entry, entry.process)
             elif entry.sent and not entry.query.repeatable:
                 self._fail(entry, "the proxy died with the query under way")
             entry.sent = False
@@ -197,7 +246,7 @@ class Caller:
         if message.incarnation != self.process.incarnation:
             return
         for sent in message.answers:
-            if isinstance(sent, StreamBegun | StreamPart):
+            if isinstance(sent, Piece):
                 self._streamed(sent, sender)
                 continue
             answer = arrived(sent)
@@ -205,26 +254,52 @@ class Caller:
             if entry is not None:
                 entry.finish(answer)
 
-    def _streamed(self, item: StreamBegun | StreamPart, sender: Address) -> None:
+    def _streamed(self, item: Piece, sender: Address) -> None:
         entry = self._entries.get(item.query_id)
-        if entry is None:
+        if isinstance(item, FeedWanted):
+            self._feed_wanted(entry, item, sender)
+        elif entry is None:
             return
-        if isinstance(item, StreamPart):
+        elif isinstance(item, FeedTaken):
+            if entry.feed is not None:
+                entry.feed.taken(item)
+        elif isinstance(item, StreamPart):
             if entry.stream is not None:
                 entry.stream.stream.arrived(item)
-        elif entry.stream is None:
-            entry.stream = _Incoming(self, item, sender)
-            entry.on_answer(entry.stream.stream)
-        else:  # it ran twice, because its first replica died at once
-            self.cancel(item.query_id)
-            entry.finish(_unavailable(item.query_id, "its replica died with its answer under way"))
+        else:
+            self._begun(entry, item, sender)
 
-    def _watch(self, entry: _Entry, incoming: _Incoming) -> None:
-        """Notice the end of a stream's replica: the proxy that would have told it is dead."""
-        incoming.unwatch()
-        incoming.unwatch = self.loop.watch_process(
-            incoming.process,
-            lambda: self._fail(entry, "its replica died with its answer under way"),
+    def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
+        if entry.stream is not None:  # it ran twice, because its first replica died at once
+            text = "its replica died with its answer under way"
+            self.fail(begun.query_id, _unavailable(begun.query_id, text))
+            return
+        entry.process = begun.process
+        entry.stream = _Incoming(self, begun, sender)
+        if entry.query.follows == SOCKET and entry.timer is not None:
+            entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
+        entry.on_answer(entry.stream.stream)
+
+    def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
+        if entry is None or entry.on_fed is None:  # nobody has anything for it any more
+            self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
+            return
+        feed = entry.feed or Feed(self._outlets, partial(self._fail, entry))
+        if not feed.begin(wanted, sender):
+            text = "its replica died when more of what followed the query was gone than is kept"
+            self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
+            self.fail(wanted.query_id, _unavailable(wanted.query_id, text))
+            return
+        entry.process = wanted.process
+        if entry.feed is None:
+            entry.feed = feed
+            entry.on_fed(feed)
+
+    def _watch(self, entry: _Entry, replica: Process) -> None:
+        """Notice the end of a query's replica: the proxy that would have told it is dead."""
+        entry.unwatch()
+        entry.unwatch = self.loop.watch_process(
+            replica, lambda: self._fail(entry, "its replica died with the query under way")
         )
 
     def _put(self, entry: _Entry) -> None:
@@ -261,24 +336,19 @@ class Caller:
 
     def _fail(self, entry: _Entry, text: str) -> None:
         if self._forget(entry.query.id) is not None:
+            entry.stop()
             entry.finish(_unavailable(entry.query.id, text))
 
     def _expired(self, query: Query) -> None:
-        entry = self._forget(query.id)
-        if entry is None:
-            return
-        if self._outbox is not None:
-            self._outbox.put(_Cancel(query.id))
-        self._time_out(entry, f"no answer within {query.timeout_s:.6g} s")
+        self._time_out(query, f"no answer within {query.timeout_s:.6g} s")
 
-    def _time_out(self, entry: _Entry, text: str) -> None:
-        self._forget(entry.query.id)
-        entry.finish(FailedAnswer(entry.query.id, "QueryTimeoutError", text))
+    def _time_out(self, query: Query, text: str) -> None:
+        self.fail(query.id, FailedAnswer(query.id, "QueryTimeoutError", text))
 
     def _forget(self, query_id: int) -> _Entry | None:
         entry = self._entries.pop(query_id, None)
-        if entry is not None and entry.timer is not None:
-            entry.timer.cancel()
+        if entry is not None:
+            entry.let_go()
         return entry
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pickle
 from typing import Any, NamedTuple
 
-from understudy.actors.messages import Answer, HttpAnswer, StreamBegun, StreamPart, ValueAnswer
+from understudy.actors.messages import Answer, HttpAnswer, Piece, ValueAnswer
 
-Item = Answer | StreamBegun | StreamPart
+Item = Answer | Piece
 LARGE = 64 * 1024  # under that a copy costs less than what saves it
 
 

@@ -101,6 +101,7 @@ class Query(NamedTuple):
     shard_key: str | None
     for_shadow: bool = False  # made by code that runs a copy for a shadow
     multiplexed_model_id: str = ""  # the model that user code is to use; "" for none
+    follows: str = ""  # BODY or SOCKET: what its caller sends on to its replica; "" for nothing
 
 
 class HttpAnswer(NamedTuple):
@@ -143,11 +144,36 @@ class StreamBegun(NamedTuple):
     process: Process  # whose death ends it
 
 
+# What a part ends: nothing yet, a text or a binary message of a WebSocket, or all that comes. The
+# end of a WebSocket has its close code, two bytes, and the reason in UTF-8.
+MORE, TEXT, BINARY, END = range(4)
+
+
 class StreamPart(NamedTuple):
-    """The next bytes of an answer that has begun."""
+    """The next bytes of an answer that has begun, or of what follows a query."""
+
+    query_id: int  # of what follows a query, the FeedWanted's number
+    data: bytes
+    ends: int = MORE
+
+
+class FeedWanted(NamedTuple):
+    """A replica runs a query that more follows: it is to be sent to the replica itself.
+
+    ``number`` is the replica's own for it: the same query may run twice in one replica.
+    """
 
     query_id: int
-    data: bytes
+    number: int
+    process: Process
+
+
+class FeedTaken(NamedTuple):
+    """So much of what followed has been taken, so that more may be sent."""
+
+    query_id: int
+    number: int
+    size: int
 
 
 class StreamEnded(NamedTuple):
@@ -158,6 +184,7 @@ class StreamEnded(NamedTuple):
 
 
 Answer = HttpAnswer | ValueAnswer | FailedAnswer | StreamEnded
+Piece = StreamBegun | StreamPart | FeedWanted | FeedTaken  # what comes before the one answer
 
 
 class CompareAt(NamedTuple):
@@ -243,7 +270,7 @@ class AnswerQueries(Message):
     """Replica or proxy to the caller: answers, for the incarnation that asked, in their order."""
 
     incarnation: str
-    answers: tuple[Answer | LargeAnswer | StreamBegun | StreamPart, ...]
+    answers: tuple[Answer | LargeAnswer | Piece, ...]
 
 
 @message
@@ -255,6 +282,19 @@ class ControlStreams(Message):
 
     incarnation: str  # the caller's
     taken: tuple[tuple[int, int], ...] = ()
+    stopped: tuple[int, ...] = ()
+
+
+@message
+class FeedQueries(Message):
+    """Caller to replica: parts of what follows queries, and those that will never be complete.
+
+    A caller sends a bounded number of bytes ahead of what was taken.
+    """
+
+    incarnation: str  # the replica's
+    process: Process  # the caller's, whose death ends all that it sends
+    parts: tuple[StreamPart, ...] = ()
     stopped: tuple[int, ...] = ()
 
 

@@ -302,7 +302,7 @@ class Proxy(LoopActor):
         if message.models:
             self._router.holds(replica, message.models[-1])
         if message.begun:
-            self._router.begun(replica, message.begun)
+            self._router.begun(replica, message.begun, now)
         if message.answered:
             self._run(self._router.answered(replica, message.answered, now))
         if message.delivered:  # perhaps of the same tickets

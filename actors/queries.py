@@ -21,9 +21,12 @@ from understudy.actors import held_models, query_client
 from understudy.actors.comparisons import Comparisons
 from understudy.actors.control_messages import MeetProxy
 from understudy.actors.dispatch import Caller
+from understudy.actors.feeds import Inflows
 from understudy.actors.large_bytes import travelling
 from understudy.actors.loop import Outbox
 from understudy.actors.messages import (
+    END,
+    MORE,
     Address,
     Answer,
     AnswerQueries,
@@ -31,7 +34,9 @@ from understudy.actors.messages import (
     AttachCallerReply,
     ControlStreams,
     FailedAnswer,
+    FeedQueries,
     HttpAnswer,
+    Piece,
     QueriesFinished,
     RunQueries,
     StreamBegun,
@@ -41,20 +46,22 @@ from understudy.actors.messages import (
 )
 from understudy.actors.port import Port
 from understudy.actors.query_client import CallerClient
-from understudy.actors.streams import Sender
+from understudy.actors.streams import Parts, Sender
 from understudy.actors.user_code import Reply, UserCode
+from understudy.core.closing import RESTARTING, close_frame
 from understudy.core.errors import error_status
+from understudy.core.tickets import SOCKET
 
 MAX_OUTBOXES = 256  # before idle ones are dropped
 
-_Item = Answer | StreamBegun | StreamPart
+_Item = Answer | Piece
 _News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 
 
 class Run(Reply):
     """One query in user code, and what is told of it."""
 
-    __slots__ = ("is_delivered", "proxy", "queries", "sender", "status")
+    __slots__ = ("feed", "feed_number", "is_delivered", "proxy", "queries", "sender", "status")
 
     def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
         timeout_s = assignment.timeout_s
@@ -63,6 +70,8 @@ class Run(Reply):
         self.queries = queries
         self.proxy = proxy  # its incarnation
         self.sender: Sender | None = None
+        self.feed: Parts | None = None  # what follows it
+        self.feed_number = 0
         self.status = 0  # of its answer
         self.is_delivered = False
 
@@ -81,11 +90,13 @@ class Run(Reply):
         process = self.queries.process
         begun = StreamBegun(self.assignment.query.id, status, headers, process)
         self.sender = self.queries.begun(self, begun)
+        if self.assignment.query.follows == SOCKET:
+            self.deadline_at = None  # it was for the handshake
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next part."""
         if self.sender is not None:
-            await self.sender.send(data)
+            await self.sender.send(data, ends)
         else:  # of a copy for a shadow; a generator that awaits nothing must not have the loop
             await asyncio.sleep(0)
 
@@ -94,6 +105,20 @@ class Run(Reply):
         if not self.status:
             self.status = _status(answer)
             self.queries.answered(self, answer)
+
+    @property
+    def caller(self) -> str:
+        """See Fed."""
+        return self.assignment.caller_incarnation
+
+    def ended_by_caller(self) -> None:
+        """See Fed."""
+        if self.sender is not None and self.assignment.query.follows == SOCKET:
+            self.sender.close()
+
+    def cancel(self) -> None:
+        """See Fed."""
+        self.queries.cancel(self)
 
     def end(self) -> None:
         """Note that user code has returned."""
@@ -137,6 +162,8 @@ class Queries:
         query_client.install(CallerClient(caller))
         held_models.on_change(self._models_changed)
         port.on(RunQueries, self._run)
+        self._inflows = Inflows(port.loop, port.process, self._put)
+        port.on(FeedQueries, lambda message, _: self._inflows.arrived(message))
         port.on(ControlStreams, self._control)
         port.on(MeetProxy, self._met_proxy)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))
@@ -183,11 +210,37 @@ class Queries:
         assignments = message.assignments
         self.running += min(room, len(assignments))
         for assignment in assignments[:room]:
-            self._user_code.run(Run(self, proxy, assignment))
+            run = Run(self, proxy, assignment)
+            if assignment.query.follows:
+                run.feed_number = self._inflows.want(run, assignment.query.id)
+            self._user_code.run(run)
         for assignment in assignments[room:]:
             self._tell(proxy, ("rejected", assignment.ticket))
         for ticket in message.cancelled:
             self._user_code.cancel((proxy, ticket))
+
+    def close_sockets(self) -> None:
+        """Close all WebSockets, as this replica is to stop; callable from any thread."""
+
+        def close() -> None:
+            for run in self._inflows.all():
+                self._close_socket(run)
+
+        self._loop.post(close)
+
+    def _close_socket(self, run: Any) -> None:
+        query = run.assignment.query
+        if query.follows != SOCKET:
+            return
+        frame = close_frame(RESTARTING, "the replica stops")
+        if run.sender is not None and not run.status:
+            self._put(StreamPart(query.id, frame, END), run)
+        run.feed.arrived(StreamPart(run.feed_number, frame, END))
+        run.ended_by_caller()
+
+    def cancel(self, run: Run) -> None:
+        """Have user code end a query."""
+        self._user_code.cancel(run.key)
 
     def begun(self, run: Run, begun: StreamBegun) -> Sender | None:
         """Send the head of an answer in parts; return what sends them, unless nobody wants it."""
@@ -211,6 +264,8 @@ class Queries:
         """Free the slot; tell the router."""
         self.running -= 1
         self._streams.pop(run.stream_key, None)
+        if run.feed_number:
+            self._inflows.ended(run.feed_number)
         ticket = run.assignment.ticket
         if not run.status:
             if run.assignment.compare:
@@ -243,7 +298,7 @@ class Queries:
 
     def _delivered(self, items: list[tuple[_Item, Run]]) -> None:
         for item, run in items:
-            if not isinstance(item, StreamBegun | StreamPart):
+            if not isinstance(item, Piece):
                 self.undelivered -= 1
                 run.is_delivered = True
                 if run.has_ended:

@@ -94,6 +94,7 @@ class Replica(LoopActor):
         self._state = "draining"
         if self._queries is not None:
             self._queries.is_draining, self._queries.accepting = True, False
+            self._queries.close_sockets()  # what they bring has no end to wait for
         self._report(then=self._drain)
         self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
 

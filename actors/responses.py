@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from understudy.actors.messages import HttpAnswer, HttpCall, StreamEnded
+from understudy.actors.messages import END, HttpAnswer, HttpCall, StreamEnded
+from understudy.actors.streams import Parts
 from understudy.actors.user_code import Reply
 from understudy.core.errors import UnsupportedResultError
 
@@ -20,10 +21,10 @@ _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
 _BYTES = ((b"content-type", b"application/octet-stream"),)
 
 
-def make_request(call: HttpCall, route: str) -> Request:
-    """Make the request that a handler gets; its body is already here."""
+def make_scope(call: HttpCall, route: str) -> dict[str, Any]:
+    """Make what an ASGI app sees of a request; an endpoint's route is part of the root path."""
     prefix = "" if route == "/" else route
-    scope = {
+    return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": call.http_version,
@@ -38,16 +39,33 @@ def make_request(call: HttpCall, route: str) -> Request:
         "server": call.server,
         "state": {},
     }
-    body: bytes | None = call.body
 
-    async def receive() -> dict[str, Any]:
-        nonlocal body
-        if body is None:
-            await asyncio.get_running_loop().create_future()  # the client is still there
-        chunk, body = body, None
-        return {"type": "http.request", "body": chunk, "more_body": False}
 
-    return Request(scope, receive)
+def make_request(call: HttpCall, reply: Reply) -> Request:
+    """Make the request that a handler gets; its body is here, or comes in parts."""
+    scope = make_scope(call, reply.assignment.route)
+    return Request(scope, Body(call.body, reply.feed).receive)
+
+
+class Body:
+    """A request's body: what came with the query, then what follows it."""
+
+    def __init__(self, beginning: bytes, feed: Parts | None) -> None:
+        self._beginning: bytes | None = beginning
+        self._feed = feed
+
+    async def receive(self) -> Message:
+        """Return the next part; after the last, wait for a client that is still there."""
+        beginning, self._beginning = self._beginning, None
+        if beginning or (beginning is not None and self._feed is None):
+            more = self._feed is not None
+            return {"type": "http.request", "body": beginning, "more_body": more}
+        part = None if self._feed is None else await self._feed.next()
+        while part is None:
+            await asyncio.get_running_loop().create_future()
+        if part.ends == END:
+            self._feed = None
+        return {"type": "http.request", "body": part.data, "more_body": self._feed is not None}
 
 
 async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer | None:

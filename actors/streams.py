@@ -1,57 +1,173 @@
-"""Answers that come in parts: the replica's end, and the caller's.
+"""What comes in parts: both ends, of an answer and of what follows a query.
 
-Theory of operation. Parts go straight from the replica to whoever asked, as whole answers do. The
-replica sends at most ``WINDOW`` bytes ahead of what was taken at the other end; beyond that
-:meth:`Sender.send` waits, so a slow client slows the generator down and costs no memory. The caller
-tells what was taken, and that it wants no more, to the replica itself: the router has no part in a
-stream but its slot, and may die meanwhile.
+Theory of operation. Parts go straight between a replica and whoever asked, as whole answers do. The
+sending end keeps at most ``WINDOW`` bytes ahead of what was taken at the other; beyond that it
+waits. So a slow client slows a generator down, slow user code slows its client, and neither costs
+memory. The router has no part in it but the query's slot, and may die meanwhile.
+
+Answers go from a :class:`Sender` to a :class:`Stream`. What follows a query goes from a
+:class:`understudy.actors.feeds.Feed` to :class:`Parts` in the replica.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from understudy.actors.messages import Answer, FailedAnswer, StreamBegun, StreamEnded, StreamPart
+from understudy.actors.messages import (
+    END,
+    MORE,
+    Answer,
+    FailedAnswer,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+)
 
 WINDOW = 256 * 1024
 MAX_PART = 64 * 1024
 PART_COST = 256  # what a part costs beside its bytes, so that empty ones are bounded too
 
 
-class Sender:
-    """The replica's end of one stream, on user code's loop; ``put`` sends an item to the caller."""
+class StreamFailedError(Exception):
+    """A stream broke off; the text says why."""
 
-    def __init__(self, query_id: int, put: Callable[[StreamBegun | StreamPart], None]) -> None:
-        self._query_id = query_id
-        self._put = put
+
+class NobodyListensError(OSError):
+    """The other end wants no more; ASGI asks for an OSError where something is sent to it."""
+
+
+class Window:
+    """The sending end's count of what is under way; one at a time may wait for room."""
+
+    def __init__(self) -> None:
         self._ahead = 0
-        self._room: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._waiting: asyncio.Future[None] | None = None
 
-    async def send(self, data: bytes) -> None:
-        """Send the next bytes; returns when more may be made."""
-        view = memoryview(data)
-        for start in range(0, len(view), MAX_PART):
-            part = StreamPart(self._query_id, bytes(view[start : start + MAX_PART]))
-            self._put(part)
-            self._ahead += cost(part)
-            while self._ahead >= WINDOW:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
+    def sent(self, part: StreamPart) -> None:
+        """Count a part that was sent."""
+        self._ahead += cost(part)
 
     def taken(self, size: int) -> None:
-        """Note that the caller has taken so much."""
+        """Count what the other end has taken."""
         self._ahead -= size
-        room = self._room
-        if room is not None and self._ahead < WINDOW and not room.done():
-            room.set_result(None)
+        if self._ahead < WINDOW:
+            self._wake()
+
+    def reset(self) -> None:
+        """Begin anew: what is under way goes to an end that is forgotten."""
+        self._ahead = 0
+        self._wake()
+
+    def close(self) -> None:
+        """Let nobody wait for an end that will take nothing more."""
+        self._is_closed = True
+        self._wake()
+
+    async def room(self) -> None:
+        """Wait until more may be sent; NobodyListensError when it never may."""
+        while self._ahead >= WINDOW and not self._is_closed:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        if self._is_closed:
+            raise NobodyListensError("the other end has gone")
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class Sender:
+    """The replica's end of an answer, on user code's loop; ``put`` sends an item to the caller."""
+
+    def __init__(self, query_id: int, put: Callable[[StreamPart], None]) -> None:
+        self._query_id = query_id
+        self._put = put
+        self._window = Window()
+        self.taken = self._window.taken
+        self.close = self._window.close
+
+    async def send(self, data: bytes, ends: int = MORE) -> None:
+        """Send the next bytes; returns when more may be made."""
+        for part in pieces(self._query_id, data, ends):
+            self._put(part)
+            self._window.sent(part)
+            await self._window.room()
+
+
+def pieces(number: int, data: bytes, ends: int) -> Iterator[StreamPart]:
+    """Cut ``data`` into parts; the last one tells what they end."""
+    if len(data) <= MAX_PART:
+        if data or ends != MORE:
+            yield StreamPart(number, data, ends)
+        return
+    view = memoryview(data)
+    last = (len(view) - 1) // MAX_PART * MAX_PART
+    for start in range(0, last, MAX_PART):
+        yield StreamPart(number, bytes(view[start : start + MAX_PART]))
+    yield StreamPart(number, bytes(view[last:]), ends)
 
 
 def cost(part: StreamPart) -> int:
     """Return what a part counts for in the window."""
     return len(part.data) + PART_COST
+
+
+class Parts:
+    """The taking end, on its loop; ``tell_taken`` tells the other how much has been taken."""
+
+    def __init__(self, tell_taken: Callable[[int], None]) -> None:
+        self._tell_taken = tell_taken
+        self._parts: deque[StreamPart] = deque()
+        self._untold = 0  # taken, and the other end does not know
+        self._is_complete = False
+        self._is_over = False
+        self._failure = ""  # why it is over, where it is no good end
+        self._arrival: asyncio.Future[None] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the END is here, though perhaps not taken yet."""
+        return self._is_complete
+
+    async def next(self) -> StreamPart | None:
+        """Return the next part, None at the end; StreamFailedError when it broke off.
+
+        Cancelling it loses nothing.
+        """
+        while not self._parts:
+            if self._is_over:
+                if self._failure:
+                    raise StreamFailedError(self._failure)
+                return None
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        part = self._parts.popleft()
+        self._untold += cost(part)
+        # Not for each: the sender may be WINDOW ahead, so it cannot wait for less than this.
+        if self._untold >= WINDOW // 2:
+            self._tell_taken(self._untold)
+            self._untold = 0
+        return part
+
+    def arrived(self, part: StreamPart) -> None:
+        """Take the next part."""
+        self._parts.append(part)
+        self._is_complete = part.ends == END
+        self._wake()
+
+    def ended(self, failure: str = "") -> None:
+        """Take the end, after the parts that are here; only the first counts."""
+        if not self._is_over:
+            self._is_over, self._failure = True, failure
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 class Source(Protocol):
@@ -64,68 +180,36 @@ class Source(Protocol):
         """Tell everybody that nobody wants more of it."""
 
 
-class StreamFailedError(Exception):
-    """A stream broke off; the text says why."""
-
-
 class Stream:
-    """The caller's end of one stream, on its loop: what a query was answered with."""
+    """The caller's end of an answer, on its loop: what a query was answered with."""
 
     def __init__(self, begun: StreamBegun, source: Source) -> None:
         self.status = begun.status
         self.headers = begun.headers
         self._source = source
-        self._parts: deque[StreamPart] = deque()
-        self._untold = 0  # taken, and the replica does not know
-        self._end: Answer | None = None
-        self._arrival: asyncio.Future[None] | None = None
+        self._is_over = False
+        self._parts = Parts(source.taken)
+        self.arrived = self._parts.arrived
+        self.next_part = self._parts.next
 
     async def next(self) -> bytes | None:
-        """Return the next bytes, None at the end; StreamFailedError when it broke off.
-
-        To ask for more means that what came before was taken.
-        """
-        while not self._parts:
-            if self._end is not None:
-                _check_end(self._end)
-                return None
-            self._tell()
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        part = self._parts.popleft()
-        self._untold += cost(part)
-        if self._untold >= WINDOW // 2:
-            self._tell()
-        return part.data
+        """Return the next bytes, None at the end; StreamFailedError when it broke off."""
+        part = await self._parts.next()
+        return None if part is None else part.data
 
     def close(self) -> None:
         """Want no more of it; harmless when it is over."""
-        if self._end is None:
-            self._end = FailedAnswer(0, "RequestCancelledError", "closed")
+        if not self._is_over:
             self._source.stop()
-
-    def arrived(self, part: StreamPart) -> None:
-        """Take the next part."""
-        self._parts.append(part)
-        self._wake()
+        self.ended(FailedAnswer(0, "RequestCancelledError", "closed"))
 
     def ended(self, end: Answer) -> None:
         """Take the end."""
-        if self._end is None:
-            self._end = end
-            self._wake()
-
-    def _tell(self) -> None:
-        if self._untold:
-            self._source.taken(self._untold)
-            self._untold = 0
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._is_over = True
+        self._parts.ended(_failure_of(end))
 
 
-def _check_end(end: Answer) -> None:
-    if not isinstance(end, StreamEnded):
-        text = end.text if isinstance(end, FailedAnswer) else "it was answered anew"
-        raise StreamFailedError(text)
+def _failure_of(end: Answer) -> str:
+    if isinstance(end, StreamEnded):
+        return ""
+    return end.text if isinstance(end, FailedAnswer) else "it was answered anew"

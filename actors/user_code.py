@@ -30,6 +30,7 @@ import cloudpickle
 from understudy.actors import held_models, user_context
 from understudy.actors.large_bytes import content_of
 from understudy.actors.messages import (
+    MORE,
     Answer,
     FailedAnswer,
     HttpCall,
@@ -45,12 +46,17 @@ from understudy.core.errors import (
     UnderstudyError,
     UnsupportedResultError,
 )
+from understudy.core.tickets import SOCKET
 
 if TYPE_CHECKING:
     from understudy.actors.asgi import AsgiHost
+    from understudy.actors.streams import Parts
 
 ASGI_APP = "__understudy_asgi_app__"  # the attribute of a class whose requests an app answers
 MAX_THREADS = 32
+_NO_SOCKETS = (
+    "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
+)
 # The message thread waits for the interpreter lock at each of its twenty or so system calls per
 # message, and asks for it only after a switch interval in which nobody let go of it. User code that
 # lets go of it for a moment more often than that, say with a stat() per millisecond, starves it:
@@ -85,6 +91,8 @@ class Reply(RunningQuery):
 
     __slots__ = ()
 
+    feed: Parts | None = None  # what follows it
+
     @property
     def key(self) -> Any:
         """What to cancel it by."""
@@ -94,7 +102,7 @@ class Reply(RunningQuery):
         """Begin an answer in parts; it is ended like any other, with a StreamEnded when well."""
         raise NotImplementedError
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next part; returns when more may be made."""
         raise NotImplementedError
 
@@ -338,8 +346,13 @@ class UserCode:
 
         from understudy.actors import responses  # noqa: PLC0415
 
-        request = responses.make_request(call, reply.assignment.route)
         method = reply.assignment.query.call_method
+        if reply.assignment.query.follows == SOCKET:
+            if self._asgi is None or method:
+                raise InvalidRequestError(_NO_SOCKETS)
+            await self._asgi.converse(reply, call)
+            return None
+        request = responses.make_request(call, reply)
         if self._asgi is not None and not method:
             await self._asgi.answer(reply, request)
             return None

@@ -26,8 +26,11 @@ class Copies:
         endpoint: EndpointTable,
         now: float,
     ) -> Ticket | None:
-        """Have a copy wait at its shadow; None where there is none, or it cannot follow."""
-        if backend is None or not backend.takes_copies:
+        """Have a copy wait at its shadow; None where there is none, or it cannot follow.
+
+        What follows a query goes to one replica only, so there is no copy of such.
+        """
+        if backend is None or not backend.takes_copies or original.query.follows:
             return None
         tag, size = backend.table.tag, len(original.query.call)
         held = self._bytes[tag]

@@ -43,9 +43,12 @@ def by_endpoint(
 
 
 def overdue(tickets: Iterable[Ticket], before: float) -> Counter[tuple[str, str]]:
-    """Return how many queries of each (endpoint, backend) are here since before that time."""
+    """Return how many queries of each (endpoint, backend) are here since before that time.
+
+    Without open WebSockets, which are not slow.
+    """
     return Counter(
         (ticket.endpoint, ticket.backend)
         for ticket in tickets
-        if ticket.submitted_at < before and not ticket.is_copy
+        if ticket.submitted_at < before and not (ticket.is_copy or ticket.is_open_socket)
     )

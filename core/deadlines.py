@@ -34,8 +34,8 @@ class Deadlines:
         heapq.heappush(self._heap, (at, ticket.number))
 
     def forget(self, ticket: Ticket) -> None:
-        """Know of a ticket that has a deadline no more: it has ended."""
-        del self._timed[ticket.number]
+        """Know of a ticket whose time does not count any more: it has ended, say."""
+        self._timed.pop(ticket.number, None)
 
     def due(self, now: float) -> Iterator[Ticket]:
         """Return the tickets whose time is up, the first due first; each is returned once."""

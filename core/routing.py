@@ -202,13 +202,19 @@ class Router:
         if replica in self._holders.by_tag:
             self._holders.by_tag[replica].models = frozenset(models)
 
-    def begun(self, replica: str, numbers: Iterable[int]) -> None:
-        """Note that parts of answers have left, which nobody can take back."""
+    def begun(self, replica: str, numbers: Iterable[int], now: float) -> None:
+        """Note that parts of answers have left, which nobody can take back.
+
+        A WebSocket is answered by that, as far as time limits and latencies go: it may stay open.
+        """
         holder = self._holders.by_tag.get(replica)
         for number in numbers:
             ticket = None if holder is None else holder.ongoing.get(number)
             if ticket is not None:
                 ticket.begun = True
+                if ticket.is_open_socket:
+                    ticket.answered_at = now
+                    self._tickets.deadlines.forget(ticket)
 
     def answered(self, replica: str, outcomes: Iterable[tuple[int, int]], now: float) -> Effects:
         """Free the slots of (ticket, status) pairs whose answers are on their way to callers.
@@ -226,7 +232,9 @@ class Router:
             if ticket.caller is None:
                 effects.append(self._tickets.end(ticket, ticket.abandoned or status, now))
                 continue
-            ticket.answered, ticket.answered_at = ticket.abandoned or status, now
+            ticket.answered = ticket.abandoned or status
+            if not ticket.is_open_socket:
+                ticket.answered_at = now
             holder.unconfirmed[number] = ticket
         holder.saturated_until = 0.0
         return self._after_release(holder, effects, now)

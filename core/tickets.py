@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+BODY = "body"  # see QueryLike.follows
+SOCKET = "socket"
+
 
 class QueryLike(Protocol):
     """What the router reads of a query."""
@@ -42,6 +45,10 @@ class QueryLike(Protocol):
     @property
     def multiplexed_model_id(self) -> str:
         """The model that it needs, and some replicas may have; empty for none."""
+
+    @property
+    def follows(self) -> str:
+        """What its caller sends on to its replica: a BODY, the messages of a SOCKET, or nothing."""
 
     @property
     def call(self) -> Sized:
@@ -89,6 +96,11 @@ class Ticket:
     def is_copy(self) -> bool:
         """Whether it is for a shadow, so that nobody hears of its end."""
         return self.caller is None
+
+    @property
+    def is_open_socket(self) -> bool:
+        """Whether it is a WebSocket that was accepted: answered, but for its slot."""
+        return self.begun and self.query.follows == SOCKET
 
 
 class Assign(NamedTuple):

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # its own cla
 from typing import Any
 
 from understudy.actors import query_client
-from understudy.actors.messages import Answer, Assignment, FailedAnswer, Query
+from understudy.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
 from understudy.actors.query_client import PendingQuery, QueryClient
 from understudy.actors.user_code import Failure, Reply, UserCode
 from understudy.core.errors import DeployFailedError
@@ -108,7 +108,7 @@ class _LocalReply(Reply):
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Do nothing: only HTTP has answers in parts."""
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, ends: int = MORE) -> None:
         """Do nothing."""
 
     def answer(self, answer: Answer) -> None:

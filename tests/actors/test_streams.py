@@ -23,8 +23,8 @@ class Joined:
         self.most = 0
         self.stopped = 0
         self.sender = Sender(1, self.on_the_way.append)
-        self.stream = Stream(BEGUN, self)
         self.taken = self.sender.taken
+        self.stream = Stream(BEGUN, self)
 
     def stop(self) -> None:
         self.stopped += 1

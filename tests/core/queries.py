@@ -25,6 +25,7 @@ class Query:
     shard_key: str | None = None
     multiplexed_model_id: str = ""
     call: bytes = b"call"
+    follows: str = ""
 
 
 def replica(tag: str, life: int = 1) -> ReplicaTable:

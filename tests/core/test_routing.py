@@ -475,8 +475,8 @@ def test_an_answered_query_is_neither_cancelled_nor_expired() -> None:
 def test_an_answer_of_which_a_part_has_left_is_not_made_again() -> None:
     made = router(backend("r1", "r2"))
     (number,) = numbers(submit(made, 1))
-    made.begun("r1", [number, 99])
-    made.begun("nobody", [number])
+    made.begun("r1", [number, 99], 0.0)
+    made.begun("nobody", [number], 0.0)
     effects = made.replica_lost("r1", (), 2.0)
     assert assigned(effects) == []
     assert statuses(effects) == [503]

@@ -1,0 +1,233 @@
+"""What follows a query, from its caller to its replica: a large body, or a WebSocket's messages.
+
+Theory of operation. The query goes its way without it. The replica that runs it tells the caller,
+by a FeedWanted, which then sends parts straight to that replica, at most WINDOW bytes ahead of what
+user code has taken. What has been sent is kept while it is at most KEPT bytes: so long the query
+can still run from the beginning at another replica, when the first has died. With more gone, it
+belongs to its replica for good.
+
+:class:`Feed` and :class:`Outlets` are the caller's, :class:`Inflows` the replica's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from understudy.actors.loop import Callback, Loop, Outbox
+from understudy.actors.messages import (
+    END,
+    MORE,
+    Address,
+    FeedQueries,
+    FeedTaken,
+    FeedWanted,
+    Process,
+    StreamPart,
+)
+from understudy.actors.streams import NobodyListensError, Parts, Window, cost, pieces
+
+KEPT = 256 * 1024
+MAX_OUTLETS = 64  # before idle ones are dropped
+
+
+class Outlets:
+    """A caller's way to the replicas that it feeds: what goes to one travels together."""
+
+    def __init__(self, loop: Loop, process: Process) -> None:
+        self._loop = loop
+        self._process = process
+        self._outboxes: dict[str, Outbox] = {}  # by the replica's incarnation
+
+    def put(self, replica: str, address: Address, item: tuple[Feed | None, StreamPart | int]) -> None:
+        """Send a part, or the number of what is to be stopped."""
+        outbox = self._outboxes.get(replica)
+        if outbox is None:
+            if len(self._outboxes) >= MAX_OUTLETS:
+                for known in [each for each, old in self._outboxes.items() if old.is_idle]:
+                    del self._outboxes[known]
+            outbox = self._outboxes[replica] = self._make(replica, address)
+        outbox.put(item)
+
+    def _make(self, replica: str, address: Address) -> Outbox:
+        return Outbox(
+            self._loop,
+            address,
+            partial(self._pack, replica),
+            on_failed=partial(self._undelivered, replica),
+            weigh=lambda item: 0 if isinstance(item[1], int) else len(item[1].data),
+        )
+
+    def _pack(self, replica: str, items: list[tuple[Feed | None, Any]]) -> FeedQueries:
+        return FeedQueries(
+            incarnation=replica,
+            process=self._process,
+            parts=tuple(item for _, item in items if isinstance(item, StreamPart)),
+            stopped=tuple(item for _, item in items if isinstance(item, int)),
+        )
+
+    def _undelivered(self, replica: str, items: list[tuple[Feed | None, Any]]) -> None:
+        """End what has lost a part on its way, unless it goes to another replica by now."""
+        for feed in dict.fromkeys(feed for feed, _ in items if feed is not None):
+            feed.undelivered(replica)
+
+
+class Feed:
+    """The caller's end, on its loop: what is sent here reaches whichever replica runs the query.
+
+    ``on_failed`` is told why it can go on no more.
+    """
+
+    def __init__(self, outlets: Outlets, on_failed: Callable[[str], None]) -> None:
+        self._outlets = outlets
+        self._on_failed = on_failed
+        self._wanted: tuple[FeedWanted, Address] | None = None
+        self._window = Window()
+        self._kept: list[StreamPart] | None = []
+        self._kept_size = 0
+        self._is_over = False
+
+    @property
+    def process(self) -> Process | None:
+        """Return the process that is fed."""
+        return None if self._wanted is None else self._wanted[0].process
+
+    def begin(self, wanted: FeedWanted, address: Address) -> bool:
+        """Feed a replica from the beginning, in place of an earlier one; False if it is too late."""
+        if self._kept is None:
+            return False
+        self.stop()
+        self._wanted = wanted, address
+        self._window.reset()
+        kept, self._kept, self._kept_size = self._kept, [], 0
+        for part in kept:
+            self._put(part._replace(query_id=wanted.number))
+        return True
+
+    async def send(self, data: bytes, ends: int = MORE) -> None:
+        """Send the next bytes, once a replica wants any; returns when more may be sent.
+
+        NobodyListensError once the query is over.
+        """
+        assert self._wanted is not None, "begin() comes first"
+        for part in pieces(0, data, ends):
+            await self._window.room()
+            self._put(part._replace(query_id=self._wanted[0].number))
+
+    def end(self, data: bytes = b"") -> None:
+        """Send the end, after all that was sent, and whether or not there is room."""
+        if self._wanted is not None and not self._is_over:
+            self._put(StreamPart(self._wanted[0].number, data, END))
+        self.close()
+
+    def taken(self, taken: FeedTaken) -> None:
+        """Count what was taken."""
+        if self._wanted is not None and taken.number == self._wanted[0].number:
+            self._window.taken(taken.size)
+
+    def stop(self) -> None:
+        """Have the replica end the query, for nobody wants it, or what follows it will not come."""
+        if self._wanted is not None:
+            wanted, address = self._wanted
+            self._outlets.put(wanted.process.incarnation, address, (None, wanted.number))
+
+    def close(self) -> None:
+        """Send no more: the query is over, or wants no more."""
+        self._is_over = True
+        self._window.close()
+
+    def undelivered(self, replica: str) -> None:
+        """Give up, for the replica lacks a part."""
+        process = self.process
+        if process is not None and process.incarnation == replica:
+            self._on_failed("its replica did not take what followed the query")
+
+    def _put(self, part: StreamPart) -> None:
+        assert self._wanted is not None
+        wanted, address = self._wanted
+        self._window.sent(part)
+        if self._kept is not None:
+            self._kept.append(part)
+            self._kept_size += cost(part)
+            if self._kept_size > KEPT:
+                self._kept = None
+        self._outlets.put(wanted.process.incarnation, address, (self, part))
+
+
+class Fed(Protocol):
+    """A query that runs, and is fed."""
+
+    feed: Parts | None
+
+    @property
+    def caller(self) -> str:
+        """The incarnation of who sends."""
+
+    def ended_by_caller(self) -> None:
+        """Note that the last part is here; nobody listens any more, if it is a WebSocket."""
+
+    def cancel(self) -> None:
+        """Have user code end it."""
+
+
+class Inflows:
+    """What a replica is fed, on user code's loop; ``put`` sends an item to a query's caller."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        process: Process,
+        put: Callable[[FeedWanted | FeedTaken, Any], None],
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._put = put
+        self._numbers = itertools.count(1)
+        self._fed: dict[int, Fed] = {}
+        self._callers: dict[str, Callback] = {}  # by incarnation: what unwatches it
+
+    def want(self, run: Fed, query_id: int) -> int:
+        """Ask for what follows a query; returns the number to end it by."""
+        number = next(self._numbers)
+        run.feed = Parts(lambda size: self._put(FeedTaken(query_id, number, size), run))
+        self._fed[number] = run
+        self._put(FeedWanted(query_id, number, self._process), run)
+        return number
+
+    def all(self) -> list[Fed]:
+        """Return what is fed now."""
+        return list(self._fed.values())
+
+    def arrived(self, message: FeedQueries) -> None:
+        """Take what a caller sends; of its end the proxy may know nothing, if it is a later one."""
+        for part in message.parts:
+            run = self._fed.get(part.query_id)
+            if run is None or run.feed is None:
+                continue
+            self._watch(message.process)
+            run.feed.arrived(part)
+            if part.ends == END:
+                run.ended_by_caller()
+        for number in message.stopped:
+            if number in self._fed:
+                self._fed[number].cancel()
+
+    def ended(self, number: int) -> None:
+        """Forget what has ended, and its caller with the last of its."""
+        caller = self._fed.pop(number).caller
+        if caller in self._callers and all(run.caller != caller for run in self._fed.values()):
+            self._callers.pop(caller)()
+
+    def _watch(self, caller: Process) -> None:
+        incarnation = caller.incarnation
+        if incarnation not in self._callers:
+            lost = partial(self._caller_lost, incarnation)
+            self._callers[incarnation] = self._loop.watch_process(caller, lost)
+
+    def _caller_lost(self, caller: str) -> None:
+        for run in self.all():
+            if run.caller == caller:
+                run.cancel()
