@@ -11,7 +11,6 @@ belongs to its replica for good.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +27,7 @@ from understudy.actors.messages import (
     Process,
     StreamPart,
 )
-from understudy.actors.streams import NobodyListensError, Parts, Window, cost, pieces
+from understudy.actors.streams import Parts, Window, cost, pieces
 
 KEPT = 256 * 1024
 MAX_OUTLETS = 64  # before idle ones are dropped
@@ -42,7 +41,9 @@ class Outlets:
         self._process = process
         self._outboxes: dict[str, Outbox] = {}  # by the replica's incarnation
 
-    def put(self, replica: str, address: Address, item: tuple[Feed | None, StreamPart | int]) -> None:
+    def put(
+        self, replica: str, address: Address, item: tuple[Feed | None, StreamPart | int]
+    ) -> None:
         """Send a part, or the number of what is to be stopped."""
         outbox = self._outboxes.get(replica)
         if outbox is None:
@@ -96,7 +97,7 @@ class Feed:
         return None if self._wanted is None else self._wanted[0].process
 
     def begin(self, wanted: FeedWanted, address: Address) -> bool:
-        """Feed a replica from the beginning, in place of an earlier one; False if it is too late."""
+        """Feed a replica from the beginning, in place of any earlier one; False if it cannot."""
         if self._kept is None:
             return False
         self.stop()

@@ -1,9 +1,9 @@
 """A WebSocket as user code sees it: the parts of a query and of its answer as ASGI's events.
 
 Theory of operation. To open one is a query, and to accept it an answer that begins, with status
-101. A message is one or more parts, the last of which says whether it is text or binary; END closes,
-with code and reason, in either direction. What is answered before ``accept`` refuses: 403 for a
-bare ``websocket.close``, or a response of the app's own.
+101. A message is one or more parts, the last of which says whether it is text or binary; END
+closes, with code and reason, in either direction. What is answered before ``accept`` refuses: 403
+for a bare ``websocket.close``, or a response of the app's own.
 
 States: *connecting*, *open*, *closed*. Closed is final, whoever closed; the client may also be
 *gone* while user code has not heard of it yet.
