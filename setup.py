@@ -35,6 +35,8 @@ setup(
         "cloudpickle>=3.0",
         "falcon>=4.0",
         "gunicorn>=27.0,<28",  # http_front/worker.py reaches into its asgi worker
+        "uvicorn>=0.54,<0.60",  # http_front/protocol.py reaches into its HTTP protocol
+        "httptools>=0.6.4",
         "starlette>=0.40",
         "pydantic>=2.5",
         "click>=8.1",

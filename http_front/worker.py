@@ -1,7 +1,7 @@
-"""gunicorn's asgi worker, made to stop at once, to share connections, and to drop silent ones.
+"""gunicorn's asgi worker, made to stop at once, to share connections, and to read them faster.
 
 All that reaches into gunicorn's and asyncio's inside is in this module. It was written against
-gunicorn 27.0 (``gunicorn/workers/gasgi.py``, ``gunicorn/asgi/protocol.py``):
+gunicorn 27.0 (``gunicorn/workers/gasgi.py``):
 
 - The stock worker looks for SIGTERM once a second, closes its listener first, and waits for idle
   keep-alive connections until it is killed. Here SIGTERM interrupts the wait; the listener stays
@@ -11,6 +11,7 @@ gunicorn 27.0 (``gunicorn/workers/gasgi.py``, ``gunicorn/asgi/protocol.py``):
   nearly all of a burst. Here it accepts one, and the kernel's queue stays deep all the same.
 - gunicorn never gives up on a new connection that sends no request, or half of its headers. Here
   it is closed after the HTTP options' ``header_timeout_s``.
+- Connections speak HTTP by :mod:`.protocol` instead of gunicorn's own.
 
 The loop is uvloop's where that is installed: 1.10 and 1.13 times the requests/s at 64 and 16
 connections, for 0.94 and 0.85 of the worker's CPU time (docs/transport.md).
@@ -22,13 +23,12 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from gunicorn.workers.gasgi import ASGIWorker
 
 from understudy.http_front.front import Front
+from understudy.http_front.protocol import Connections
 
 _Loop: Any
 try:
@@ -38,7 +38,7 @@ except ImportError:
 else:
     _Loop = uvloop.Loop
 
-MOST_BETWEEN_SWEEPS_S = 5.0
+TICK_S = 1.0
 DRAIN_POLL_S = 0.05
 DRAIN_MARGIN_S = 1.0  # before the master's SIGKILL, to stop the link and flush the log
 HAND_OVER_S = 2.0  # what is idle for so long after the master's death is closed
@@ -58,44 +58,22 @@ class DeepSocket(socket.socket):
 
 
 class FrontLoop(_Loop):  # type: ignore[misc]  # known when it runs
-    """An event loop that knows its servers' connections, and with asyncio accepts one at a time."""
+    """An event loop whose servers' connections are ours, accepted one at a time with asyncio."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.accepted: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # protocol -> when
+    connections: Connections
 
     async def create_server(  # gunicorn's one way of calling it
-        self, protocol_factory: Callable[[], Any], *, sock: socket.socket, **options: Any
+        self, _protocol_factory: Any, *, sock: socket.socket, **options: Any
     ) -> asyncio.Server:
         """Serve on a duplicate of ``sock``; the original stays gunicorn's to close."""
-
-        def factory() -> Any:
-            protocol = protocol_factory()
-            self.accepted[protocol] = self.time()
-            return protocol
-
         fileno = os.dup(sock.fileno())
         deep = DeepSocket(sock.family, sock.type, sock.proto, fileno=fileno)
         # uvloop calls listen() from C, and accepts as many as libuv does.
         backlog = 1 if _Loop is asyncio.SelectorEventLoop else BACKLOG
         server: asyncio.Server = await super().create_server(
-            factory, sock=deep, backlog=backlog, **options
+            self.connections.make, sock=deep, backlog=backlog, **options
         )
         return server
-
-    def close_idle(self, *, served_too: bool, older_than_s: float) -> None:
-        """Close connections that wait for a request's headers.
-
-        Those that never sent a request only when they are ``older_than_s``; those that did, only
-        if ``served_too``.
-        """
-        now = self.time()
-        for protocol, accepted_at in list(self.accepted.items()):
-            if not getattr(protocol, "_awaiting_request", False):
-                continue
-            fresh = protocol.req_count <= 1
-            if (now - accepted_at > older_than_s) if fresh else served_too:
-                protocol._keepalive_timeout()
 
 
 class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
@@ -110,13 +88,28 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
         self.loop = FrontLoop()
         asyncio.set_event_loop(self.loop)
 
+    @property
+    def nr_conns(self) -> int:
+        """How many connections there are, for gunicorn, which would count them."""
+        return len(self.loop.connections.connections) if self.loop is not None else 0
+
+    @nr_conns.setter
+    def nr_conns(self, _count: int) -> None:
+        """Be told 0 by gunicorn, at the start."""
+
     async def _serve(self) -> None:
         self._serving = asyncio.current_task()
-        sweeping = asyncio.create_task(self._sweep())
+        self.loop.connections = Connections(
+            self.asgi,
+            keep_alive_s=self.cfg.keepalive,
+            header_timeout_s=self.asgi.header_timeout_s,
+            trusted=self.cfg.forwarded_allow_ips,
+        )
+        ticking = asyncio.create_task(self._tick())
         try:
             await super()._serve()
         finally:
-            sweeping.cancel()
+            ticking.cancel()
 
     def handle_exit_signal(self) -> None:
         """Begin to drain (SIGTERM), at once if it serves already."""
@@ -133,11 +126,16 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
         if serving and self.servers and self._serving is not None:
             self._serving.cancel()  # out of its sleep; gunicorn takes it for the order to stop
 
-    async def _sweep(self) -> None:
+    async def _tick(self) -> None:
         timeout_s = self.asgi.header_timeout_s
         while True:
-            await asyncio.sleep(min(MOST_BETWEEN_SWEEPS_S, timeout_s / 4))
-            self.loop.close_idle(served_too=False, older_than_s=timeout_s)
+            self.loop.connections.tell_time()
+            await asyncio.sleep(min(TICK_S, timeout_s / 4))
+            self._close_waiting(served_too=False, fresh_s=timeout_s)
+
+    def _close_waiting(self, *, served_too: bool, fresh_s: float) -> None:
+        now = self.loop.time()
+        self.loop.connections.give_up(now, served_too=served_too, fresh_s=fresh_s)
 
     async def _shutdown(self) -> None:
         """Finish what is in flight, then stop as gunicorn does."""
@@ -145,7 +143,7 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
             await self._hand_over()
         else:
             self.asgi.draining = self.asgi.leaving = True
-        closing = asyncio.create_task(self._keep_closing_idle())
+        closing = asyncio.create_task(self._keep_closing_waiting())
         if not self._quick_shutdown:
             await self._drain()
         await super()._shutdown()
@@ -169,9 +167,9 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
             self.notify()
             await asyncio.sleep(DRAIN_POLL_S)
 
-    async def _keep_closing_idle(self) -> None:
+    async def _keep_closing_waiting(self) -> None:
         while True:
-            self.loop.close_idle(served_too=True, older_than_s=FRESH_S)
+            self._close_waiting(served_too=True, fresh_s=FRESH_S)
             await asyncio.sleep(DRAIN_POLL_S)
 
     def _cleanup(self) -> None:

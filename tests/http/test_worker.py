@@ -1,52 +1,215 @@
-"""Which connections the worker's event loop gives up on."""
+"""Which connections the worker gives up on, and its event loop."""
 
+import asyncio
 import importlib.util
 
 import pytest
 
+from understudy.http_front.protocol import Connections, FrontProtocol
 from understudy.http_front.worker import FrontLoop
 
+HEADERS_TIMEOUT_S = 30.0
+HALF = b"GET / HTTP/1.1\r\nHost: a\r\nX-Half: "
+WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
-class Connection:
-    def __init__(self, *, awaiting, requests):
-        self._awaiting_request = awaiting
-        self.req_count = requests
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = b""
         self.closed = False
+        self.paused = False
 
-    def _keepalive_timeout(self):
+    def write(self, data):
+        self.written += data
+
+    def close(self):
         self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        self.paused = True
+
+    def resume_reading(self):
+        self.paused = False
+
+
+class Server:
+    """One connection, whose app answers each request once it is told to."""
+
+    def __init__(self, loop):
+        self.loop = loop
+        self.wire = Wire()
+        self.asked = []
+        self.cancelled = []
+        self.answers = asyncio.Semaphore(0)
+        self.connections = Connections(
+            self.answer,
+            keep_alive_s=90,
+            header_timeout_s=HEADERS_TIMEOUT_S,
+            trusted="127.0.0.1",
+        )
+        self.protocol = FrontProtocol(self.connections)
+        self.protocol.connection_made(self.wire)
+
+    async def answer(self, scope, receive, send):
+        self.asked.append(scope["path"])
+        try:
+            await self.answers.acquire()
+            while (await receive()).get("more_body"):
+                pass
+        except asyncio.CancelledError:
+            self.cancelled.append(scope["path"])
+            raise
+        body = scope["path"].encode()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def say(self, data):
+        self.protocol.data_received(data)
+        self.turn()
+
+    def let_answer(self):
+        self.answers.release()
+        self.turn()
+
+    def turn(self):
+        self.loop.run_until_complete(asyncio.sleep(0.001))
+
+    def give_up_after(self, seconds, *, served_too=False, fresh_s=HEADERS_TIMEOUT_S):
+        now = self.loop.time() + seconds
+        self.connections.give_up(now, served_too=served_too, fresh_s=fresh_s)
+        return self.wire.closed
 
 
 @pytest.fixture
 def loop():
     loop = FrontLoop()
+    asyncio.set_event_loop(loop)
     yield loop
+    asyncio.set_event_loop(None)
     loop.close()
 
 
+@pytest.fixture
+def server(loop):
+    server = Server(loop)
+    yield server
+    server.protocol.connection_lost(None)
+    server.turn()
+
+
+def test_a_new_connection_that_stays_silent_is_closed(server):
+    assert not server.give_up_after(HEADERS_TIMEOUT_S - 1)
+    assert server.give_up_after(HEADERS_TIMEOUT_S + 1)
+    assert server.wire.written == b""
+
+
+def test_half_of_the_headers_are_not_waited_for_longer_than_that(server):
+    server.say(HALF)
+    assert not server.give_up_after(HEADERS_TIMEOUT_S - 1)
+    server.say(b"more")
+    assert server.give_up_after(HEADERS_TIMEOUT_S + 1), "a byte now and then gains no time"
+    assert server.wire.written.startswith(b"HTTP/1.1 408 ")
+
+
+def test_nor_are_those_of_a_later_request(server):
+    server.say(WHOLE)
+    server.let_answer()
+    server.say(HALF)
+    assert server.give_up_after(HEADERS_TIMEOUT_S + 1)
+    assert server.wire.written.endswith(b"the headers did not arrive in time")
+
+
+def test_a_request_under_way_is_left_alone(server):
+    server.say(WHOLE)
+    assert not server.give_up_after(1000, served_too=True, fresh_s=0)
+
+
+def test_a_connection_that_was_served_is_closed_only_when_the_worker_leaves(server):
+    server.say(WHOLE)
+    server.let_answer()
+    assert not server.give_up_after(1000)
+    assert server.give_up_after(0, served_too=True)
+
+
+def test_a_connection_that_is_gone_is_forgotten(server):
+    server.protocol.connection_lost(None)
+    assert not server.connections.connections
+
+
+def test_who_leaves_wants_no_answer(server):
+    server.say(WHOLE + WHOLE.replace(b"/ ", b"/second "))
+    server.protocol.connection_lost(None)
+    server.turn()
+    assert server.cancelled == ["/"]
+    assert server.asked == ["/"], "the second's turn never comes"
+
+
+def test_a_refusal_waits_for_the_answer_to_the_request_before(server):
+    server.say(WHOLE + b"nonsense\r\n\r\n")
+    assert server.wire.written == b""
+    server.let_answer()
+    assert server.wire.written.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in server.wire.written
+    assert server.wire.written.endswith(b"\r\n\r\n/")
+    assert server.wire.closed
+
+
+def test_a_body_that_cannot_be_read_ends_its_own_request(server):
+    chunked = b"POST /broken HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server.say(chunked)
+    server.say(b"zz\r\n")
+    assert server.wire.written.startswith(b"HTTP/1.1 400 ")
+    assert server.wire.closed
+    assert server.cancelled == ["/broken"]
+
+
+def test_and_not_those_before_it(server):
+    chunked = b"POST /broken HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server.say(WHOLE + WHOLE.replace(b"/ ", b"/second ") + chunked + b"zz\r\n")
+    server.let_answer()
+    server.let_answer()
+    assert server.asked == ["/", "/second"]
+    assert server.wire.written.count(b"HTTP/1.1 200 ") == 2
+    assert server.wire.closed
+
+
+def test_head_and_body_leave_together(server):
+    written = []
+    server.wire.write = written.append
+    server.say(WHOLE)
+    server.let_answer()
+    assert len(written) == 1
+
+
 @pytest.mark.parametrize(
-    ("connection", "served_too", "age_s", "closed"),
+    ("request_bytes", "status"),
     [
-        (Connection(awaiting=True, requests=1), False, 31, True),
-        (Connection(awaiting=True, requests=1), False, 29, False),
-        (Connection(awaiting=True, requests=2), False, 31, False),
-        (Connection(awaiting=True, requests=2), True, 0, True),
-        (Connection(awaiting=True, requests=1), True, 29, False),
-        (Connection(awaiting=False, requests=1), True, 31, False),
-        (Connection(awaiting=False, requests=2), True, 31, False),
+        (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX-Long: " + b"a" * 9000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 101 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     ],
 )
-def test_only_connections_without_a_request_are_closed(loop, connection, served_too, age_s, closed):
-    loop.accepted[connection] = loop.time() - age_s
-    loop.close_idle(served_too=served_too, older_than_s=30)
-    assert connection.closed is closed
+def test_what_others_may_read_differently_is_refused(server, request_bytes, status):
+    server.say(request_bytes)
+    assert server.wire.written.startswith(b"HTTP/1.1 %d " % status)
+    assert server.asked == []
 
 
-def test_a_connection_that_is_gone_is_forgotten(loop):
-    connection = Connection(awaiting=True, requests=1)
-    loop.accepted[connection] = 0.0
-    del connection
-    assert not loop.accepted
+def test_a_header_line_without_an_end_is_not_collected(server):
+    server.say(HALF)
+    for _ in range(70):
+        server.say(b"a" * 1000)
+    assert server.wire.written.startswith(b"HTTP/1.1 431 ")
 
 
 def test_the_loop_is_uvloops_where_that_is_installed(loop):
