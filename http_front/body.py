@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from understudy.http_front.exchange import Receive
-
-LINGER_S = 2.0
 
 
 class BodyTooLargeError(Exception):
@@ -48,20 +44,3 @@ async def read_body(receive: Receive, declared: bytes | None, limit: int) -> byt
         event = await receive()
     # Falcon's stream would give what came as if it were everything.
     raise BodyIncompleteError
-
-
-async def discard_body(receive: Receive) -> None:
-    """Read on for a moment after a refusal.
-
-    Closing a socket with unread bytes resets it, and a reset can overtake the answer: the client
-    would see a broken pipe instead of the 413.
-    """
-    try:
-        await asyncio.wait_for(_discard(receive), LINGER_S)
-    except asyncio.TimeoutError:
-        return
-
-
-async def _discard(receive: Receive) -> None:
-    while (await receive()).get("more_body", False):
-        pass

@@ -25,7 +25,6 @@ from understudy.http_front.answers import error_reply, retry_after
 from understudy.http_front.body import (
     BodyIncompleteError,
     BodyTooLargeError,
-    discard_body,
     read_body,
 )
 from understudy.http_front.dispatcher import Dispatcher
@@ -114,8 +113,6 @@ class Front:
             await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
         else:
             await exchange.reply(reply)
-            if reply.status == 413 and b"expect" not in exchange.head:
-                await discard_body(receive)
 
     async def _take(self, exchange: Exchange, receive: Receive) -> Reply | None:
         """Read the request; return the refusal if it is not to be answered by Falcon."""

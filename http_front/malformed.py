@@ -1,6 +1,6 @@
 """Requests that the server lets through, and that HTTP wants refused.
 
-gunicorn refuses what it cannot frame: two lengths, a length beside Transfer-Encoding, a folded
+llhttp refuses what it cannot frame: two lengths, a length beside Transfer-Encoding, a folded
 header, a lone line feed, a NUL. What is looked at here is framed, but another server in front of us
 may read it otherwise, which is what request smuggling and routing by Host live on.
 """

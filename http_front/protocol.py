@@ -5,15 +5,17 @@ every connection. What is added to uvicorn's (written against 0.54, ``protocols/
 
 - limits on the request line and the headers, as gunicorn has them, for llhttp has none;
 - refusals of what llhttp lets pass and other servers may read differently: several Host headers,
-  transfer codings besides chunked, and any of them in HTTP/1.0;
+  chunks in HTTP/1.0, other versions (:mod:`.malformed` has those that end with their request);
 - a refusal never overtakes the answer to an earlier request of the same connection;
 - a request whose client leaves is cancelled, wherever it waits;
+- a client that still sends when it is refused gets to read why;
 - a response's head leaves with its first bytes, in one system call.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
 from typing import Any
@@ -27,8 +29,10 @@ MAX_LINE_BYTES = 4094
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190  # name and value
 MAX_HEAD_BYTES = 65536  # that are kept of a head that is not complete
+LINGER_S = 2.0
 
 _FORWARDED = frozenset({b"x-forwarded-proto", b"x-forwarded-for"})
+_VERSIONS = frozenset({"1.0", "1.1"})
 _CHECKED = _FORWARDED | {b"host", b"transfer-encoding", b"expect"}
 
 
@@ -82,10 +86,11 @@ class Connections(ServerState):
 class _Joined:
     """The transport that a response is written to: what is written while held leaves at once."""
 
-    __slots__ = ("_held", "_transport", "is_closing")
+    __slots__ = ("_close", "_held", "_transport", "is_closing")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
+        self._close = close
         self._held: list[bytes] | None = None
         self.is_closing = transport.is_closing
 
@@ -105,7 +110,7 @@ class _Joined:
 
     def close(self) -> None:
         self.let_go()
-        self._transport.close()
+        self._close()
 
 
 class FrontProtocol(HttpToolsProtocol):
@@ -129,7 +134,7 @@ class FrontProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self._joined = _Joined(transport)
+        self._joined = _Joined(transport, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; nobody wants the answer any more."""
@@ -189,14 +194,14 @@ class FrontProtocol(HttpToolsProtocol):
             self._hosts += 1
             if self._hosts > 1:
                 raise self._refused(400, "there are several Host headers")
-        elif value.lower() != b"chunked":
-            raise self._refused(501, "no transfer coding but chunked is known here")
         elif self.parser.get_http_version() == "1.0":
             raise self._refused(400, "HTTP/1.0 has no Transfer-Encoding")
 
     def on_headers_complete(self) -> None:
         """Begin to answer, unless it is another request's turn."""
         self.begun_at = None
+        if (version := self.parser.get_http_version()) not in _VERSIONS:
+            raise self._refused(505, f"HTTP/{version} is not spoken here")
         self.app = self._shared.forwarded_app if self._is_forwarded else self._shared.app
         super().on_headers_complete()
 
@@ -262,7 +267,7 @@ class FrontProtocol(HttpToolsProtocol):
             self.pipeline.popleft()
             self._end_after(self.pipeline[0][0] if self.pipeline else self._answering)
         elif cycle.response_started:
-            self.transport.close()
+            self._close()
         else:
             cycle.disconnected = True
             self._refuse(msg)
@@ -279,7 +284,26 @@ class FrontProtocol(HttpToolsProtocol):
         head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
         length = b"content-length: %d\r\n\r\n" % len(text)
         self.transport.write(STATUS_LINE[refusal.status] + head + length + text)
-        self.transport.close()
+        self._linger()
+
+    def _close(self) -> None:
+        """Close after an answer, or amid one."""
+        if self._answering.more_body and self._answering.response_complete:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close, but not before the client has had time to read the answer.
+
+        Closing a socket with unread bytes resets it, and a reset can overtake the answer: the
+        client would see a broken pipe instead of a 413.
+        """
+        self._is_broken = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
 
 
 def _nothing() -> None:

@@ -51,9 +51,6 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
         "graceful_timeout": DRAIN_S,
         "asgi_loop": "asyncio",
         "asgi_lifespan": "on",
-        "asgi_disconnect_grace_period": 0,  # cancel the query when its client leaves
-        "header_map": "dangerous",  # not dropped by gunicorn, but by the app
-        "http_parser": "python",  # gunicorn_h1c 0.6.9 leaks every connection
         "control_socket_disable": True,
         "loglevel": "warning",
         "errorlog": "-",
