@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -79,20 +80,31 @@ async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer
     if isinstance(result, Response):
         return await _give_response(reply, result, request)
     if isinstance(result, str):
-        return HttpAnswer(query_id, 200, _TEXT, result.encode())
+        return HttpAnswer(query_id, 200, _TEXT, _encoded(result))
     if isinstance(result, bytes | bytearray | memoryview):
         return HttpAnswer(query_id, 200, _BYTES, bytes(result))
     if hasattr(result, "__aiter__"):
         await _give_parts(reply, result)
         return None
+    return HttpAnswer(query_id, 200, _JSON, _json(result))
+
+
+def _json(result: Any) -> bytes:
     try:
-        body = json.dumps(result, default=_jsonable, separators=(",", ":"), ensure_ascii=False)
-    except (TypeError, ValueError) as error:
+        text = _encoder.encode(result)
+    except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedResultError(
             f"cannot turn a {type(result).__name__} into an HTTP response ({error}); return str, "
             "bytes, something JSON-able, a generator or a Starlette response"
         ) from error
-    return HttpAnswer(query_id, 200, _JSON, body.encode())
+    return _encoded(text)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedResultError(f"a result that is no Unicode text: {error}") from error
 
 
 async def _give_parts(reply: Reply, parts: Any) -> None:
@@ -107,7 +119,7 @@ async def _give_parts(reply: Reply, parts: Any) -> None:
             if not has_begun:
                 reply.begin(200, _TEXT if isinstance(part, str) else _BYTES)
                 has_begun = True
-            await reply.send(part.encode() if isinstance(part, str) else bytes(part))
+            await reply.send(_encoded(part) if isinstance(part, str) else bytes(part))
     finally:
         if hasattr(parts, "aclose"):
             await parts.aclose()
@@ -135,24 +147,54 @@ async def _give_response(reply: Reply, response: Response, request: Request) -> 
 
 
 class AsgiReply:
-    """The ``send`` of an ASGI app: what comes whole at once is an answer, anything else parts."""
+    """The ``send`` of an ASGI app: what comes whole at once is an answer, anything else parts.
+
+    Events that the protocol does not allow where they come raise UnsupportedResultError in the app.
+    """
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._query_id = reply.assignment.query.id
-        self._status = 0
+        self._status = 0  # 0 before the start
         self._headers: tuple[tuple[bytes, bytes], ...] = ()
         self._has_begun = False
         self._is_complete = False
 
     async def send(self, event: Message) -> None:
         """Take an event of the response."""
-        kind = event["type"]
+        kind = event.get("type")
+        if self._is_complete:
+            raise UnsupportedResultError(f"the ASGI app sent {kind!r} after its response's end")
         if kind == "http.response.start":
-            self._status = event["status"]
-            self._headers = tuple((bytes(k), bytes(v)) for k, v in event.get("headers", ()))
-        elif kind == "http.response.body" and not self._is_complete:
-            await self._body(bytes(event.get("body", b"")), more=event.get("more_body", False))
+            self._start(event)
+        elif kind != "http.response.body":
+            raise UnsupportedResultError(f"the ASGI app sent {kind!r}, which is no part of HTTP")
+        elif not self._status:
+            raise UnsupportedResultError("the ASGI app sent a body before http.response.start")
+        else:
+            body = event.get("body", b"")
+            if not isinstance(body, bytes | bytearray | memoryview):
+                name = type(body).__name__
+                raise UnsupportedResultError(f"the ASGI app sent a body of type {name}, not bytes")
+            await self._body(bytes(body), more=bool(event.get("more_body", False)))
+
+    def _start(self, event: Message) -> None:
+        if self._status:
+            raise UnsupportedResultError("the ASGI app sent http.response.start twice")
+        status = event.get("status")
+        if not isinstance(status, int) or not 200 <= status <= 999:
+            raise UnsupportedResultError(
+                f"the ASGI app sent the status {status!r}, expected 200 to 999"
+            )
+        try:
+            self._headers = tuple((_bytes(name), _bytes(value)) for name, value in event["headers"])
+        except KeyError:
+            self._headers = ()
+        except (TypeError, ValueError) as error:
+            raise UnsupportedResultError(
+                f"the ASGI app sent headers that are no pairs of bytes: {error}"
+            ) from error
+        self._status = int(status)
 
     async def _body(self, body: bytes, *, more: bool) -> None:
         reply, query_id = self._reply, self._query_id
@@ -171,14 +213,30 @@ class AsgiReply:
 
     def check_complete(self) -> None:
         """Raise UnsupportedResultError when the app has returned before the end."""
+        if not self._status:
+            raise UnsupportedResultError("the ASGI app returned without a response")
         if not self._is_complete:
             raise UnsupportedResultError("the response ended without its last part")
 
 
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} is not bytes")
+    return bytes(value)
+
+
 def _jsonable(value: Any) -> Any:
+    """Return what json can write in place of ``value``; called for what it cannot."""
     # numpy scalars and arrays, without importing numpy
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
-    if isinstance(value, set | frozenset):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is not JSON-able")
+    # pydantic models, dataclasses, datetimes, UUIDs, enums, sets and the like
+    return to_jsonable_python(value)
+
+
+_encoder = json.JSONEncoder(
+    default=_jsonable,
+    separators=(",", ":"),
+    ensure_ascii=False,
+    allow_nan=False,  # browsers' JSON has neither NaN nor infinity
+)

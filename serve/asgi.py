@@ -50,7 +50,9 @@ def ingress(app: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.isclass(cls):
             raise TypeError(f"@serve.ingress is for classes, not for {cls!r}")
         if cls is AsgiDeployment:
-            cls = type(cls.__name__, (cls,), {"__module__": cls.__module__})
+            # Of the caller's module, as a named tuple is: its folder travels with the app.
+            caller = sys._getframe(1).f_globals.get("__name__", cls.__module__)
+            cls = type(cls.__name__, (cls,), {"__module__": caller})
         _give_self(app, cls)
         setattr(cls, ASGI_APP, source)
         return cls

@@ -1,0 +1,262 @@
+"""What user code answers wrongly, as its client sees it on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from tests.actors.conftest import deploy
+from tests.support.systems import RunningSystem
+from understudy import serve
+from understudy.serve import operations
+
+EVIL = "1\r\nx-evil: 1"
+
+
+class Wrong:
+    """Answers wrongly, in the way that the path names."""
+
+    async def __call__(self, request: Any) -> Any:
+        kind = request.url.path.rpartition("/")[2].replace("-", "_")
+        return getattr(self, kind, self.well)(request)
+
+    def well(self, request: Any) -> str:
+        return "well"
+
+    def an_object(self, _: Any) -> Any:
+        return object()
+
+    def a_function(self, _: Any) -> Any:
+        return {"f": print}
+
+    def a_nan(self, _: Any) -> Any:
+        return {"x": float("nan")}
+
+    def a_loop(self, _: Any) -> Any:
+        loop: list[Any] = []
+        loop.append(loop)
+        return loop
+
+    def a_key(self, _: Any) -> Any:
+        return {(1, 2): 3}
+
+    def a_surrogate(self, _: Any) -> Any:
+        return "\ud800"
+
+    def an_exception(self, _: Any) -> Any:
+        raise ValueError("a secret in the exception's text")
+
+    def an_exit(self, _: Any) -> Any:
+        raise SystemExit(3)
+
+    def a_header_value(self, _: Any) -> Any:
+        return PlainTextResponse("split", headers={"x-a": EVIL})
+
+    def a_header_name(self, _: Any) -> Any:
+        return PlainTextResponse("split", headers={"x-a: 1\r\nx-evil": "1"})
+
+    def a_nul(self, _: Any) -> Any:
+        return PlainTextResponse("split", headers={"x-a": "1\0"})
+
+    def a_cookie(self, _: Any) -> Any:
+        response = Response("split")
+        response.raw_headers.append((b"set-cookie", b"a=1\r\nx-evil: 1"))
+        return response
+
+    def a_streams_header(self, _: Any) -> Any:
+        return StreamingResponse(iter(["split"]), headers={"x-a": EVIL})
+
+    def a_status(self, _: Any) -> Any:
+        return Response("odd", status_code=99)
+
+    async def late_exception(self, _: Any) -> AsyncIterator[str]:
+        yield "begun"
+        raise ValueError("a secret in the exception's text")
+
+    def late_object(self, _: Any) -> Iterator[Any]:
+        yield "begun"
+        yield object()
+
+    def late_exit(self, _: Any) -> Iterator[str]:
+        yield "begun"
+        raise SystemExit(3)
+
+    def late_response(self, _: Any) -> Any:
+        def parts() -> Iterator[str]:
+            yield "begun"
+            raise ValueError("midway")
+
+        return StreamingResponse(parts(), headers={"content-length": "100"})
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]}
+BODY = {"type": "http.response.body", "body": b"begun"}
+MORE = {**BODY, "more_body": True}
+
+EVENTS: dict[str, list[dict[str, Any]]] = {
+    "nothing": [],
+    "a-start-alone": [START],
+    "a-body-first": [BODY],
+    "two-starts": [START, START, BODY],
+    "an-unknown-event": [{"type": "http.response.song"}],
+    "a-websocket-event": [{"type": "websocket.accept"}],
+    "no-type": [{}],
+    "a-status-in-words": [{**START, "status": "200"}],
+    "no-status": [{"type": "http.response.start"}],
+    "a-status-of-99": [{**START, "status": 99}, BODY],
+    "headers-of-str": [{**START, "headers": [("x-a", "b")]}, BODY],
+    "headers-of-triples": [{**START, "headers": [(b"a", b"b", b"c")]}, BODY],
+    "headers-of-none": [{**START, "headers": None}, BODY],
+    "a-split-header": [{**START, "headers": [(b"x-a", EVIL.encode())]}, BODY],
+    "a-body-of-str": [START, {**BODY, "body": "text"}],
+    "two-bodies": [START, BODY, BODY],
+    "an-end-and-a-start": [START, BODY, START],
+    "no-end": [START, MORE],
+    "a-second-start-midway": [START, MORE, START],
+    "a-body-of-str-midway": [START, MORE, {**BODY, "body": "text"}],
+    "an-unknown-event-midway": [START, MORE, {"type": "http.response.song"}],
+}
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Send the events that the path names; or none, for ever."""
+    assert scope["type"] == "http"
+    kind = scope["path"].rpartition("/")[2]
+    if kind == "silence":
+        await asyncio.Event().wait()
+    for event in EVENTS.get(kind, [START, BODY]):
+        await send(event)
+
+
+Raw = Callable[..., bytes]
+NAMES = ("wrong-code", "wrong-app")
+
+
+@pytest.fixture(scope="module")
+def raw(running: RunningSystem) -> Iterator[Raw]:
+    """Return what asks a deployment on a connection of its own, and gives all that comes back."""
+    wrong_app = serve.deployment(request_timeout_s=1.0)(serve.ingress(app)())
+    deploy(running, serve.deployment(Wrong).bind(), NAMES[0], f"/{NAMES[0]}")
+    deploy(running, wrong_app.bind(), NAMES[1], f"/{NAMES[1]}")
+
+    def ask(name: str, kind: str, method: str = "GET") -> bytes:
+        received = b""
+        address = ("127.0.0.1", running.settings.http.port)
+        with socket.create_connection(address, timeout=20) as connection:
+            head = f"{method} /{name}/{kind} HTTP/1.1\r\nHost: x\r\n"
+            connection.sendall(f"{head}X-Request-ID: the-id\r\n\r\n".encode())
+            connection.sendall(f"{head}Connection: close\r\n\r\n".replace(kind, "well").encode())
+            while piece := connection.recv(65536):
+                received += piece
+        return received
+
+    yield ask
+    for name in NAMES:
+        operations.delete(running.connection, name)
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("an-object", b"cannot turn a object into an HTTP response"),
+        ("a-function", b"cannot turn a dict into an HTTP response"),
+        ("a-nan", b"cannot turn a dict into an HTTP response"),
+        ("a-loop", b"cannot turn a list into an HTTP response"),
+        ("a-key", b"keys must be str"),
+        ("a-surrogate", b"no Unicode text"),
+        ("an-exception", b"the deployment raised an exception"),
+        ("an-exit", b"the deployment raised an exception"),
+        ("a-header-value", b"invalid response header b'x-a'"),
+        ("a-header-name", b"invalid response header"),
+        ("a-nul", b"invalid response header b'x-a'"),
+        ("a-cookie", b"invalid response header b'set-cookie'"),
+        ("a-streams-header", b"invalid response header b'x-a'"),
+        ("a-status", b"the status 99"),
+    ],
+)
+def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, told: bytes) -> None:
+    received = raw(NAMES[0], kind)
+    assert statuses(received) == [500, 200], "and the connection goes on"
+    assert told in received
+    assert b"Request ID: the-id" in received
+    assert b"secret" not in received
+    assert b"Traceback" not in received
+    assert b"\r\nx-evil" not in received
+
+
+@pytest.mark.parametrize("kind", ["late-exception", "late-object", "late-exit", "late-response"])
+def test_what_fails_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
+    received = raw(NAMES[0], kind)
+    assert statuses(received) == [200]
+    assert b"begun" in received
+    assert not received.endswith(b"0\r\n\r\n"), "an end that a client would take for a good one"
+    assert b"secret" not in received
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("nothing", b"returned without a response"),
+        ("a-start-alone", b"ended without its last part"),
+        ("a-body-first", b"a body before http.response.start"),
+        ("two-starts", b"http.response.start twice"),
+        ("an-unknown-event", b"'http.response.song'"),
+        ("a-websocket-event", b"'websocket.accept'"),
+        ("no-type", b"sent None"),
+        ("a-status-in-words", b"the status '200'"),
+        ("no-status", b"the status None"),
+        ("a-status-of-99", b"the status 99"),
+        ("headers-of-str", b"'x-a' is not bytes"),
+        ("headers-of-triples", b"no pairs of bytes"),
+        ("headers-of-none", b"no pairs of bytes"),
+        ("a-split-header", b"invalid response header b'x-a'"),
+        ("a-body-of-str", b"a body of type str"),
+    ],
+)
+def test_an_app_that_breaks_the_protocol_is_500_and_says_how(
+    raw: Raw, kind: str, told: bytes
+) -> None:
+    received = raw(NAMES[1], kind)
+    assert statuses(received) == [500, 200]
+    assert told in received
+    assert b"\r\nx-evil" not in received
+
+
+@pytest.mark.parametrize("kind", ["two-bodies", "an-end-and-a-start"])
+def test_what_an_app_sends_after_its_end_is_dropped(raw: Raw, kind: str) -> None:
+    received = raw(NAMES[1], kind)
+    assert statuses(received) == [200, 200]
+    assert received.count(b"begun") == 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["no-end", "a-second-start-midway", "a-body-of-str-midway", "an-unknown-event-midway"],
+)
+def test_an_app_that_breaks_the_protocol_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
+    received = raw(NAMES[1], kind)
+    assert statuses(received) == [200]
+    assert received.count(b"begun") == 1
+    assert not received.endswith(b"0\r\n\r\n")
+
+
+def test_an_app_that_never_answers_is_408(raw: Raw) -> None:
+    assert statuses(raw(NAMES[1], "silence")) == [408, 200]
+
+
+@pytest.mark.parametrize("kind", ["an-object", "a-header-value", "an-exception"])
+def test_a_head_that_fails_has_no_body(raw: Raw, kind: str) -> None:
+    received = raw(NAMES[0], kind, "HEAD")
+    assert statuses(received) == [500, 200]
+    assert b"the deployment" not in received
+    assert b"cannot turn" not in received

@@ -1,0 +1,271 @@
+"""What a handler may return, as its client gets it over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import http.client
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+from starlette.background import BackgroundTask
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+
+from tests.actors.conftest import deploy
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.serve import operations
+
+NAME = "answers"
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    at: dt.date
+
+
+class Answers:
+    """Answers as the path names."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    async def __call__(self, request: Any) -> Any:
+        return getattr(self, request.url.path.rpartition("/")[2])()
+
+    def text(self) -> Any:
+        return "grüß dich"
+
+    def raw(self) -> Any:
+        return b"\0\xff"
+
+    def array_of_bytes(self) -> Any:
+        return bytearray(b"ab")
+
+    def view(self) -> Any:
+        return memoryview(b"ab")
+
+    def nothing(self) -> Any:
+        return None
+
+    def number(self) -> Any:
+        return 1.5
+
+    def structure(self) -> Any:
+        return {"a": [1, None, True, "ä"], "b": {}}
+
+    def numpy(self) -> Any:
+        return {
+            "scalar": np.float32(1.5),
+            "whole": np.int64(2**60),
+            "truth": np.bool_(True),
+            "text": np.str_("x"),
+            "array": np.arange(6).reshape(2, 3),
+            "empty": np.zeros((0, 3)),
+            "nested": [np.array([1.0]), (np.uint8(255),)],
+        }
+
+    def scalar(self) -> Any:
+        return np.int32(7)
+
+    def array(self) -> Any:
+        return np.array([[True, False]])
+
+    def objects(self) -> Any:
+        day = dt.date(2020, 2, 29)
+        return [Model(name="m", at=day), Point(1, 2), Colour.RED, uuid.UUID(int=1), {3}, day]
+
+    def response(self) -> Any:
+        response = JSONResponse({"made": True}, 201, headers={"X-A": "b", "Location": "/x"})
+        response.set_cookie("a", "1", max_age=60, httponly=True)
+        response.set_cookie("b", "2", path="/b", secure=True, samesite="strict")
+        response.delete_cookie("c")
+        return response
+
+    def page(self) -> Any:
+        return HTMLResponse("<p>ä</p>")
+
+    def elsewhere(self) -> Any:
+        return RedirectResponse("/there?a=b c")
+
+    def no_content(self) -> Any:
+        return Response(status_code=204)
+
+    def no_content_with_one(self) -> Any:
+        return PlainTextResponse("a body that may not be", 204)
+
+    def not_modified(self) -> Any:
+        return Response(status_code=304, headers={"etag": '"1"'})
+
+    def in_background(self) -> Any:
+        task = BackgroundTask((Path(self.folder) / "done").touch)
+        return PlainTextResponse("answered", background=task)
+
+    def events(self) -> Any:
+        async def parts() -> AsyncIterator[str]:
+            for number in range(3):
+                yield f"id: {number}\ndata: {{}}\n\n"
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    def parts(self) -> Iterator[str]:
+        yield from ("ä", "", "b")
+
+    def parts_of_bytes(self) -> Iterator[Any]:
+        yield from (b"a", bytearray(b"b"), memoryview(b"c"))
+
+
+Ask = Callable[..., http.client.HTTPResponse]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("background")
+
+
+@pytest.fixture(scope="module")
+def ask(running: RunningSystem, folder: Path) -> Iterator[Ask]:
+    """Return what asks on one kept connection; the body is in ``.content``."""
+    deploy(running, serve.deployment(Answers).bind(str(folder)), NAME, f"/{NAME}")
+    connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
+
+    def get(kind: str, method: str = "GET") -> Any:
+        connection.request(method, f"/{NAME}/{kind}")
+        response: Any = connection.getresponse()
+        response.content = response.read()
+        return response
+
+    yield get
+    connection.close()
+    operations.delete(running.connection, NAME)
+
+
+TEXT, BYTES, JSON = "text/plain; charset=utf-8", "application/octet-stream", "application/json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content_type", "content"),
+    [
+        ("text", TEXT, "grüß dich".encode()),
+        ("raw", BYTES, b"\0\xff"),
+        ("array_of_bytes", BYTES, b"ab"),
+        ("view", BYTES, b"ab"),
+        ("nothing", JSON, b"null"),
+        ("number", JSON, b"1.5"),
+        ("structure", JSON, '{"a":[1,null,true,"ä"],"b":{}}'.encode()),
+        ("scalar", JSON, b"7"),
+        ("array", JSON, b"[[true,false]]"),
+        ("page", "text/html; charset=utf-8", "<p>ä</p>".encode()),
+        ("events", "text/event-stream; charset=utf-8", None),
+        ("parts", TEXT, "äb".encode()),
+        ("parts_of_bytes", BYTES, b"abc"),
+    ],
+)
+def test_each_kind_of_result_has_its_type_and_bytes(
+    ask: Ask, kind: str, content_type: str, content: bytes | None
+) -> None:
+    got: Any = ask(kind)
+    assert (got.status, got.headers["content-type"]) == (200, content_type)
+    if content is not None:
+        assert got.content == content
+
+
+def test_numpy_is_json_at_any_depth(ask: Ask) -> None:
+    got: Any = ask("numpy")
+    assert json.loads(got.content) == {
+        "scalar": 1.5,
+        "whole": 2**60,
+        "truth": True,
+        "text": "x",
+        "array": [[0, 1, 2], [3, 4, 5]],
+        "empty": [],
+        "nested": [[1.0], [255]],
+    }
+
+
+def test_models_dataclasses_dates_enums_and_sets_are_json(ask: Ask) -> None:
+    got: Any = ask("objects")
+    assert json.loads(got.content) == [
+        {"name": "m", "at": "2020-02-29"},
+        {"x": 1, "y": 2},
+        "red",
+        "00000000-0000-0000-0000-000000000001",
+        [3],
+        "2020-02-29",
+    ]
+
+
+def test_a_response_keeps_its_status_headers_and_each_cookie(ask: Ask) -> None:
+    got: Any = ask("response")
+    assert (got.status, json.loads(got.content)) == (201, {"made": True})
+    assert (got.headers["x-a"], got.headers["location"]) == ("b", "/x")
+    first, second, third = got.headers.get_all("set-cookie")
+    assert first.startswith("a=1; HttpOnly; Max-Age=60; Path=/")
+    assert second == "b=2; Path=/b; SameSite=strict; Secure"
+    assert third.startswith('c=""; expires=')
+
+
+def test_a_redirect_is_passed_on(ask: Ask) -> None:
+    got: Any = ask("elsewhere")
+    assert (got.status, got.headers["location"], got.content) == (307, "/there?a=b%20c", b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("no_content", 204), ("no_content_with_one", 204), ("not_modified", 304)]
+)
+def test_a_status_without_body_has_none_and_the_connection_goes_on(
+    ask: Ask, kind: str, status: int
+) -> None:
+    got: Any = ask(kind)
+    assert (got.status, got.content) == (status, b"")
+    assert got.headers["transfer-encoding"] is None
+    if status == 304:
+        assert got.headers["etag"] == '"1"'
+    assert ask("text").status == 200
+
+
+def test_a_background_task_runs_after_the_answer(ask: Ask, folder: Path) -> None:
+    got: Any = ask("in_background")
+    assert got.content == b"answered"
+    wait_until((folder / "done").exists, 10, "the task runs")
+
+
+def test_server_sent_events_come_as_they_are(ask: Ask) -> None:
+    got: Any = ask("events")
+    assert got.content == b"".join(b"id: %d\ndata: {}\n\n" % number for number in range(3))
+
+
+@pytest.mark.parametrize("kind", ["text", "numpy", "response", "parts", "events", "no_content"])
+def test_head_has_the_headers_of_get_and_no_body(ask: Ask, kind: str) -> None:
+    whole: Any = ask(kind)
+    head: Any = ask(kind, "HEAD")
+    assert (head.status, head.content) == (whole.status, b"")
+    for name in ("content-type", "content-length", "set-cookie"):
+        if name == "content-length" and kind in {"parts", "events"}:
+            continue  # it has none
+        assert head.headers.get_all(name) == whole.headers.get_all(name)
+    assert ask("text").status == 200, "the connection goes on"
