@@ -37,7 +37,8 @@ class Copies:
         if held and held + size > MAX_COPIED_BYTES:
             return None
         copy = Ticket(number, None, original.query, original.endpoint, original.route, now, tag)
-        self.open[number] = backend.copies[number] = copy
+        self.open[number] = copy
+        backend.copies.add(copy)
         self._bytes[tag] = held + size
         original.copies += (copy,)
         if tag in endpoint.compares:

@@ -1,19 +1,20 @@
 """One backend as a router uses it: its replicas by load, and the queries that wait for them.
 
-Queries wait in two queues, each first in, first out: those that somebody wants answered, and the
-copies that the backend gets as a shadow. Copies go only where nobody waits, and leave half of the
-slots alone where anybody might; their queue is short: a shadow that cannot follow misses some, and
-nothing piles up.
+Queries wait in two queues, in each of which the endpoints take turns: those that somebody wants
+answered, and the copies that the backend gets as a shadow. Copies go only where nobody waits, and
+leave half of the slots alone where anybody might; their queue is short: a shadow that cannot follow
+misses some, and nothing piles up.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.core.balancing import Levels, RoutedReplica
+from understudy.core.lines import Lines
+from understudy.core.pace import Pace
 from understudy.core.tables import BackendTable
 from understudy.core.tickets import Assign, Pairing, Ticket
 
@@ -25,22 +26,45 @@ class RoutedBackend:
     """A backend's newest table, and what a router has there."""
 
     table: BackendTable
-    queue: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
-    copies: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
+    queue: Lines = field(default_factory=Lines)
+    copies: Lines = field(default_factory=Lines)
+    pace: Pace = field(default_factory=Pace)
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     levels: Levels = field(default_factory=Levels)
     has_traffic: bool = False
 
-    def queue_of(self, ticket: Ticket) -> OrderedDict[int, Ticket]:
+    def queue_of(self, ticket: Ticket) -> Lines:
         """Return the queue that a ticket waits in, or would."""
         return self.copies if ticket.is_copy else self.queue
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many queries wait as may."""
+        return 0 <= self.table.max_queued_requests <= self.queue.size
+
+    def too_slow_for(self, ticket: Ticket, now: float) -> float | None:
+        """Return how long a query would wait, where that is too long for its deadline."""
+        if ticket.deadline_at is None:
+            return None
+        ahead = self.queue.ahead(ticket.endpoint)
+        return self.pace.too_slow_for(ahead, ticket.deadline_at - now, now)
+
+    def retry_after_s(self, ticket: Ticket, now: float) -> float:
+        """Return when the caller of a query that may not wait should come back."""
+        return self.pace.retry_after_s(self.queue.ahead(ticket.endpoint), now)
+
+    def wait(self, ticket: Ticket, now: float) -> None:
+        """Have a query wait."""
+        if not self.queue.size:
+            self.pace.began(now)
+        self.queue.add(ticket)
 
     @property
     def takes_copies(self) -> bool:
         """Whether one more copy may wait, or need not wait."""
         limit = self.table.max_queued_requests
         limit = MAX_COPIES_QUEUED if limit < 0 else min(limit, MAX_COPIES_QUEUED)
-        if len(self.copies) < limit:
+        if self.copies.size < limit:
             return True  # and where anything waits, no replica has room
         return self.levels.least_loaded(self.slots_for_copies) is not None
 
@@ -68,26 +92,39 @@ class RoutedBackend:
                 return min(with_room, key=lambda replica: replica.level)
         return self.levels.least_loaded(slots)
 
-    def assign(self, ticket: Ticket, replica: RoutedReplica) -> Assign:
+    def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""
         ticket.replica = tag = replica.table.tag
+        ticket.assigned_at = now
         ticket.attempts += 1
         replica.ongoing[ticket.number] = ticket
         self.levels.place(replica)
         return Assign(tag, ticket)
 
-    def assign_waiting(self) -> list[Assign]:
-        """Give what waits to replicas, as far as they have room."""
-        assigned = []
-        while waiting := self.queue or self.copies:
-            slots = self.table.max_ongoing_requests if self.queue else self.slots_for_copies
-            number, ticket = next(iter(waiting.items()))
-            replica = self.choose(ticket, slots)
-            if replica is None:
+    def assign_waiting(self, now: float) -> tuple[list[Assign], list[Ticket]]:
+        """Give what waits to replicas, as far as they have room.
+
+        Return that, and the queries that had their turn too late: what is left of their time is
+        shorter than queries take here, so that to run them would only keep others waiting.
+        """
+        assigned: list[Assign] = []
+        late: list[Ticket] = []
+        while (
+            waiting := self.queue if self.queue.size else self.copies if self.copies.size else None
+        ):
+            slots = (
+                self.slots_for_copies if waiting is self.copies else self.table.max_ongoing_requests
+            )
+            ticket = waiting.first()
+            replica = None if ticket is None else self.choose(ticket, slots)
+            if ticket is None or replica is None:
                 break
-            del waiting[number]
-            assigned.append(self.assign(ticket, replica))
-        return assigned
+            waiting.take(ticket)
+            if ticket.deadline_at is not None and now + self.pace.run_s >= ticket.deadline_at:
+                late.append(ticket)
+            else:
+                assigned.append(self.assign(ticket, replica, now))
+        return assigned, late
 
     def pair(self, original: Ticket, copy: Ticket, settings: tuple[str, Any]) -> None:
         """Have a query's and its copy's answers compared at one of the replicas, if there is any.
@@ -103,13 +140,11 @@ class RoutedBackend:
 
     def take_waiting(self) -> list[Ticket]:
         """Return all that waits, and forget it."""
-        tickets = [*self.queue.values(), *self.copies.values()]
-        self.queue.clear()
-        self.copies.clear()
-        return tickets
+        return self.queue.take_all() + self.copies.take_all()
 
-    def put_first(self, ticket: Ticket) -> None:
+    def put_first(self, ticket: Ticket, now: float) -> None:
         """Have a ticket wait before all others of its queue."""
         queue = self.queue_of(ticket)
-        queue[ticket.number] = ticket
-        queue.move_to_end(ticket.number, last=False)
+        if queue is self.queue and not queue.size:
+            self.pace.began(now)
+        queue.put_first(ticket)

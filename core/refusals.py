@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import inf
 
 from understudy.core.errors import (
     DeploymentUnavailableError,
     RouteNotFoundError,
     UnderstudyError,
 )
+from understudy.core.queueing import RoutedBackend
 from understudy.core.tables import BackendTable
 from understudy.core.tickets import QueryLike, Refuse, Ticket
 
@@ -19,9 +21,11 @@ def refusal(
     kind: type[UnderstudyError],
     text: str,
     allowed: tuple[str, ...] = (),
+    after_s: float | None = None,
 ) -> Refuse:
-    """Make the answer with this kind of error."""
-    return Refuse(caller, query.id, kind.__name__, text, kind.retry_after_s, allowed)
+    """Make the answer with this kind of error; ``after_s`` replaces its usual retry_after_s."""
+    after_s = kind.retry_after_s if after_s is None else after_s
+    return Refuse(caller, query.id, kind.__name__, text, after_s, allowed)
 
 
 def not_found(caller: Hashable, query: QueryLike) -> Refuse:
@@ -36,6 +40,37 @@ def not_found(caller: Hashable, query: QueryLike) -> Refuse:
 def unavailable(ticket: Ticket, table: BackendTable) -> str:
     """Say why no replica is to be expected."""
     return f"{ticket.endpoint} is unavailable: {table.unavailable}"
+
+
+def full(ticket: Ticket, backend: RoutedBackend) -> str:
+    """Say that too many queries wait."""
+    queue = backend.queue
+    own = queue.length(ticket.endpoint)
+    text = f"{ticket.endpoint} has {own} queries queued, "
+    return text + ("its limit" if own == queue.size else f"of {queue.size} in all, the limit")
+
+
+def too_slow(ticket: Ticket, wait_s: float, now: float) -> str:
+    """Say that a query would wait for too much of the time it has."""
+    return (
+        f"{ticket.endpoint} could begin with this query in about {wait_s:.3g} s only, "
+        f"of the {_left(ticket, now):.3g} s that it has in all"
+    )
+
+
+def no_time_left(ticket: Ticket, run_s: float, now: float) -> str:
+    """Say why a query is not begun when its turn has come."""
+    left_s = _left(ticket, now)
+    if left_s <= 0:
+        return f"no answer within {ticket.time_limit_s:.6g} s"
+    return (
+        f"no answer within {ticket.time_limit_s:.6g} s: when its turn came {left_s:.3g} s were "
+        f"left, and a query takes about {run_s:.3g} s"
+    )
+
+
+def _left(ticket: Ticket, now: float) -> float:
+    return inf if ticket.deadline_at is None else ticket.deadline_at - now
 
 
 def died(ticket: Ticket) -> str:

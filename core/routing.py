@@ -1,8 +1,9 @@
 """The router: which backend, which replica, queueing, limits, time limits, what deaths mean.
 
 Theory of operation. Each query gets a ticket. A ticket is *queued* at its backend, *assigned* to
-one replica, or ended. Queues are first in, first out per backend; a replica never holds more than
-max_ongoing_requests tickets; the replica with the fewest is taken first. A ticket's slot is taken
+one replica, or ended. Queues are first in, first out per endpoint and backend, and the endpoints of
+a backend take turns (lines.py); a replica never holds more than max_ongoing_requests tickets; the
+replica with the fewest is taken first. A ticket's slot is taken
 at assignment and given back when the replica reports its outcome or rejects it, or dies: not when
 the caller has lost interest, because the replica may still be busy with it. An answered ticket has
 no slot, and is kept until its answer is known to have arrived: its replica may die before that.
@@ -31,7 +32,15 @@ from understudy.core.errors import (
 from understudy.core.holders import Holders
 from understudy.core.open_tickets import OpenTickets
 from understudy.core.queueing import RoutedBackend
-from understudy.core.refusals import died, not_found, refusal, unavailable
+from understudy.core.refusals import (
+    died,
+    full,
+    no_time_left,
+    not_found,
+    refusal,
+    too_slow,
+    unavailable,
+)
 from understudy.core.routes import Routes
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 from understudy.core.tickets import (
@@ -190,12 +199,13 @@ class Router:
         if holder is None:
             return []
         effects: Effects = []
+        before = len(holder.ongoing)
         for number, status in outcomes:
             ticket = holder.ongoing.pop(number, None)
             if ticket is not None:
                 effects.append(self._tickets.end(ticket, ticket.abandoned or status, now))
         holder.saturated_until = 0.0
-        return self._after_release(holder, effects, now)
+        return self._after_release(holder, effects, now, before - len(holder.ongoing))
 
     def holds(self, replica: str, models: Iterable[str]) -> None:
         """Know which multiplexed models a replica has; queries for them go there if they can."""
@@ -225,10 +235,12 @@ class Router:
         if holder is None:
             return []
         effects: Effects = []
+        before, run_s = len(holder.ongoing), 0.0
         for number, status in outcomes:
             ticket = holder.ongoing.pop(number, None)
             if ticket is None:
                 continue
+            run_s = now - ticket.assigned_at
             if ticket.caller is None:
                 effects.append(self._tickets.end(ticket, ticket.abandoned or status, now))
                 continue
@@ -237,7 +249,9 @@ class Router:
                 ticket.answered_at = now
             holder.unconfirmed[number] = ticket
         holder.saturated_until = 0.0
-        return self._after_release(holder, effects, now)
+        if run_s and not holder.retired:  # one of those that came together will do
+            self._backends[holder.backend].pace.ran(run_s)
+        return self._after_release(holder, effects, now, before - len(holder.ongoing))
 
     def delivered(self, replica: str, numbers: Iterable[int]) -> Effects:
         """End answered tickets: their callers have the answers, or are dead."""
@@ -318,15 +332,23 @@ class Router:
         self._holders.add(backend, table, now)
         return effects
 
-    def _after_release(self, replica: RoutedReplica, effects: Effects, now: float) -> Effects:
-        """Use a replica's room, if it may be used; return ``effects`` and those of that."""
+    def _after_release(
+        self, replica: RoutedReplica, effects: Effects, now: float, freed: int = 0
+    ) -> Effects:
+        """Use a replica's room, if it may be used; return ``effects`` and those of that.
+
+        ``freed`` is how many of its slots have become free because a query has ended.
+        """
         if replica.retired:
             self._holders.forget_if_done(replica)
             return effects
         backend = self._backends[replica.backend]
         self._holders.set_level(backend, replica, now)
-        waiting = backend.queue or backend.copies
-        return effects + self._fill(backend, now) if waiting else effects
+        if backend.queue.size:
+            backend.pace.freed(freed, now)
+        elif not backend.copies.size:
+            return effects
+        return effects + self._fill(backend, now)
 
     # --- Inside: tickets ------------------------------------------------------------------------
 
@@ -339,16 +361,41 @@ class Router:
         table = backend.table
         ticket.backend = table.tag
         self._tickets.limit(ticket, table)
-        if not backend.queue and (replica := backend.choose(ticket, table.max_ongoing_requests)):
-            return [backend.assign(ticket, replica)]
+        if not backend.queue.size and (
+            replica := backend.choose(ticket, table.max_ongoing_requests)
+        ):
+            return [backend.assign(ticket, replica, now)]
         if table.unavailable and not backend.replicas:
             return self._fail(ticket, DeploymentUnavailableError, unavailable(ticket, table), now)
-        queued = len(backend.queue)
-        if 0 <= table.max_queued_requests <= queued:
-            text = f"{ticket.endpoint} has {queued} queries queued, its limit"
-            return self._fail(ticket, BackPressureError, text, now)
-        backend.queue[ticket.number] = ticket
-        return [] if queued or backend.replicas else [Starved(table.tag)]
+        return self._queue(ticket, backend, now)
+
+    def _queue(self, ticket: Ticket, backend: RoutedBackend, now: float) -> Effects:
+        """Have a ticket wait, unless it would for too long, or too many wait already.
+
+        Where the queue is full, the longest line gives one up for a line that is clearly shorter:
+        else a flood of one endpoint would have others refused.
+        """
+        if wait_s := backend.too_slow_for(ticket, now):
+            return self._refuse(ticket, backend, too_slow(ticket, wait_s, now), now)
+        effects: Effects = []
+        if backend.is_full:
+            given_up = backend.queue.longest_beside(ticket.endpoint)
+            if given_up is None:
+                return self._refuse(ticket, backend, full(ticket, backend), now)
+            text = full(given_up, backend)
+            backend.queue.remove(given_up)
+            effects = self._refuse(given_up, backend, text, now)
+        if not (backend.queue.size or backend.replicas):
+            effects.append(Starved(ticket.backend))
+        backend.wait(ticket, now)
+        return effects
+
+    def _refuse(self, ticket: Ticket, backend: RoutedBackend, text: str, now: float) -> Effects:
+        """Have a caller come back later."""
+        retry_after_s = backend.retry_after_s(ticket, now)
+        ended = self._tickets.end(ticket, BackPressureError.http_status, now)
+        kind = BackPressureError
+        return [refusal(ticket.caller, ticket.query, kind, text, after_s=retry_after_s), ended]
 
     def _copy(self, original: Ticket, endpoint: EndpointTable, now: float) -> Effects:
         """Have shadows run what somebody's query asks for, where that costs nobody anything."""
@@ -361,7 +408,7 @@ class Router:
             if copy is None or backend is None:
                 effects.append(Dropped(endpoint.name, tag))
             else:
-                if not (backend.replicas or backend.queue or len(backend.copies) > 1):
+                if not (backend.replicas or backend.queue.size or backend.copies.size > 1):
                     effects.append(Starved(tag))
                 self._tickets.limit(copy, backend.table)
                 effects += self._fill(backend, now)
@@ -380,13 +427,14 @@ class Router:
         if backend is None:
             return []
         queue = backend.copies if is_shadow else backend.queue
-        tickets = [ticket for ticket in queue.values() if ticket.endpoint == endpoint]
-        for ticket in tickets:
-            del queue[ticket.number]
-        return [e for ticket in tickets for e in self._reroute(ticket, now)]
+        return [e for ticket in queue.take_all(endpoint) for e in self._reroute(ticket, now)]
 
     def _fill(self, backend: RoutedBackend, now: float) -> Effects:
-        effects: Effects = [*backend.assign_waiting()]
+        assigned, too_late = backend.assign_waiting(now)
+        effects: Effects = [*assigned]
+        for ticket in too_late:
+            text = no_time_left(ticket, backend.pace.run_s, now)
+            effects += self._fail(ticket, QueryTimeoutError, text, now)
         table = backend.table
         if table.unavailable and not backend.replicas:
             for ticket in backend.take_waiting():
@@ -409,7 +457,7 @@ class Router:
             else:
                 back.append((ticket, backend))
         for ticket, backend in reversed(back):
-            backend.put_first(ticket)
+            backend.put_first(ticket, now)
         for backend in dict.fromkeys(backend for _, backend in back):
             effects += self._fill(backend, now)
         return effects
@@ -424,7 +472,7 @@ class Router:
 
     def _drop(self, ticket: Ticket, status: int, now: float) -> Effects:
         if ticket.replica is None:
-            self._backends[ticket.backend].queue_of(ticket).pop(ticket.number, None)
+            self._backends[ticket.backend].queue_of(ticket).remove(ticket)
             return [self._tickets.end(ticket, status, now)]
         if ticket.abandoned or ticket.answered:
             return []

@@ -79,6 +79,7 @@ class Ticket:
     backend: str = ""
     deadline_at: float | None = None
     replica: str | None = None  # which has it; None while it is queued
+    assigned_at: float = 0.0
     attempts: int = 0  # replicas that may have begun to run it
     abandoned: int = 0  # the status it was ended with while its replica may still be busy with it
     begun: bool = False  # a part of its answer has left, so it cannot be repeated

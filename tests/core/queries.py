@@ -72,7 +72,7 @@ def load(made: Router) -> dict[str, tuple[int, int]]:
     ongoing = dict.fromkeys(made._backends, 0)
     for each in made._holders.by_tag.values():
         ongoing[each.backend] = ongoing.get(each.backend, 0) + len(each.ongoing)
-    return {tag: (len(b.queue) + len(b.copies), ongoing[tag]) for tag, b in made._backends.items()}
+    return {tag: (b.queue.size + b.copies.size, ongoing[tag]) for tag, b in made._backends.items()}
 
 
 def is_empty(made: Router) -> bool:
@@ -82,6 +82,6 @@ def is_empty(made: Router) -> bool:
         made._tickets
         or made._tickets.copies._bytes
         or made._tickets.deadlines._heap
-        or any(b.queue or b.copies for b in made._backends.values())
+        or any(b.queue.size or b.copies.size for b in made._backends.values())
         or any(r.ongoing or r.unconfirmed or r.retired for r in made._holders.by_tag.values())
     )

@@ -123,6 +123,65 @@ def test_a_full_queue_refuses_more() -> None:
     assert statuses(effects) == [503]
 
 
+def test_a_full_queue_says_when_to_come_back_by_its_drain_rate() -> None:
+    made = router(backend("r1", limit=1, max_queued_requests=2))
+    (number,) = numbers(submit(made, 1, 2, 3))
+    assert only(Refuse, submit(made, 4, now=0.5))[0].retry_after_s == 1.0, "nobody knows yet"
+    (number,) = numbers(made.answered("r1", [(number, 200)], 4.0))
+    submit(made, 5, now=4.0)
+    assert only(Refuse, submit(made, 6, now=4.0))[0].retry_after_s == 8.0
+    (number,) = numbers(made.answered("r1", [(number, 200)], 5.0))
+    submit(made, 7, now=5.0)
+    retry_after_s = only(Refuse, submit(made, 8, now=5.0))[0].retry_after_s
+    assert retry_after_s == pytest.approx(5.0, rel=0.1), "two wait, and two left in five seconds"
+
+
+def test_the_longest_line_of_a_full_queue_makes_room_for_a_shorter_one() -> None:
+    made = router(backend("r1", limit=1, max_queued_requests=4))
+    made.set_endpoint("f", endpoint("f"), 0.0)
+    submit(made, 1, 2, 3, 4, 5)
+    text = "e has 4 queries queued, its limit"
+    assert refused(submit(made, 6, endpoint="f")) == [(5, "BackPressureError", text)]
+    text = "e has 3 queries queued, of 4 in all, the limit"
+    assert refused(submit(made, 7, endpoint="f")) == [(4, "BackPressureError", text)]
+    text = "f has 2 queries queued, of 4 in all, the limit"
+    assert refused(submit(made, 8, endpoint="f")) == [(8, "BackPressureError", text)]
+    assert refused(submit(made, 9))[0][0] == 9
+    assert load(made) == {"b": (4, 1)}
+
+
+def test_a_query_that_would_wait_for_most_of_its_time_is_turned_away_at_once() -> None:
+    made = router(backend("r1", limit=1))
+    (number,) = numbers(submit(made, 1, 2, 3, 4, 5))
+    made.answered("r1", [(number, 200)], 1.0)
+    assert submit(made, 6, now=1.0, timeout_s=10.0) == []
+    (refusal,) = only(Refuse, submit(made, 7, now=1.0, timeout_s=5.0))
+    assert (refusal.kind, refusal.retry_after_s) == ("BackPressureError", 4.0)
+    assert refusal.text == (
+        "e could begin with this query in about 4 s only, of the 5 s that it has in all"
+    )
+
+
+def test_a_query_whose_turn_comes_too_late_is_not_run() -> None:
+    made = router(backend("r1", limit=1))
+    (number,) = numbers(submit(made, 1))
+    submit(made, 2, timeout_s=1.5)
+    submit(made, 3, timeout_s=9.0)
+    effects = made.answered("r1", [(number, 200)], 1.0)
+    text = "no answer within 1.5 s: when its turn came 0.5 s were left, and a query takes about 1 s"
+    assert refused(effects) == [(2, "QueryTimeoutError", text)]
+    assert assigned(effects) == [("r1", 3)]
+    assert statuses(effects) == [408]
+
+
+def test_a_query_past_its_time_is_not_run_though_no_timer_has_fired() -> None:
+    made = router(backend(limit=1))
+    submit(made, 1, timeout_s=1.0)
+    effects = made.set_backend("b", backend("r1", limit=1), 1.0)
+    assert refused(effects) == [(1, "QueryTimeoutError", "no answer within 1 s")]
+    assert is_empty(made)
+
+
 def test_a_queue_limit_of_nothing_still_fills_the_replicas() -> None:
     made = router(backend("r1", limit=1, max_queued_requests=0))
     assert [type(effect) for effect in submit(made, 1, 2)] == [Assign, Refuse, Ended]

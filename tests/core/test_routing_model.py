@@ -265,10 +265,17 @@ class RouterModel(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_beside_a_free_replica(self) -> None:
         for tag, backend in self.router._backends.items():
-            if backend.queue:
+            if backend.queue.size:
                 assert backend.levels.least_loaded(self.limits[tag]) is None
-            if backend.copies:
+            if backend.copies.size:
                 assert backend.levels.least_loaded(backend.slots_for_copies) is None
+
+    @invariant()
+    def queues_are_as_long_as_their_lines(self) -> None:
+        for backend in self.router._backends.values():
+            for queue in (backend.queue, backend.copies):
+                assert queue.size == sum(queue.length(f"e-{tag}") for tag in BACKENDS)
+                assert (queue.first() is None) == (queue.size == 0)
 
     @invariant()
     def slots_are_kept_free_where_there_is_traffic(self) -> None:

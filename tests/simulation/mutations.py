@@ -112,9 +112,9 @@ MUTATIONS = {
         "max_ongoing_requests holds in the replica",
     ),
     "queues_one_too_many": Mutation(
-        "core.routing",
-        "if 0 <= table.max_queued_requests <= queued:",
-        "if 0 <= table.max_queued_requests < queued:",
+        "core.queueing",
+        "return 0 <= self.table.max_queued_requests <= self.queue.size",
+        "return 0 <= self.table.max_queued_requests < self.queue.size",
         "max_queued_requests holds",
     ),
     "sends_where_the_weight_is_zero": Mutation(

@@ -1,0 +1,76 @@
+"""How fast a backend gets through its queries, with a clock in the hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from understudy.core.pace import MAX_RETRY_AFTER_S, MEMORY_S, Pace
+
+
+def busy(rate: float, seconds: float, begin: float = 0.0) -> Pace:
+    """Return the pace of a backend that gets through so many per second while queries wait."""
+    pace = Pace()
+    pace.began(begin)
+    for each in range(1, int(rate * seconds) + 1):
+        pace.freed(1, begin + each / rate)
+    return pace
+
+
+@pytest.mark.parametrize("rate", [0.5, 10.0, 2000.0])
+def test_the_wait_is_what_is_ahead_by_the_drain_rate(rate: float) -> None:
+    pace = busy(rate, 30.0)
+    assert pace.wait_s(100, 30.0) == pytest.approx(100 / rate, rel=0.15)
+    assert pace.wait_s(0, 30.0) == 0.0
+
+
+def test_without_a_slot_that_became_free_nothing_is_known() -> None:
+    pace = Pace()
+    pace.began(5.0)
+    assert pace.wait_s(3, 6.0) is None
+    assert pace.too_slow_for(3, 0.001, 6.0) is None, "so nobody is turned away"
+    assert pace.retry_after_s(3, 5.1) == 1.0
+    assert pace.retry_after_s(3, 25.0) == 20.0, "that it takes so long already is all there is"
+
+
+def test_time_in_which_nothing_waited_does_not_count() -> None:
+    pace = busy(10.0, 5.0)
+    pace.began(1000.0)
+    pace.freed(1, 1000.1)
+    assert pace.wait_s(10, 1000.1) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_backend_that_stands_still_is_known_to_be_slower_and_slower() -> None:
+    pace = busy(10.0, 20.0)
+    waits = [pace.wait_s(10, now) for now in (20.0, 25.0, 40.0)]
+    assert waits == sorted(waits)
+    assert waits[2] > 4 * waits[0]
+
+
+def test_a_new_rate_replaces_the_old_one() -> None:
+    pace = busy(100.0, 60.0)
+    for each in range(1, 10 * int(3 * MEMORY_S)):
+        pace.freed(1, 60.0 + each / 10)
+    now = 60.0 + 3 * MEMORY_S
+    assert pace.wait_s(10, now) == pytest.approx(1.0, rel=0.5)
+
+
+def test_when_to_come_back_is_bounded() -> None:
+    assert busy(0.1, 50.0).retry_after_s(100, 50.0) == MAX_RETRY_AFTER_S
+    assert busy(100.0, 5.0).retry_after_s(0, 5.0) == pytest.approx(0.01, rel=0.1)
+
+
+def test_waiting_for_half_of_what_is_left_is_too_long() -> None:
+    pace = busy(10.0, 20.0)
+    assert pace.too_slow_for(10, 2.2, 20.0) is None
+    assert pace.too_slow_for(10, 1.8, 20.0) == pytest.approx(1.0, rel=0.05)
+
+
+def test_neither_the_first_query_nor_one_that_hangs_says_much_about_the_others() -> None:
+    pace = Pace()
+    pace.ran(5.0)
+    for _ in range(20):
+        pace.ran(0.01)
+    assert pace.run_s == pytest.approx(0.01, rel=0.5)
+    before = pace.run_s
+    pace.ran(100.0)
+    assert pace.run_s < 1.2 * before
