@@ -1,0 +1,129 @@
+"""More queries than a backend can do, over a real system."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.serve.exceptions import BackPressureError
+
+NAP_S = 0.05
+
+
+class Napping:
+    """Takes NAP_S for each query, or as long as there is a file; notes whom it has served."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    async def __call__(self, request: object = None) -> str:
+        context = serve.get_request_context()
+        (self.folder / f"{context.endpoint} {context.request_id}").touch()
+        await asyncio.sleep(NAP_S)
+        while (self.folder / "stop").exists():
+            await asyncio.sleep(NAP_S / 10)
+        return "rested"
+
+
+@pytest.fixture
+def napping(client: serve.Client, name: str, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Have one backend, with two endpoints, this test's name and ``<name>-other``."""
+    tag, endpoints = f"{name}:v1", (name, f"{name}-other")
+
+    def make(**config: object) -> None:
+        client.wait_for_goal(client.create_backend(tag, Napping, str(tmp_path), config=config), 20)
+        for endpoint in endpoints:
+            client.create_endpoint(endpoint, backend=tag, route=f"/{endpoint}")
+
+    yield make
+    for endpoint in endpoints:
+        client.delete_endpoint(endpoint)
+    client.wait_for_goal(client.delete_backend(tag, force=True), 20)
+
+
+def served(folder: Path, endpoint: str) -> int:
+    return sum(path.name.startswith(f"{endpoint} ") for path in folder.iterdir())
+
+
+def asked(
+    running: RunningSystem, route: str, **headers: str
+) -> tuple[int, http.client.HTTPMessage]:
+    """Return status and headers of the answer over HTTP."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
+    connection.request("GET", f"/{route}", headers=headers)
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response.status, response.headers
+
+
+def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
+    running: RunningSystem,
+    client: serve.Client,
+    napping: Callable[..., None],
+    name: str,
+    tmp_path: Path,
+) -> None:
+    napping(max_ongoing_requests=1, max_queued_requests=40)
+    handle = client.get_handle(name)
+    responses = [handle.remote() for _ in range(60)]
+    outcomes = []
+    for response in responses:
+        try:
+            outcomes.append(response.result(timeout_s=30))
+        except BackPressureError as error:
+            outcomes.append(error)
+    assert sum(outcome == "rested" for outcome in outcomes) >= 41, "the slot, and those that wait"
+    (tmp_path / "stop").touch()
+    responses = [handle.remote() for _ in range(41)]
+    wait_until(lambda: served(tmp_path, name) > 41, 10, "the next one runs")
+    with pytest.raises(BackPressureError, match="40 queries queued, its limit") as raised:
+        handle.remote().result(timeout_s=10)
+    told_s = raised.value.retry_after_s
+    assert told_s is not None
+    assert 40 * NAP_S < told_s < 60
+    status, headers = asked(running, name)
+    assert status == 503
+    assert int(headers["Retry-After"]) >= math.ceil(told_s), "it stands still meanwhile"
+    (tmp_path / "stop").unlink()
+    assert [response.result(timeout_s=30) for response in responses] == ["rested"] * 41
+
+
+def test_a_query_past_its_time_never_reaches_user_code(
+    running: RunningSystem,
+    client: serve.Client,
+    napping: Callable[..., None],
+    name: str,
+    tmp_path: Path,
+) -> None:
+    napping(max_ongoing_requests=1)
+    (tmp_path / "stop").touch()
+    first = client.get_handle(name).remote()
+    wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one runs")
+    other = f"{name}-other"
+    assert asked(running, other, **{"X-Request-Timeout-Seconds": "0.2"})[0] == 408
+    last = client.get_handle(other).remote()
+    (tmp_path / "stop").unlink()
+    assert first.result(timeout_s=20) == last.result(timeout_s=20) == "rested"
+    assert served(tmp_path, other) == 1
+
+
+def test_a_flood_of_one_endpoint_does_not_hold_up_another_of_the_same_backend(
+    client: serve.Client, napping: Callable[..., None], name: str, tmp_path: Path
+) -> None:
+    napping(max_ongoing_requests=1)
+    (tmp_path / "stop").touch()
+    flood = [client.get_handle(name).remote() for _ in range(40)]
+    wait_until(lambda: served(tmp_path, name) == 1, 10, "the flood has begun")
+    polite = client.get_handle(f"{name}-other").remote()
+    (tmp_path / "stop").unlink()
+    assert polite.result(timeout_s=20) == "rested"
+    assert served(tmp_path, name) < 10, "it had the next turn, or nearly so"
+    assert {response.result(timeout_s=30) for response in flood} == {"rested"}
