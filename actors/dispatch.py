@@ -37,6 +37,7 @@ from understudy.actors.messages import (
     SubmitQueries,
 )
 from understudy.actors.streams import Stream
+from understudy.actors.value_streams import ValueStream
 from understudy.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ RESEND_S = 0.1
 CLOSED = "the connection to the system was closed"
 
 
-OnAnswer = Callable[[Answer | Stream], None]
+OnAnswer = Callable[[Answer | Stream | ValueStream], None]
 OnFed = Callable[[Feed], None]
 
 
@@ -59,8 +60,10 @@ def _weigh(item: _Entry | _Cancel) -> int:
 class _Incoming:
     """A stream that comes in, and the replica that it comes from."""
 
-    def __init__(self, caller: Caller, begun: StreamBegun, sender: Address) -> None:
-        self.stream = Stream(begun, self)
+    def __init__(self, caller: Caller, query: Query, begun: StreamBegun, sender: Address) -> None:
+        self.stream = (
+            Stream(begun, self) if query.http_method else ValueStream(self, caller.loop.run)
+        )
         self._caller = caller
         self._query_id = begun.query_id
         self._outbox = Outbox(caller.loop, sender, self._pack)
@@ -275,7 +278,7 @@ class Caller:
             self.fail(begun.query_id, _unavailable(begun.query_id, text))
             return
         entry.process = begun.process
-        entry.stream = _Incoming(self, begun, sender)
+        entry.stream = _Incoming(self, entry.query, begun, sender)
         if entry.query.follows == SOCKET and entry.timer is not None:
             entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
         entry.on_answer(entry.stream.stream)

@@ -4,7 +4,7 @@ Theory of operation. Every process of ours runs one asyncio event loop, with its
 actor's own, a gunicorn worker's, or one on a thread where a script or the host process blocks. A
 :class:`Loop` adds what asyncio lacks: sends with their outcome, the ends of other processes, and
 callbacks that never let an exception out. All of them run on the thread of the asyncio loop, one at
-a time; only :meth:`Loop.post` may be called from other threads.
+a time; only :meth:`Loop.post` and :meth:`Loop.run` may be called from other threads.
 
 A *turn* is what a process does for the messages that arrived together. What is put off to its end
 runs just before the transport writes, so that what the turn produced travels together.
@@ -113,6 +113,13 @@ class Loop:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # closed
                 self.asyncio.call_soon_threadsafe(self._run_posted)
+
+    def run(self, callback: Callback) -> None:
+        """Run ``callback`` at once where this is the running loop, else soon; from any thread."""
+        if asyncio._get_running_loop() is self.asyncio:
+            self.guarded(callback)
+        else:
+            self.post(callback)
 
     def at_turn_end(self, callback: Callback) -> None:
         """Run ``callback`` when the present messages or callback have been dealt with."""

@@ -72,12 +72,13 @@ class PythonCall(NamedTuple):
     """A call through a handle: a method's name, and cloudpickle of (args, kwargs).
 
     ``inputs`` are what other calls have returned, cloudpickled, to be put where an
-    :class:`Input` stands for them.
+    :class:`Input` stands for them. With ``stream`` the answer is what a generator yields.
     """
 
     method: str
     arguments: bytes
     inputs: tuple[bytes, ...] = ()
+    stream: bool = False
 
 
 class Input(NamedTuple):
@@ -136,7 +137,10 @@ class FailedAnswer(NamedTuple):
 
 
 class StreamBegun(NamedTuple):
-    """An HTTP answer that comes in parts has begun; parts follow, then one Answer ends it."""
+    """An answer that comes in parts has begun; parts follow, then one Answer ends it.
+
+    ``status`` and ``headers`` are those of an HTTP answer.
+    """
 
     query_id: int
     status: int
@@ -144,8 +148,9 @@ class StreamBegun(NamedTuple):
     process: Process  # whose death ends it
 
 
-# What a part ends: nothing yet, a text or a binary message of a WebSocket, or all that comes. The
-# end of a WebSocket has its close code, two bytes, and the reason in UTF-8.
+# What a part ends: nothing yet, a text or a binary message of a WebSocket (or a value, of a call
+# through a handle), or all that comes. The end of a WebSocket has its close code, two bytes, and
+# the reason in UTF-8.
 MORE, TEXT, BINARY, END = range(4)
 
 

@@ -6,7 +6,6 @@ own.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,22 +16,26 @@ from understudy.actors.dispatch import CLOSED, Caller
 from understudy.actors.large_bytes import beside
 from understudy.actors.loop import Callback
 from understudy.actors.messages import Answer, Query
+from understudy.actors.value_streams import ValueStream
 from understudy.core.errors import NotRunningError
 
 
 class PendingQuery:
     """A call that is made, or is going to be once it can be; its future gets the answer."""
 
-    __slots__ = ("_client", "future", "id", "request_id")
+    __slots__ = ("_client", "_stream", "future", "id", "request_id")
 
     def __init__(self, client: QueryClient, query_id: int, request_id: str) -> None:
         self._client = client
         self.id = query_id
         self.request_id = request_id
-        self.future: Future[Answer] = Future()
+        self.future: Future[Answer | ValueStream] = Future()
+        self._stream: ValueStream | None = None
 
     def answered(self, answer: Any) -> None:
         """Give the future its result, unless it was cancelled."""
+        if isinstance(answer, ValueStream):
+            self._stream = answer
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(answer)
 
@@ -45,6 +48,19 @@ class PendingQuery:
         """Cancel the future, and the query wherever it is; harmless when it is answered."""
         if self.future.cancel():
             self._client.cancel(self)
+        elif self._stream is not None:
+            self._stream.close()
+
+    def when_over(self, callback: Callback) -> None:
+        """Call when the answer has come, to its end, or the call was cancelled; on any thread."""
+
+        def answered(_: Future[Any]) -> None:
+            if self._stream is None:
+                callback()
+            else:
+                self._stream.when_over(callback)
+
+        self.future.add_done_callback(answered)
 
 
 class QueryClient:
@@ -108,7 +124,7 @@ class CallerClient(QueryClient):
     def _send(self, query: Query, pending: PendingQuery) -> None:
         if self._caller.process.pid != os.getpid():
             raise NotRunningError("this handle was made before a fork; get another one after it")
-        self._on_loop(partial(self._submit, query, pending))
+        self._caller.loop.run(partial(self._submit, query, pending))
         if self._caller.left:  # not before: what is posted to a loop that has ended is dropped
             raise NotRunningError(f"{CLOSED}; get another handle from one that is open")
 
@@ -118,15 +134,7 @@ class CallerClient(QueryClient):
 
     def cancel(self, pending: PendingQuery) -> None:
         """See :meth:`QueryClient.cancel`."""
-        self._on_loop(partial(self._caller.cancel, pending.id))
-
-    def _on_loop(self, callback: Callback) -> None:
-        """Call where the caller is: async code of a replica is there already, others post."""
-        loop = self._caller.loop
-        if asyncio._get_running_loop() is loop.asyncio:
-            loop.guarded(callback)
-        else:
-            loop.post(callback)
+        self._caller.loop.run(partial(self._caller.cancel, pending.id))
 
 
 _installed: QueryClient | None = None

@@ -19,7 +19,7 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from understudy.actors import held_models, user_context
+from understudy.actors import held_models, user_context, values
 from understudy.actors.large_bytes import content_of
 from understudy.actors.messages import (
     MORE,
@@ -321,7 +321,7 @@ class UserCode:
         try:
             call = pickle.loads(content_of(query.call))
             if isinstance(call, PythonCall):
-                return await self._answer_python(query.id, call)
+                return await self._answer_python(reply, call)
             return await self._answer_http(reply, call)
         except UnderstudyError as error:
             trace = traceback.format_exc()
@@ -331,15 +331,20 @@ class UserCode:
                 raise
             return _failed(query, error, is_http=isinstance(call, HttpCall))
 
-    async def _answer_python(self, query_id: int, call: PythonCall) -> ValueAnswer:
+    async def _answer_python(self, reply: Reply, call: PythonCall) -> Answer | None:
         args, kwargs = _arguments(call)
         result = await self._invoke(self._method(call.method), args, kwargs, self._pool)
-        try:
-            return ValueAnswer(query_id, cloudpickle.dumps(result))
-        except Exception as error:
+        if not call.stream:
+            return ValueAnswer(reply.assignment.query.id, values.dumps(result, "returned"))
+        if hasattr(result, "__next__"):
+            result = self._iterate(result)
+        if not hasattr(result, "__aiter__"):
             raise UnsupportedResultError(
-                f"the result, a {type(result).__name__}, cannot be pickled: {error}"
-            ) from error
+                f"{call.method} returned a {type(result).__name__}; a call with stream=True is for "
+                "generators"
+            )
+        await values.give_values(reply, result)
+        return None
 
     async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
         from starlette.exceptions import HTTPException  # noqa: PLC0415  # only for HTTP
@@ -366,14 +371,15 @@ class UserCode:
             result = self._iterate(result)
         return await responses.give_answer(reply, result, request)
 
-    async def _iterate(self, generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
+    async def _iterate(self, iterator: Iterator[Any]) -> AsyncIterator[Any]:
         """Run a generator on the threads of sync code, step by step."""
         end = object()
         try:
-            while (item := await self._invoke(next, (generator, end), {}, self._pool)) is not end:
+            while (item := await self._invoke(next, (iterator, end), {}, self._pool)) is not end:
                 yield item
         finally:
-            await self._invoke(generator.close, (), {}, self._pool)
+            if hasattr(iterator, "close"):
+                await self._invoke(iterator.close, (), {}, self._pool)
 
     def _takes_argument(self, name: str, method: Any) -> bool:
         taken = self._argument_taken.get(name)

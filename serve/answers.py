@@ -7,6 +7,7 @@ import sys
 from typing import Any, NamedTuple
 
 from understudy.actors.messages import Answer, FailedAnswer, ValueAnswer
+from understudy.actors.value_streams import ValueStream
 from understudy.core.errors import (
     MethodNotAllowedError,
     UnderstudyError,
@@ -29,12 +30,12 @@ class RemoteTraceback(Exception):  # noqa: N818  # shown as a cause, never caugh
         return "\n" + str(self.args[0])
 
 
-def decode(answer: Answer, what: str) -> Outcome:
+def decode(answer: Answer | ValueStream, what: str) -> Outcome:
     """Unpickle an answer of ``what``; runs user code, so never on a message loop."""
     if isinstance(answer, FailedAnswer):
         return Outcome(error=_error_of(answer, what))
     if not isinstance(answer, ValueAnswer):
-        return Outcome(error=UnderstudyError(f"{what} answered a call with an HTTP response"))
+        return Outcome(error=UnderstudyError(f"{what} answered a call with no value"))
     try:
         return Outcome(pickle.loads(answer.value))
     except Exception as error:  # the user's types may refuse in any way

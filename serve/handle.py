@@ -15,12 +15,10 @@ from understudy.actors.query_client import PendingQuery, QueryClient
 from understudy.actors.user_context import Origin, RunningQuery
 from understudy.core.errors import InvalidRequestError, RequestCancelledError
 from understudy.serve.packing import pack_arguments
+from understudy.serve.response_generator import DeploymentResponseGenerator
 from understudy.serve.responses import DeploymentResponse, in_event_loop, send, take_inputs
 
-__all__ = ["DeploymentHandle", "DeploymentResponse"]
-
-# Options of Ray Serve's that come later, with the values that mean "not used".
-_NOT_YET = {"stream": (False,)}
+__all__ = ["DeploymentHandle", "DeploymentResponse", "DeploymentResponseGenerator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,7 @@ class HandleOptions:
     shard_key: str | None = None
     retryable: bool = False
     multiplexed_model_id: str = ""
+    stream: bool = False
 
 
 class DeploymentHandle:
@@ -69,14 +68,17 @@ class DeploymentHandle:
         ``method_name``: which method is called. ``shard_key``: calls with the same key go to the
         same backend. ``retryable``: a call may be run again when its replica died under it.
         ``multiplexed_model_id``: which model it is for; a replica that has it is preferred.
+        ``stream``: the method is a generator, whose values come one by one.
         """
         if problems := _problems(changes):
             raise InvalidRequestError(f"bad options of a handle: {'; '.join(problems)}")
-        known = {name: value for name, value in changes.items() if name not in _NOT_YET}
-        return self._with(replace(self._options, **known))
+        return self._with(replace(self._options, **changes))
 
-    def remote(self, *args: Any, **kwargs: Any) -> DeploymentResponse:
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the deployment; returns at once.
+
+        It returns a DeploymentResponse; of a handle with ``options(stream=True)``, a
+        DeploymentResponseGenerator.
 
         A DeploymentResponse among the arguments is waited for, in the background, and its value
         passed. A call made by a replica's code belongs to the query that it runs: it has the same
@@ -95,7 +97,8 @@ class DeploymentHandle:
         send(pending, inputs, partial(self._submit, client, pending, origin, arguments))
         if origin.query is not None:
             _belong(pending, origin.query)
-        return DeploymentResponse(self._what(), pending)
+        make = DeploymentResponseGenerator if self._options.stream else DeploymentResponse
+        return make(self._what(), pending)
 
     def _submit(
         self,
@@ -106,7 +109,7 @@ class DeploymentHandle:
         inputs: tuple[bytes, ...],
     ) -> None:
         method = self._options.method_name
-        call = PythonCall(method, arguments, inputs)
+        call = PythonCall(method, arguments, inputs, self._options.stream)
         deadline_at = origin.deadline_at
         client.submit(
             pending,
@@ -159,7 +162,7 @@ def _restore(
 
 def _belong(call: PendingQuery, query: RunningQuery) -> None:
     query.made(call)
-    call.future.add_done_callback(lambda _: query.over(call))
+    call.when_over(lambda: query.over(call))
 
 
 def _own_client() -> QueryClient:
@@ -172,10 +175,7 @@ def _own_client() -> QueryClient:
 def _problems(changes: dict[str, Any]) -> list[str]:
     problems = []
     for name, value in changes.items():
-        if name in _NOT_YET:
-            if value not in _NOT_YET[name]:
-                problems.append(f"{name}={value!r}: not supported yet")
-        elif name not in HandleOptions.__dataclass_fields__:
+        if name not in HandleOptions.__dataclass_fields__:
             known = ", ".join(HandleOptions.__dataclass_fields__)
             problems.append(f"{name}: no such option; there are {known}")
         elif problem := _value_problem(name, value):
@@ -184,7 +184,7 @@ def _problems(changes: dict[str, Any]) -> list[str]:
 
 
 def _value_problem(name: str, value: Any) -> str | None:
-    if name == "retryable":
+    if name in {"retryable", "stream"}:
         return None if isinstance(value, bool) else "must be True or False"
     if name == "multiplexed_model_id":
         return None if isinstance(value, str) else "must be a string"

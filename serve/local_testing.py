@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 from understudy.actors import query_client
 from understudy.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
 from understudy.actors.query_client import PendingQuery, QueryClient
+from understudy.actors.streams import Sender
 from understudy.actors.user_code import Failure, Reply, UserCode
+from understudy.actors.value_streams import ValueStream
 from understudy.core.errors import DeployFailedError
 from understudy.serve.answers import with_note
 from understudy.serve.build import build
@@ -71,7 +74,7 @@ class LocalClient(QueryClient):
             text = f"there is no endpoint {query.endpoint!r} in local testing mode"
             pending.answered(FailedAnswer(pending.id, "DeploymentUnavailableError", text))
         else:
-            reply = _LocalReply(pending, query)
+            reply = _LocalReply(pending, query, user_code)
             user_code.loop.call_soon_threadsafe(user_code.run, reply)
 
     def cancel(self, pending: PendingQuery) -> None:
@@ -85,9 +88,9 @@ class LocalClient(QueryClient):
 class _LocalReply(Reply):
     """Gives the answer to who asked."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_pending", "_sender", "_stream", "_user_code")
 
-    def __init__(self, pending: PendingQuery, query: Query) -> None:
+    def __init__(self, pending: PendingQuery, query: Query, user_code: UserCode) -> None:
         assignment = Assignment(
             ticket=pending.id,
             query=query,
@@ -99,6 +102,9 @@ class _LocalReply(Reply):
         )
         super().__init__(assignment, None)
         self._pending = pending
+        self._user_code = user_code
+        self._sender: Sender | None = None
+        self._stream: ValueStream | None = None
 
     @property
     def key(self) -> int:
@@ -106,14 +112,35 @@ class _LocalReply(Reply):
         return self._pending.id
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Do nothing: only HTTP has answers in parts."""
+        """Give who asked the stream that it is answered with."""
+        self._stream = stream = ValueStream(self, self._on_loop)
+        self._sender = Sender(self.key, stream.arrived)
+        self._pending.answered(stream)
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
-        """Do nothing."""
+        """Send the next part."""
+        if self._sender is not None:
+            await self._sender.send(data, ends)
 
     def answer(self, answer: Answer) -> None:
         """Pass the answer on."""
-        self._pending.answered(answer)
+        if self._stream is None:
+            self._pending.answered(answer)
+        else:
+            self._stream.ended(answer)
+
+    def taken(self, size: int) -> None:
+        """See Source."""
+        if self._sender is not None:
+            self._sender.taken(size)
+
+    def stop(self) -> None:
+        """See Source."""
+        self._user_code.cancel(self.key)
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # closed: nothing is sent any more
+            self._user_code.loop.call_soon_threadsafe(callback)
 
     def end(self) -> None:
         """Note that user code has returned; there are no slots."""

@@ -113,7 +113,7 @@ class DeploymentResponse:
         waiter: asyncio.Future[None] = loop.create_future()
         # Not asyncio.wrap_future: when the task is cancelled, it would cancel the answer's future
         # and leave the query running.
-        self._pending.future.add_done_callback(lambda _: _wake(loop, waiter))
+        self._pending.future.add_done_callback(lambda _: wake(loop, waiter))
         try:
             await waiter
         except asyncio.CancelledError:
@@ -187,16 +187,18 @@ def _value_of(response: DeploymentResponse) -> bytes:
     raise _InputFailedError(response)
 
 
-def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-    def wake() -> None:
+def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    """Wake a task of that loop; from any thread."""
+
+    def now() -> None:
         if not waiter.done():
             waiter.set_result(None)
 
     if asyncio._get_running_loop() is loop:  # in a replica answers arrive on user code's loop
-        wake()
+        now()
         return
     with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
-        loop.call_soon_threadsafe(wake)
+        loop.call_soon_threadsafe(now)
 
 
 def in_event_loop() -> bool:

@@ -95,7 +95,7 @@ def test_options_travel_with_the_query(handle, queries):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"stream": True}, "stream=True: not supported yet"),
+        ({"stream": None}, "stream=None: must be True or False"),
         ({"multiplexed_model_id": None}, "multiplexed_model_id=None: must be a string"),
         ({"method": "m"}, "method: no such option; there are method_name, shard_key, retryable"),
         ({"method_name": ""}, "must be the name of a method"),

@@ -1,0 +1,167 @@
+"""Generators called through handles, over a system: from outside, from replicas, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.test_composition import ongoing
+from tests.actors.test_streaming import asking
+from tests.support.systems import RunningSystem, wait_until
+from understudy import serve
+from understudy.serve.exceptions import ReplicaUnavailableError
+from understudy.serve.handle import DeploymentHandle
+
+PART = "x" * 50_000
+
+
+class Source:
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def count(self, upto: int) -> Iterator[int]:
+        yield from range(upto)
+
+    async def arrays(self, upto: int) -> AsyncIterator[dict[str, Any]]:
+        for number in range(upto):
+            yield {"number": number, "content": bytes(1_000_000)}
+
+    async def parts(self) -> AsyncIterator[str]:
+        made = 0
+        try:
+            while True:
+                made += 1
+                (self.folder / "made").write_text(str(made))
+                yield PART
+        finally:
+            (self.folder / "closed").touch()
+
+    async def then_waits(self) -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.sleep(60)
+        finally:
+            (self.folder / "closed").touch()
+
+
+class Passes:
+    """Passes parts on, as they are or through a generator of its own."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source.options(stream=True)
+
+    async def __call__(self, request: Any) -> Any:
+        return getattr(self, request.query_params["kind"])()
+
+    def directly(self) -> Any:
+        return self.source.parts.remote()
+
+    async def parts(self) -> AsyncIterator[str]:
+        async for part in self.source.parts.remote():
+            yield part
+
+    def in_a_thread(self) -> Iterator[str]:
+        yield from self.source.parts.remote()
+
+    async def sums(self, count: int) -> list[int]:
+        async def total() -> int:
+            return sum([each async for each in self.source.count.remote(10)])
+
+        return await asyncio.gather(*[total() for _ in range(count)])
+
+    async def first(self) -> int:
+        async for number in self.source.then_waits.remote():
+            return number
+        raise AssertionError("nothing came")
+
+
+@pytest.fixture
+def passes(
+    deployed: Callable[..., Any], running: RunningSystem, name: str, tmp_path: Path
+) -> DeploymentHandle:
+    source = serve.deployment(Source).bind(str(tmp_path))
+    deployed(serve.deployment(Passes).bind(source))
+    return DeploymentHandle("Passes", name, client=running.connection.queries)
+
+
+@pytest.fixture
+def source(passes: DeploymentHandle, running: RunningSystem, name: str) -> DeploymentHandle:
+    del passes
+    handle = DeploymentHandle("Source", name, client=running.connection.queries)
+    return handle.options(stream=True)
+
+
+def test_a_script_gets_values_in_for_loops_and_tasks(source: Any) -> None:
+    assert list(source.count.remote(3000)) == list(range(3000))
+    large = list(source.arrays.remote(5))
+    assert [each["number"] for each in large] == list(range(5))
+    assert {len(each["content"]) for each in large} == {1_000_000}
+
+    async def main() -> list[int]:
+        return [each async for each in source.count.remote(3000)]
+
+    assert asyncio.run(main()) == list(range(3000))
+
+
+def test_a_replica_reads_many_streams_at_once(passes: Any) -> None:
+    assert passes.sums.remote(100).result(timeout_s=20) == [45] * 100
+
+
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("kind", ["directly", "parts", "in_a_thread"])
+def test_a_slow_client_slows_the_generator_two_hops_away(
+    running: RunningSystem, name: str, tmp_path: Path, kind: str
+) -> None:
+    with asking(running, f"/{name}") as get:
+        response = get(kind)
+        assert response.read(len(PART)) == PART.encode()
+        made = tmp_path / "made"
+        before = -1
+        while before != (before := int(made.read_text() or 0)):
+            time.sleep(0.3)  # until it stands still
+        assert before < 400, "20 MB, most of it in the kernel's buffers"
+        for _ in range(before):
+            assert response.read(len(PART)) == PART.encode()
+        wait_until(lambda: int(made.read_text() or 0) > before, 5, "it goes on")
+    wait_until((tmp_path / "closed").exists, 5, "the client has left, and the generator ends")
+    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
+
+
+def test_what_is_not_read_to_its_end_ends(
+    passes: Any, running: RunningSystem, name: str, tmp_path: Path
+) -> None:
+    assert passes.first.remote().result(timeout_s=10) == 1
+    wait_until((tmp_path / "closed").exists, 5, "the generator ends")
+    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
+
+
+def test_a_stream_outlives_no_deadline(source: Any, running: RunningSystem, name: str) -> None:
+    tag = f"{name}#Source"
+    serve.Client(running.connection, running.settings).update_backend_config(
+        tag, {"request_timeout_s": 0.5}
+    )
+    response = source.then_waits.remote()
+    assert next(response) == 1
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.5 s"):
+        next(response)
+    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
+
+
+def test_values_before_the_death_of_a_replica_are_there_then_an_error(source: Any) -> None:
+    pid = source.options(stream=False).pid.remote().result(timeout_s=10)
+    response = source.then_waits.remote()
+    assert next(response) == 1
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ReplicaUnavailableError, match="died"):
+        next(response)
+    assert list(response) == []
