@@ -47,6 +47,11 @@ def timed_hello(tmp_path):
     yield from deployed(tmp_path, "examples.hello:app", *flags)
 
 
+@pytest.fixture
+def stories(tmp_path):
+    yield from deployed(tmp_path, "examples.stories:app")
+
+
 def deployed(folder, target, *flags):
     system = RunningSystem(folder / "state")
     try:
@@ -121,6 +126,20 @@ def test_greetings_have_a_model_for_each_language(greetings):
 def test_the_page_on_multiplexed_models_shows_the_code_of_greetings():
     code = (CLONE / "examples/greetings.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "docs/multiplexed-models.md").read_text(encoding="utf-8")
+
+
+def test_stories_are_streamed_through_three_deployments(stories):
+    lines = "line=all+the+world+is+a+stage&line=give+me+light"
+    status, body = stories.get(f"/?{lines}")
+    words = {"stage": ["age", "page", "cage"], "light": ["night", "might", "flight"]}
+    told = [f"{word}: {rhyme}\n" for word, rhymes in words.items() for rhyme in rhymes]
+    assert (status, body.decode()) == (200, "".join(told))
+    assert stories.get("/?line=no+such+word") == (200, b"")
+
+
+def test_the_page_on_composition_shows_the_code_of_stories():
+    code = (CLONE / "examples/stories.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/composition.md").read_text(encoding="utf-8")
 
 
 def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):
