@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from understudy.actors import user_context
 from understudy.core.config import HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError, NotRunningError
 from understudy.serve import local_testing, operations, session
@@ -92,9 +93,16 @@ def get_app_handle(name: str) -> DeploymentHandle:
     return DeploymentHandle(ingress, name)
 
 
-def get_deployment_handle(deployment_name: str, app_name: str = "default") -> DeploymentHandle:
-    """Return a handle of any deployment; UnknownNameError if there is none."""
-    if local_testing.ingress_of(app_name) is None:
+def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> DeploymentHandle:
+    """Return a handle of any deployment; UnknownNameError if there is none.
+
+    Without ``app_name`` it is of the application whose code asks; outside of any, of "default".
+    """
+    if app_name is None:
+        replica = user_context.replica_context()
+        own = replica.app_name if replica is not None else local_testing.own_application()
+        app_name = own or "default"
+    if not local_testing.has_deployment(app_name, deployment_name):
         report = operations.read_report(session.current().connect())
         operations.check_deployment(report, deployment_name, app_name)
     return DeploymentHandle(deployment_name, app_name)

@@ -23,13 +23,15 @@ class BuiltApplication(NamedTuple):
     name: str
     ingress: str
     deployments: tuple[DeploymentSpec, ...]
+    needs: tuple[DeploymentHandle, ...] = ()  # handles of what must be there already
 
 
 def build(application: Application, name: str) -> BuiltApplication:
     """Pickle every deployment that ``application`` is made of, each once.
 
     A second deployment of a name that is taken gets a suffix: ``Model_1``. Raises
-    InvalidRequestError, naming the deployment, where something cannot be pickled.
+    InvalidRequestError, naming the deployment, where something cannot be pickled, where deployments
+    are bound to each other in a circle, and where a handle is of none of them that should be.
     """
     if not isinstance(application, Application):
         raise InvalidRequestError(not_an_application(application))
@@ -37,7 +39,9 @@ def build(application: Application, name: str) -> BuiltApplication:
         raise InvalidRequestError(problem)
     builder = _Builder(name)
     ingress = builder.add(application)
-    return BuiltApplication(name, ingress.deployment_name, tuple(builder.specs))
+    return BuiltApplication(
+        name, ingress.deployment_name, tuple(builder.specs), tuple(builder.foreign_handles())
+    )
 
 
 def not_an_application(value: Any) -> str:
@@ -55,6 +59,8 @@ class _Builder:
         self.specs: list[DeploymentSpec] = []
         self._application_name = application_name
         self._handles: dict[int, DeploymentHandle] = {}  # by id of the Application
+        self._path: list[Any] = []  # Applications and containers, from the ingress to here
+        self._given: list[tuple[str, DeploymentHandle]] = []  # in arguments, with whose these are
 
     def add(self, application: Application) -> DeploymentHandle:
         """Add a bound deployment, after those among its arguments; return what replaces it."""
@@ -62,7 +68,9 @@ class _Builder:
         if known is not None:
             return known
         deployment = application.deployment
+        self._enter(application, deployment.name)
         args, kwargs = self._resolved((application.args, application.kwargs), deployment.name)
+        self._path.pop()
         name = self._free_name(deployment.name)
         what = f"deployment {name!r}"
         code = pack_code(what, deployment.func_or_class, args, kwargs, deployment.version)
@@ -87,12 +95,48 @@ class _Builder:
         if isinstance(value, Deployment):
             problem = not_an_application(value)
             raise InvalidRequestError(f"bad argument of deployment {owner!r}: {problem}")
-        if isinstance(value, dict) and _has_deployments(value):
-            return {key: self._resolved(part, owner) for key, part in value.items()}
-        if isinstance(value, list | tuple) and _has_deployments(value):
-            parts = [self._resolved(part, owner) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, DeploymentHandle):
+            self._given.append((owner, value))
+        elif isinstance(value, dict | list | tuple) and _has_deployments(value, set()):
+            self._enter(value, owner)
+            value = self._with_handles(value, owner)
+            self._path.pop()
         return value
+
+    def _with_handles(self, value: Any, owner: str) -> Any:
+        if isinstance(value, dict):
+            return {key: self._resolved(part, owner) for key, part in value.items()}
+        parts = [self._resolved(part, owner) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    def _enter(self, value: Any, owner: str) -> None:
+        """Go on to what ``value`` is made of; InvalidRequestError where it is made of itself."""
+        if not any(each is value for each in self._path):
+            self._path.append(value)
+            return
+        if not isinstance(value, Application):
+            kind = type(value).__name__
+            text = f"bad argument of deployment {owner!r}: a {kind} that contains itself"
+            raise InvalidRequestError(text)
+        begin = next(place for place, each in enumerate(self._path) if each is value)
+        circle = [each for each in self._path[begin:] if isinstance(each, Application)]
+        names = " -> ".join(each.deployment.name for each in (*circle, value))
+        raise InvalidRequestError(
+            f"deployments are bound to each other in a circle: {names}; have one of them ask for "
+            "the other with serve.get_deployment_handle, when it first calls it"
+        )
+
+    def foreign_handles(self) -> Iterator[DeploymentHandle]:
+        """Return the handles in arguments that are of no deployment of this application."""
+        names = {spec.name for spec in self.specs}
+        for owner, handle in self._given:
+            if handle.app_name != self._application_name:
+                yield handle
+            elif handle.deployment_name not in names:
+                raise InvalidRequestError(
+                    f"bad argument of deployment {owner!r}: {handle!r}, but the application has no "
+                    f"deployment {handle.deployment_name!r}; it has: {', '.join(sorted(names))}"
+                )
 
     def _free_name(self, wanted: str) -> str:
         taken = {spec.name for spec in self.specs}
@@ -105,10 +149,14 @@ class _Builder:
         return name
 
 
-def _has_deployments(value: Any) -> bool:
-    if isinstance(value, Application | Deployment):
+def _has_deployments(value: Any, seen: set[int]) -> bool:
+    """Tell whether ``value`` is, or contains, what is to be resolved; ``seen`` are containers."""
+    if isinstance(value, Application | Deployment | DeploymentHandle):
         return True
-    return isinstance(value, dict | list | tuple) and any(map(_has_deployments, _items(value)))
+    if not isinstance(value, dict | list | tuple) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(_has_deployments(part, seen) for part in _items(value))
 
 
 def _items(value: Any) -> Iterator[Any]:

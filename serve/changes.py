@@ -17,7 +17,7 @@ from understudy.serve import operations
 from understudy.serve.build import build
 from understudy.serve.deployments import Application
 from understudy.serve.display import Progress
-from understudy.serve.operations import new
+from understudy.serve.operations import check_needs, new
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
@@ -28,6 +28,7 @@ def plan(
 ) -> list[dict[str, Any]]:
     """Return what deploying an application would change."""
     built = build(application, name)
+    check_needs(connection, built)
     request = new(
         PlanApplication,
         application=name,

@@ -17,15 +17,15 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from typing import Any
 
-from understudy.actors import query_client
+from understudy.actors import query_client, user_context
 from understudy.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
 from understudy.actors.query_client import PendingQuery, QueryClient
 from understudy.actors.streams import Sender
 from understudy.actors.user_code import Failure, Reply, UserCode
 from understudy.actors.value_streams import ValueStream
-from understudy.core.errors import DeployFailedError
+from understudy.core.errors import DeployFailedError, UnknownNameError
 from understudy.serve.answers import with_note
-from understudy.serve.build import build
+from understudy.serve.build import BuiltApplication, build
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle
 
@@ -38,6 +38,8 @@ class LocalClient(QueryClient):
     def __init__(self) -> None:
         super().__init__(itertools.count(1).__next__)
         self.ingresses: dict[str, str] = {}  # by application
+        self.names: dict[str, tuple[str, ...]] = {}  # of deployments, by application
+        self.starting = ""  # the application that is brought up now
         self._deployments: dict[str, UserCode] = {}  # by endpoint
         self._lock = threading.Lock()
 
@@ -54,9 +56,16 @@ class LocalClient(QueryClient):
         with self._lock:
             self._deployments[endpoint] = user_code
 
+    def check(self, built: BuiltApplication) -> None:
+        """Raise UnknownNameError unless there is all that the application has handles of."""
+        for handle in built.needs:
+            if handle.endpoint not in self._deployments:
+                raise UnknownNameError(f"no deployment {handle.endpoint!r} runs in this process")
+
     def remove_all(self, application: str) -> None:
         """Close an application's deployments; those that call others first."""
         self.ingresses.pop(application, None)
+        self.names.pop(application, None)
         with self._lock:
             names = [name for name in self._deployments if name.startswith(f"{application}#")]
             gone = [self._deployments.pop(name) for name in reversed(names)]
@@ -158,13 +167,18 @@ def run(target: Application, name: str) -> DeploymentHandle:
         query_client.install(_client)
     client = _client
     built = build(target, name)
+    client.check(built)
     client.remove_all(name)
-    for spec in built.deployments:
-        try:
+    client.names[name] = tuple(spec.name for spec in built.deployments)
+    client.starting = name
+    try:
+        for spec in built.deployments:
             client.add(f"{name}#{spec.name}", spec.code, spec.config["user_config"])
-        except BaseException:
-            client.remove_all(name)
-            raise
+    except BaseException:
+        client.remove_all(name)
+        raise
+    finally:
+        client.starting = ""
     client.ingresses[name] = built.ingress
     return DeploymentHandle(built.ingress, name, client=client)
 
@@ -172,6 +186,25 @@ def run(target: Application, name: str) -> DeploymentHandle:
 def ingress_of(application: str) -> str | None:
     """Return the ingress of an application that runs here; None when none does."""
     return None if _client is None else _client.ingresses.get(application)
+
+
+def own_application() -> str:
+    """Return the application whose code is calling, in a query or a constructor; "" for none."""
+    query = user_context.running.get()
+    if query is not None:
+        return query.assignment.endpoint.partition("#")[0]
+    return "" if _client is None else _client.starting
+
+
+def has_deployment(application: str, name: str) -> bool:
+    """Tell whether an application runs here; UnknownNameError when without this deployment."""
+    names = None if _client is None else _client.names.get(application)
+    if names is not None and name not in names:
+        raise UnknownNameError(
+            f"no deployment of application {application!r} is named {name!r}; "
+            f"there are: {', '.join(sorted(names))}"
+        )
+    return names is not None
 
 
 def delete(name: str) -> bool:

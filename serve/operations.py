@@ -16,7 +16,7 @@ from understudy.actors.admin_messages import (
 )
 from understudy.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
 from understudy.serve.answers import with_note
-from understudy.serve.build import build
+from understudy.serve.build import BuiltApplication, build
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.options import name_problem
@@ -65,6 +65,7 @@ def deploy(
     ``on_wait`` is told now and then what it still waits for.
     """
     built = build(application, name)
+    check_needs(connection, built)
     goal = connection.request(
         new(
             DeployApplication,
@@ -136,6 +137,18 @@ def ingress_of(report: dict[str, Any], name: str) -> str:
     endpoints = report.get("endpoints") or {}
     routed = [d for d in deployments if (endpoints.get(f"{name}#{d}") or {}).get("route")]
     return str((routed or list(deployments))[-1])  # the ingress is deployed last
+
+
+def check_needs(connection: Connection, built: BuiltApplication) -> None:
+    """Raise UnknownNameError unless there is all that the application has handles of."""
+    if not built.needs:
+        return
+    report = read_report(connection)
+    for handle in built.needs:
+        if handle.app_name is None:
+            _entry(report.get("endpoints") or {}, handle.deployment_name, "endpoint")
+        else:
+            check_deployment(report, handle.deployment_name, handle.app_name)
 
 
 def check_deployment(report: dict[str, Any], deployment: str, name: str) -> None:

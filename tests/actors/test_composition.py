@@ -14,7 +14,11 @@ import pytest
 
 from tests.support.systems import RunningSystem, wait_until
 from understudy import serve
-from understudy.serve.exceptions import RequestCancelledError
+from understudy.serve.exceptions import (
+    InvalidRequestError,
+    RequestCancelledError,
+    UnknownNameError,
+)
 from understudy.serve.handle import DeploymentHandle
 
 
@@ -241,3 +245,37 @@ def test_a_request_may_make_a_hundred_calls_at_once(ask: Ask) -> None:
     status, body = answer(ask("fan-out"))
     assert status == 200
     assert json.loads(body) == [2 * number for number in range(100)]
+
+
+@serve.deployment
+class Finds:
+    """Asks for another deployment by name, in its constructor."""
+
+    def __init__(self, others: Any, name: str) -> None:
+        self.others = others
+        self.handle = serve.get_deployment_handle(name)
+
+    async def __call__(self) -> int:
+        return int(await self.handle.double.remote(4))
+
+
+def test_deployments_find_those_of_their_own_application_by_name(
+    deployed: Callable[..., Any], tmp_path: Path
+) -> None:
+    leaf = serve.deployment(Leaf).bind(str(tmp_path))
+    handle = deployed(Finds.bind(leaf, "Leaf"))
+    assert handle.remote().result(timeout_s=10) == 8
+
+
+def test_a_deployment_that_is_not_there_fails_the_deploy_with_its_name(
+    deployed: Callable[..., Any], name: str, tmp_path: Path
+) -> None:
+    leaf = serve.deployment(Leaf).bind(str(tmp_path))
+    with pytest.raises(UnknownNameError, match="is named 'Leef'; there are: Finds, Leaf"):
+        deployed(Finds.bind(leaf, "Leef"))
+    with pytest.raises(InvalidRequestError, match="has no deployment 'Leef'; it has: Finds"):
+        deployed(Finds.bind(DeploymentHandle("Leef", name), "Finds"))
+    with pytest.raises(UnknownNameError, match="no application is named 'elsewhere'"):
+        deployed(Finds.bind(DeploymentHandle("Leaf", "elsewhere"), "Finds"))
+    with pytest.raises(UnknownNameError, match="no endpoint is named 'nowhere'"):
+        deployed(Finds.bind(DeploymentHandle("nowhere", None), "Finds"))

@@ -103,3 +103,39 @@ def test_an_argument_that_cannot_be_pickled_is_named_with_its_deployment():
         build(Node.bind(1, config={"lock": [threading.Lock()]}), "a")
     text = str(caught.value)
     assert "deployment 'Node' cannot be pickled: argument 'config'['lock'][0] is <unlocked" in text
+
+
+def test_a_circle_of_deployments_is_refused_naming_its_way():
+    others = []
+    first = Node.options(name="first").bind(others)
+    second = Node.options(name="second").bind(key={"of": first})
+    others.append(second)
+    with pytest.raises(InvalidRequestError, match="in a circle: first -> second -> first; have"):
+        build(Node.bind(first), "a")
+    itself = []
+    others = Node.bind(itself)
+    itself.append(others)
+    with pytest.raises(InvalidRequestError, match="in a circle: Node -> Node"):
+        build(others, "a")
+
+
+def test_arguments_that_contain_themselves_are_refused_where_they_hold_deployments():
+    itself = [Leaf.bind()]
+    itself.append(itself)
+    with pytest.raises(InvalidRequestError, match="of deployment 'Node': a list that contains"):
+        build(Node.bind(itself), "a")
+    harmless = [1]
+    harmless.append(harmless)
+    (_, (again,), _) = cloudpickle.loads(build(Node.bind(harmless), "a").deployments[0].code)
+    assert again[1] is again
+
+
+def test_a_handle_of_a_deployment_that_the_application_lacks_is_refused():
+    with pytest.raises(InvalidRequestError, match=r"'Node'.*has no deployment 'Leef'"):
+        build(Node.bind(Leaf.bind(), [DeploymentHandle("Leef", "a").double]), "a")
+    assert build(Node.bind(Leaf.bind(), DeploymentHandle("Leaf", "a")), "a").needs == ()
+
+
+def test_handles_of_other_applications_are_what_it_needs():
+    given = (DeploymentHandle("Leaf", "b"), DeploymentHandle("plain", None))
+    assert build(Node.bind(list(given)), "a").needs == given

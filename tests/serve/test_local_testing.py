@@ -15,6 +15,7 @@ from understudy.serve.exceptions import (
     DeploymentUnavailableError,
     InvalidRequestError,
     RequestCancelledError,
+    UnknownNameError,
 )
 from understudy.serve.handle import DeploymentHandle
 
@@ -132,3 +133,34 @@ def test_applications_replace_their_like_and_can_be_deleted() -> None:
 def test_what_is_no_application_is_refused(nonsense: Any) -> None:
     with pytest.raises(InvalidRequestError):
         run(nonsense)
+
+
+@serve.deployment
+class Finds:
+    """Asks for others by name, in its constructor and later."""
+
+    def __init__(self, others: Any, name: str) -> None:
+        self.others = others
+        self.handle = serve.get_deployment_handle(name)
+
+    async def __call__(self, number: int) -> int:
+        return int(await self.handle.remote(number))
+
+    def find(self, name: str, app_name: str | None = None) -> Any:
+        return serve.get_deployment_handle(name, app_name)
+
+
+def test_deployments_find_those_of_their_own_application_by_name() -> None:
+    handle = run(Finds.bind(Adder.bind(1), "Adder"), name="first")
+    assert handle.remote(1).result(timeout_s=10) == 2
+    other = run(Finds.bind(handle, "Finds"), name="second")
+    assert other.find.remote("Finds").result(timeout_s=10) == DeploymentHandle("Finds", "second")
+    found = other.find.remote("Adder", "first").result(timeout_s=10)
+    assert found == DeploymentHandle("Adder", "first")
+
+
+def test_a_deployment_that_is_not_there_is_told_when_the_application_is_brought_up() -> None:
+    with pytest.raises(UnknownNameError, match="is named 'Adders'; there are: Adder, Finds"):
+        run(Finds.bind(Adder.bind(1), "Adders"))
+    with pytest.raises(UnknownNameError, match="no deployment 'other#Adder' runs"):
+        run(Finds.bind(DeploymentHandle("Adder", "other"), "Finds"))
