@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from understudy.actors import user_context
+from understudy.actors import user_context, user_logging
 from understudy.actors.base import LoopActor
 from understudy.actors.comparisons import Comparisons
 from understudy.actors.control_messages import (
@@ -28,6 +28,7 @@ from understudy.actors.processes import descendants, kill_all
 from understudy.actors.queries import Queries
 from understudy.actors.user_code import Failure, UserCode, give_way_to_messages
 from understudy.core.differences import Place, Plain
+from understudy.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,10 @@ class Replica(LoopActor):
                 version=order.version,
             )
         )
+        failure = self._configure_logging(order.config)
+        if failure is not None:
+            self._loaded(failure)
+            return
         give_way_to_messages()
         self._user_code = user_code = UserCode(self.loop.post)
         settings = self.settings
@@ -142,6 +147,15 @@ class Replica(LoopActor):
         self._queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         user_code.start()
         self._user_code.load(order.code, self._config["user_config"], self._loaded)
+
+    def _configure_logging(self, config: dict[str, Any]) -> Failure | None:
+        wanted: Any = config.get("logging_config")
+        try:
+            user_logging.configure(wanted, self._tag)
+        except OSError as error:
+            text = f"logs_dir={wanted['logs_dir']!r} of logging_config cannot be used: {error}"
+            return Failure.of(DeployFailedError(text))
+        return None
 
     def _comparisons_found(self, found: dict[Place, Plain]) -> None:
         """Tell the controller what comparing answers has found; called on user code's loop."""
@@ -162,15 +176,17 @@ class Replica(LoopActor):
     def _apply_config(self, config: dict[str, Any], config_id: int) -> None:
         """Take newer settings; they count as applied when user code has taken its part of them."""
         changed = config["user_config"] != self._config["user_config"]
+        logs_changed = config.get("logging_config") != self._config.get("logging_config")
         self._config, self._config_id = config, config_id
         if self._queries is not None:
             self._queries.limit = config["max_ongoing_requests"]
-        if changed and self._user_code is not None:
+        failure = self._configure_logging(config) if logs_changed else None
+        if failure is None and changed and self._user_code is not None:
             self._user_code.reconfigure(
                 config["user_config"], lambda failure: self._applied(config_id, failure)
             )
         else:
-            self._applied(config_id, None)
+            self._applied(config_id, failure)
 
     def _applied(self, config_id: int, failure: Failure | None) -> None:
         self._applied_id, self._refusal = max(self._applied_id, config_id), failure

@@ -18,6 +18,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from understudy.actors import held_models, user_context, values
+from understudy.actors import held_models, user_context, user_logging, values
 from understudy.actors.large_bytes import content_of
 from understudy.actors.messages import (
     MORE,
@@ -92,6 +93,7 @@ class Reply(RunningQuery):
     __slots__ = ()
 
     feed: Parts | None = None  # what follows it
+    status: int = 0  # of its answer; 0 before that
 
     @property
     def key(self) -> Any:
@@ -188,7 +190,8 @@ class UserCode:
 
     def run(self, reply: Reply) -> None:
         """Run a query."""
-        task = self.loop.create_task(self._serve(reply))
+        serve = self._serve_logged if user_logging.logs_queries() else self._serve
+        task = self.loop.create_task(serve(reply))
         self._running[reply.key] = _Running(task, reply)
         task.add_done_callback(partial(self._ended, reply))
 
@@ -198,6 +201,14 @@ class UserCode:
             reply.answer(answer)
         del self._running[reply.key]
         reply.end()  # here, which is one pass of the loop earlier than in _ended
+
+    async def _serve_logged(self, reply: Reply) -> None:
+        began_at = time.perf_counter()
+        try:
+            await self._serve(reply)
+        finally:
+            took_s = time.perf_counter() - began_at
+            user_logging.log_query(reply.assignment.query, reply.status, took_s)
 
     def _ended(self, reply: Reply, task: asyncio.Task[None]) -> None:
         """Tell the end of a task that was cancelled, perhaps before its code began."""
@@ -325,6 +336,8 @@ class UserCode:
             return await self._answer_http(reply, call)
         except UnderstudyError as error:
             trace = traceback.format_exc()
+            if isinstance(error, UnsupportedResultError):
+                user_logging.log_failure(query, error)
             return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
         except BaseException as error:
             if asyncio.current_task() in self._cancelled:
@@ -447,7 +460,7 @@ def _outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseExcepti
 
 def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswer:
     failure = Failure.of(error)
-    _print(f"request {query.request_id}:\n{failure.traceback}")
+    user_logging.log_failure(query, error)
     kind = "UserCodeError"
     if is_http:
         return FailedAnswer(query.id, kind, "the deployment raised an exception")

@@ -17,6 +17,20 @@ from typing import Any, NamedTuple, Protocol
 from understudy.actors.messages import Assignment
 
 
+class DeploymentID(NamedTuple):
+    """A deployment of an application, as Ray Serve names it."""
+
+    name: str
+    app_name: str
+
+
+class ReplicaID(NamedTuple):
+    """A replica of a deployment, as Ray Serve names it."""
+
+    unique_id: str
+    deployment_id: DeploymentID
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
     """One replica; ``servable_object`` is None until the constructor has returned."""
@@ -27,6 +41,11 @@ class ReplicaContext:
     backend: str
     version: str | None
     servable_object: Any = None
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        """Return the tag with what it is a replica of."""
+        return ReplicaID(self.replica_tag, DeploymentID(self.deployment, self.app_name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

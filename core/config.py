@@ -19,6 +19,7 @@ from understudy.core.http_middlewares import (
     read_cors,
     read_middlewares,
 )
+from understudy.core.logging_config import LoggingConfig
 from understudy.core.scaling_config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from understudy.core.validation import Settings, describe, validated
 
@@ -28,6 +29,7 @@ __all__ = [
     "BackendConfig",
     "CorsOptions",
     "HTTPOptions",
+    "LoggingConfig",
     "MiddlewareOptions",
     "Settings",
     "describe",
@@ -64,7 +66,7 @@ class BackendConfig(Settings):
     graceful_shutdown_timeout_s: float = Field(default=20, ge=0)
     graceful_shutdown_wait_loop_s: float = Field(default=2, ge=0)
     max_constructor_retry_count: int = Field(default=20, ge=1)
-    logging_config: dict[str, Any] | None = None
+    logging_config: LoggingConfig | None = None
 
     @field_validator("user_config")
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.actors import user_context
-from understudy.core.config import HTTPOptions, validated
+from understudy.core.config import HTTPOptions, LoggingConfig, validated
 from understudy.core.errors import InvalidRequestError, NotRunningError
 from understudy.serve import local_testing, operations, session
 from understudy.serve.build import not_an_application
@@ -24,6 +24,7 @@ def run(
     name: str = "default",
     route_prefix: str | None = "/",
     blocking: bool = False,
+    logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
 ) -> DeploymentHandle:
     """Bring up an application, wait until it serves, and return its ingress's handle.
@@ -33,17 +34,20 @@ def run(
     ``blocking`` waits for Ctrl-C, then deletes the application and exits. Raises the constructor's
     own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
 
+    ``logging_config`` is for the deployments that have none of their own.
+
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     operations.check_target(name, route_prefix)
+    logging = None if logging_config is None else _logging_config(logging_config)
     if _local_testing_mode:
         return local_testing.run(target, name)
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(name)
-    handle = operations.deploy(connection, target, name, route_prefix)
+    handle = operations.deploy(connection, target, name, route_prefix, logging)
     if blocking:
         _wait_for_interrupt(name)
     return handle
@@ -115,6 +119,14 @@ def _http_options(given: HTTPOptions | Mapping[str, Any]) -> HTTPOptions:
         raise InvalidRequestError(f"http_options={given!r}: must be HTTPOptions or a dict")
     current = session.current().settings.http.model_dump()
     return validated(HTTPOptions, {**current, **given})
+
+
+def _logging_config(given: LoggingConfig | Mapping[str, Any]) -> LoggingConfig:
+    if isinstance(given, LoggingConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"logging_config={given!r}: must be a LoggingConfig or a dict")
+    return validated(LoggingConfig, given)
 
 
 def _wait_for_interrupt(name: str) -> None:

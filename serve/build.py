@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from understudy.actors.admin_messages import DeploymentSpec
 from understudy.core.errors import InvalidRequestError
+from understudy.core.logging_config import LoggingConfig
 from understudy.serve.deployments import Application, Deployment
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.options import name_problem
@@ -24,6 +25,19 @@ class BuiltApplication(NamedTuple):
     ingress: str
     deployments: tuple[DeploymentSpec, ...]
     needs: tuple[DeploymentHandle, ...] = ()  # handles of what must be there already
+
+    def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
+        """Return a copy whose deployments log as ``config`` says, but for those that say how."""
+        if config is None:
+            return self
+        values = config.model_dump()
+        specs = (
+            spec
+            if spec.config["logging_config"] is not None
+            else spec._replace(config={**spec.config, "logging_config": values})
+            for spec in self.deployments
+        )
+        return self._replace(deployments=tuple(specs))
 
 
 def build(application: Application, name: str) -> BuiltApplication:

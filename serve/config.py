@@ -1,6 +1,13 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
-from understudy.core.config import ActorOptions, BackendConfig, HTTPOptions
+from understudy.core.config import (
+    ActorOptions,
+    BackendConfig,
+    CorsOptions,
+    HTTPOptions,
+    LoggingConfig,
+    MiddlewareOptions,
+)
 from understudy.core.policy_context import AutoscalingContext
 from understudy.core.scaling_config import AutoscalingConfig, AutoscalingPolicy, QueueLengthPolicy
 
@@ -10,6 +17,9 @@ __all__ = [
     "AutoscalingContext",
     "AutoscalingPolicy",
     "BackendConfig",
+    "CorsOptions",
     "HTTPOptions",
+    "LoggingConfig",
+    "MiddlewareOptions",
     "QueueLengthPolicy",
 ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from understudy.actors import user_context
 from understudy.actors.user_context import ReplicaContext, RequestContext
+from understudy.actors.user_logging import ContextFilter
 from understudy.core.errors import UnderstudyError
 
 __all__ = [
+    "ContextFilter",
     "ReplicaContext",
     "RequestContext",
     "get_batch_request_context",

@@ -15,6 +15,7 @@ from understudy.actors.admin_messages import (
     WaitForGoal,
 )
 from understudy.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
+from understudy.core.logging_config import LoggingConfig
 from understudy.serve.answers import with_note
 from understudy.serve.build import BuiltApplication, build
 from understudy.serve.deployments import Application
@@ -58,13 +59,15 @@ def deploy(
     application: Application,
     name: str,
     route_prefix: str | None,
+    logging_config: LoggingConfig | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> DeploymentHandle:
     """Bring an application up and wait for it; raises what its constructor raised.
 
-    ``on_wait`` is told now and then what it still waits for.
+    ``logging_config`` is for the deployments without one. ``on_wait`` is told now and then what it
+    still waits for.
     """
-    built = build(application, name)
+    built = build(application, name).logging_as(logging_config)
     check_needs(connection, built)
     goal = connection.request(
         new(

@@ -1,4 +1,4 @@
-"""What :func:`understudy.serve.status` returns."""
+"""What :func:`understudy.serve.status` returns, and what Ray Serve's users look for beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from understudy.core.logging_config import LoggingConfig
+
+__all__ = [
+    "ApplicationStatus",
+    "ApplicationStatusOverview",
+    "DeploymentStatus",
+    "DeploymentStatusOverview",
+    "LoggingConfig",
+    "ReplicaStatusOverview",
+    "ServeStatus",
+]
 
 
 class ApplicationStatus(str, Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systems import RunningSystem
+from tests.support.systems import RunningSystem, wait_until
 
 CLONE = Path(__file__).parents[2]
 
@@ -39,6 +40,11 @@ def nearest(tmp_path):
 @pytest.fixture
 def greetings(tmp_path):
     yield from deployed(tmp_path, "examples.greetings:app")
+
+
+@pytest.fixture
+def audited(tmp_path):
+    yield from deployed(tmp_path, "examples.audited:app")
 
 
 @pytest.fixture
@@ -84,6 +90,24 @@ def test_counting_counts_whole_and_in_parts(counting):
 def test_the_page_on_http_shows_the_code_of_counting():
     code = (CLONE / "examples/counting.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
+
+
+def test_audited_logs_json_that_names_the_request(audited):
+    status, body = audited.get("/?item=salt", headers={"X-Request-ID": "r1"})
+    assert (status, json.loads(body)["request"]) == (200, "r1")
+
+    def logged():
+        lines = audited.understudy("logs", "default").stdout.splitlines()
+        return [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
+
+    sold, ended = wait_until(logged, 10, "two lines are logged")
+    assert (sold["message"], sold["item"], sold["request_id"]) == ("sold salt", "salt", "r1")
+    assert (ended["path"], ended["status"], ended["version"]) == ("/", 200, "3")
+
+
+def test_the_page_on_logging_shows_the_code_of_audited():
+    code = (CLONE / "examples/audited.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/logging.md").read_text(encoding="utf-8")
 
 
 def test_timing_tells_how_long_a_request_took(timed_hello):

@@ -31,6 +31,7 @@ from understudy.actors import (
     settings,
     status_file,
     user_code,
+    user_logging,
 )
 from understudy.core.routing import Router
 from understudy.persistence.filesystem import FileStore
@@ -178,6 +179,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (settings.read_settings, lambda: SETTINGS),
         (logs.configure_logging, nothing),
         (logs.redirect_output, nothing),
+        (user_logging.configure, nothing),
         (status_file.StatusFile, lambda *_: SimpleNamespace(changed=nothing, close=nothing)),
         (policies.Policies, lambda *_: SimpleNamespace(tidy=nothing, close=nothing)),
         (capacity.capacity_of, lambda _: CAPACITY),
