@@ -1,0 +1,112 @@
+"""A caller, a proxy and a replica in one process, on one event loop: the real ones, joined."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+
+from understudy.actors.comparisons import Comparisons
+from understudy.actors.dispatch import Caller
+from understudy.actors.loop import Loop
+from understudy.actors.messages import AnswerQueries, AttachCallerReply, Process
+from understudy.actors.processes import this_process
+from understudy.actors.proxy import Proxy
+from understudy.actors.queries import Queries
+from understudy.actors.query_client import CallerClient
+from understudy.actors.user_code import UserCode
+from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
+
+
+class Place:
+    """An address, with whoever is there; what is sent to it arrives in a later pass of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.process = this_process()._replace(incarnation=f"incarnation {id(self)}")
+        self.address = self
+        self.handlers: dict[type, Callable[[Any, Any], None]] = {}
+        self.loop = Loop(_Transport(loop, self), lambda _: None)
+
+    def on(self, kind: type, handler: Callable[[Any, Any], None]) -> None:
+        """Have a handler called for messages of this class, as a port does."""
+        self.handlers[kind] = handler
+
+    def arrived(self, message: Any, sender: Place) -> None:
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            handler(message, sender)
+
+
+class _Transport:
+    deliveries_at_once = 4
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, place: Place) -> None:
+        self.loop = loop
+        self._place = place
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        self.loop.call_soon(callback)
+
+    def send(self, target: Place, message: Any, on_sent: Any, _on_failed: Any) -> bool:
+        self.loop.call_soon(target.arrived, message, self._place)
+        if on_sent is not None:
+            self.loop.call_soon(on_sent)
+        return True
+
+    def write(self, _target: Place) -> None:
+        """Do nothing: what was sent is on its way."""
+
+
+class OneProcess:
+    """One replica of ``target`` at the endpoint "e"; everything runs on ``loop``."""
+
+    def __init__(self, target: Any, *, limit: int, **table: Any) -> None:
+        self.user_code = UserCode(lambda callback: callback())
+        self.loop = loop = self.user_code.loop
+        self.proxy = self._make_proxy(Place(loop))
+        port: Any = Place(loop)
+        self.queries = Queries(
+            port, self.user_code, "r1", "b", limit, Comparisons(port, lambda _: None)
+        )
+        place = Place(loop)
+        self.caller = caller = Caller(place.loop, place.process)
+        place.on(AnswerQueries, caller.answered)
+        place.on(AttachCallerReply, lambda message, _: caller.attached(message))
+        self.client = CallerClient(caller)
+        loop.run_until_complete(self._begin(target, limit, port, table))
+
+    def close(self) -> None:
+        """End the threads and the loop."""
+        for place in (self.proxy.loop, self.caller.loop):
+            place.close()
+        self.user_code._is_over = True
+        for pool in (self.user_code._pool, self.user_code._health_pool):
+            pool.shutdown()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def _make_proxy(self, place: Place) -> Proxy:
+        proxy = Proxy()
+        proxy._loop, proxy.process = place.loop, place.process
+        proxy._myRef = SimpleNamespace(address=place)
+        proxy.started()
+        place.arrived = proxy.receiveMessage  # type: ignore[method-assign]
+        return proxy
+
+    async def _begin(self, target: Any, limit: int, port: Place, table: dict[str, Any]) -> None:
+        loaded: asyncio.Future[Any] = self.loop.create_future()
+        self.user_code.load(cloudpickle.dumps((target, (), {})), None, loaded.set_result)
+        assert await loaded is None
+        self.queries.accepting = True
+        process: Process = port.process
+        replica = ReplicaTable(tag="r1", address=port, process=process)
+        backend = BackendTable(tag="b", replicas=(replica,), max_ongoing_requests=limit, **table)
+        self.proxy._set_backend("b", backend, 0.0)
+        self.proxy._run(
+            self.proxy._router.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0}), 0.0)
+        )
+        self.proxy._begin_dispatch()
+        self.caller.met_proxy(self.proxy.myAddress, self.proxy.process)

@@ -1,0 +1,150 @@
+"""What is left of a hundred thousand cancelled calls: nothing, anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from tests.actors.one_process import OneProcess
+from understudy import serve
+from understudy.actors import query_client
+from understudy.actors.messages import Assignment, Query
+from understudy.actors.queries import Run
+from understudy.actors.query_client import PendingQuery
+from understudy.actors.user_context import RunningQuery
+from understudy.actors.value_streams import ValueStream
+from understudy.core.tickets import Ticket
+from understudy.serve.handle import DeploymentHandle
+
+CALLS = 100_000
+KINDS = (PendingQuery, ValueStream, Ticket, Future, asyncio.Future, asyncio.Task)
+# asyncio keeps a hundred cancelled timers, or half of all there are, with their contexts, which
+# hold the queries that set them.
+HELD_BY_TIMERS = (Run, RunningQuery, Query, Assignment)
+
+
+class Node:
+    """Waits in every way there is, for as long as nobody cancels it."""
+
+    def __init__(self) -> None:
+        self.itself = DeploymentHandle("e", None)
+        self.gate = threading.Event()
+
+    async def wait(self) -> None:
+        await asyncio.sleep(3600)
+
+    async def nested(self) -> None:
+        await self.itself.wait.remote()
+
+    async def not_awaited(self) -> None:
+        waits = self.itself.wait.remote()
+        await asyncio.sleep(3600)
+        assert waits
+
+    async def chained(self) -> None:
+        await self.itself.of.remote(self.itself.quick.remote())
+
+    async def of(self, _value: int) -> None:
+        await asyncio.sleep(3600)
+
+    async def quick(self) -> int:
+        return 1
+
+    @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.001)
+    async def batched(self, numbers: list[int]) -> list[int]:
+        await asyncio.sleep(3600)
+        return numbers
+
+    async def in_a_batch(self) -> int:
+        return await self.batched(1)
+
+    async def stream(self) -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+        await asyncio.sleep(3600)
+
+    async def reads(self) -> None:
+        async for _ in self.itself.options(stream=True).stream.remote():
+            pass
+
+    def thread(self) -> None:
+        self.gate.wait(0.02)
+
+
+@pytest.fixture
+def one() -> Iterator[OneProcess]:
+    made = OneProcess(Node, limit=30, request_timeout_s=3600.0)
+    yield made
+    made.close()
+    query_client.install(None)
+
+
+METHODS = [
+    name for name in vars(Node) if name[0] != "_" and name not in {"batched", "of", "stream"}
+]
+
+
+async def cancel_many(handle: DeploymentHandle, count: int) -> None:
+    """Make calls of every kind, and cancel each after a while: queued, running, or answered."""
+    rng = random.Random(1)
+    calls: deque[Any] = deque()
+    for _ in range(count):
+        stream = rng.random() < 0.1
+        method = "stream" if stream else rng.choice(METHODS)
+        calls.append(handle.options(method_name=method, stream=stream).remote())
+        if len(calls) > rng.randrange(100):
+            calls.rotate(rng.randrange(len(calls)))
+            calls.popleft().cancel()
+        if not rng.randrange(4):
+            await asyncio.sleep(0)
+    for call in calls:
+        call.cancel()
+
+
+def counted(kinds: tuple[type, ...]) -> Counter[str]:
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
+
+
+def all_of(kind: str) -> list[Any]:
+    return [each for each in gc.get_objects() if type(each).__name__ == kind]
+
+
+@pytest.mark.timeout(400)  # it takes 15 s of computing
+def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(one: OneProcess) -> None:
+    handle = DeploymentHandle("e", None, client=one.client)
+
+    async def settle() -> None:
+        router = one.proxy._router
+        while router.busy() or one.queries.running or one.queries.undelivered or router._tickets:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # for what is put off, such as the news of deliveries
+
+    async def rounds(count: int) -> None:
+        await cancel_many(handle, count)
+        await asyncio.wait_for(settle(), 200)
+
+    one.loop.run_until_complete(rounds(1000))
+    before = counted(KINDS)
+    one.loop.run_until_complete(rounds(CALLS))
+    assert counted(KINDS) == before, "objects that were left over"
+    assert counted(HELD_BY_TIMERS).most_common(1)[0][1] < 300
+
+    replica, caller, router = one.queries, one.caller, one.proxy._router
+    assert not caller._entries
+    assert not replica._caller._entries
+    assert (replica.running, replica.undelivered, replica._streams) == (0, 0, {})
+    assert not one.user_code._running
+    assert not one.user_code._cancelled
+    assert len(router._tickets.deadlines._heap) < 1000
+    assert len(one.loop._scheduled) < 1000  # type: ignore[attr-defined]
+    assert [(each._running, each._lines) for each in all_of("Batches")] == [(0, {})]
+    assert all(outbox.is_idle for outbox in all_of("Outbox"))
