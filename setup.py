@@ -52,7 +52,10 @@ setup(
         "examples": ["scikit-learn>=1.3", "fastapi>=0.115"],
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
     },
-    entry_points={"console_scripts": ["understudy=understudy.serve.cli:main"]},
+    entry_points={
+        "console_scripts": ["understudy=understudy.serve.cli:main"],
+        "pytest11": ["understudy=understudy.serve.testing"],
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Framework :: AsyncIO",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +109,33 @@ def test_audited_logs_json_that_names_the_request(audited):
 def test_the_page_on_logging_shows_the_code_of_audited():
     code = (CLONE / "examples/audited.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "docs/logging.md").read_text(encoding="utf-8")
+
+
+def test_the_tests_of_hello_pass(tmp_path):
+    plugin = ("-p", "understudy.serve.testing", "-p", "no:cacheprovider", "-p", "pytest_timeout")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *plugin,
+            f"--basetemp={tmp_path}/base",
+            "examples/test_hello.py",
+        ],
+        cwd=CLONE,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+def test_the_page_on_testing_shows_the_code_of_the_tests():
+    code = (CLONE / "examples/test_hello.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/testing.md").read_text(encoding="utf-8")
 
 
 def test_timing_tells_how_long_a_request_took(timed_hello):
