@@ -13,6 +13,7 @@ from thespian.system.utilis import thesplog_control
 from understudy.actors.loop import Transport
 from understudy.actors.settings import STOCK
 from understudy.actors.transport import base as own
+from understudy.actors.transport.network import Way
 
 if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
     thesplog_control(logging.WARNING, useLogging=False, tmpFileMaxSize=0)
@@ -32,6 +33,12 @@ class Attached(Transport, Protocol):
     def scheduleTransmit(self, manager: Any, intent: Any) -> None:
         """Send."""
 
+    def trouble_with(self, gate: Any) -> str:
+        """Return why the host of an address could not be reached the last time; "" if unknown."""
+
+    def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
+        """See :class:`understudy.actors.loop.Transport`."""
+
     def close(self) -> None:
         """Leave the system."""
 
@@ -47,6 +54,7 @@ class Base(Protocol):
         admin_port: int,
         loop: asyncio.AbstractEventLoop,
         on_envelope: Callable[[Any], None],
+        way: Way | None = None,
     ) -> Attached:
         """Give this process a transport on ``loop``."""
 

@@ -97,6 +97,7 @@ class _Entry:
         "on_answer",
         "on_fed",
         "process",
+        "process_at",
         "query",
         "sent",
         "stream",
@@ -112,6 +113,7 @@ class _Entry:
         self.stream: _Incoming | None = None  # once its answer has begun to come in parts
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the replica that it cannot leave any more
+        self.process_at: Address | None = None
         self.unwatch: Callback = _nothing
         self.timer: Timer | None = None
 
@@ -239,10 +241,16 @@ class Caller:
             entry.sent = False
 
     def attached(self, message: AttachCallerReply) -> None:
-        """Take the proxy's word that it has its route table."""
-        if message.proxy == self._proxy and message.ready:
+        """Take the proxy's word that it has its route table, or that it does not know us."""
+        if message.proxy != self._proxy:
+            return
+        if message.ready:
             self.ready = True
             self.on_ready()
+        else:
+            address, process = self._proxy_address, message.proxy
+            self.lost_proxy()
+            self.met_proxy(address, process)
 
     def answered(self, message: AnswerQueries, sender: Address) -> None:
         """Pass on answers, except second ones and those to earlier processes of this address."""
@@ -277,7 +285,7 @@ class Caller:
             text = "its replica died with its answer under way"
             self.fail(begun.query_id, _unavailable(begun.query_id, text))
             return
-        entry.process = begun.process
+        entry.process, entry.process_at = begun.process, sender
         entry.stream = _Incoming(self, entry.query, begun, sender)
         if entry.query.follows == SOCKET and entry.timer is not None:
             entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
@@ -293,7 +301,7 @@ class Caller:
             self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
             self.fail(wanted.query_id, _unavailable(wanted.query_id, text))
             return
-        entry.process = wanted.process
+        entry.process, entry.process_at = wanted.process, sender
         if entry.feed is None:
             entry.feed = feed
             entry.on_fed(feed)
@@ -302,7 +310,9 @@ class Caller:
         """Notice the end of a query's replica: the proxy that would have told it is dead."""
         entry.unwatch()
         entry.unwatch = self.loop.watch_process(
-            replica, lambda: self._fail(entry, "its replica died with the query under way")
+            replica,
+            lambda: self._fail(entry, "its replica died with the query under way"),
+            entry.process_at,
         )
 
     def _put(self, entry: _Entry) -> None:

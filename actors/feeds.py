@@ -202,13 +202,13 @@ class Inflows:
         """Return what is fed now."""
         return list(self._fed.values())
 
-    def arrived(self, message: FeedQueries) -> None:
+    def arrived(self, message: FeedQueries, sender: Address) -> None:
         """Take what a caller sends; of its end the proxy may know nothing, if it is a later one."""
         for part in message.parts:
             run = self._fed.get(part.query_id)
             if run is None or run.feed is None:
                 continue
-            self._watch(message.process)
+            self._watch(message.process, sender)
             run.feed.arrived(part)
             if part.ends == END:
                 run.ended_by_caller()
@@ -222,11 +222,11 @@ class Inflows:
         if caller in self._callers and all(run.caller != caller for run in self._fed.values()):
             self._callers.pop(caller)()
 
-    def _watch(self, caller: Process) -> None:
+    def _watch(self, caller: Process, at: Address) -> None:
         incarnation = caller.incarnation
         if incarnation not in self._callers:
             lost = partial(self._caller_lost, incarnation)
-            self._callers[incarnation] = self._loop.watch_process(caller, lost)
+            self._callers[incarnation] = self._loop.watch_process(caller, lost, at)
 
     def _caller_lost(self, caller: str) -> None:
         for run in self.all():

@@ -64,6 +64,13 @@ class Transport(Protocol):
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, where that is cheap."""
 
+    def watch_remote(self, target: Address, on_lost: Callable[[bool], None]) -> Callback | None:
+        """Call back whenever the process at ``target`` has died or cannot be reached any more.
+
+        ``on_lost`` gets whether it is certainly dead. Returns a canceller; None when ``target`` is
+        on this host, where pidfds tell.
+        """
+
 
 class Loop:
     """One process's loop; ``schedule`` takes Thespian's description of a delivery."""
@@ -129,8 +136,36 @@ class Loop:
         """Run ``callback`` in ``delay_s`` seconds; a millisecond late at worst when idle."""
         return self.asyncio.call_later(max(delay_s, 0), self.guarded, callback)
 
-    def watch_process(self, process: Process, on_exit: Callback) -> Callback:
-        """Run ``on_exit`` once when the process ends (soon, when it has); return a canceller."""
+    def watch_process(
+        self,
+        process: Process,
+        on_exit: Callback,
+        at: Address | None = None,
+        on_unreachable: Callback | None = None,
+    ) -> Callback:
+        """Run ``on_exit`` once when the process ends (soon, when it has); return a canceller.
+
+        ``at`` is an address of it, where it may be on another host. One there that cannot be
+        reached counts as ended too, unless there is an ``on_unreachable`` to be run each time.
+        """
+        cancel = None if at is None else self._watch_remote(at, on_exit, on_unreachable)
+        return self._watch_here(process, on_exit) if cancel is None else cancel
+
+    def _watch_remote(
+        self, at: Address, on_exit: Callback, on_unreachable: Callback | None
+    ) -> Callback | None:
+        def lost(is_certain: bool) -> None:
+            if is_certain or on_unreachable is None:
+                if cancel is not None:
+                    cancel()
+                self.guarded(on_exit)
+            else:
+                self.guarded(on_unreachable)
+
+        cancel = self._transport.watch_remote(at, lost)
+        return cancel
+
+    def _watch_here(self, process: Process, on_exit: Callback) -> Callback:
         fd = open_pidfd(process)
         if fd is None:
             return self.call_later(0, on_exit).cancel

@@ -14,6 +14,8 @@ from thespian.system import multiprocCommon
 
 from understudy.actors.stock.guest import GuestManager
 from understudy.actors.stock.outside import OutsideTransport
+from understudy.actors.transport.network import Way
+from understudy.core.errors import NotRunningError
 
 NAME = "multiprocTCPBase"
 
@@ -25,7 +27,12 @@ def install() -> str:
 
 
 def attach(
-    admin_port: int, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Any], None]
+    admin_port: int,
+    loop: asyncio.AbstractEventLoop,
+    on_envelope: Callable[[Any], None],
+    way: Way | None = None,
 ) -> OutsideTransport:
     """Give this process, which is no actor, a transport; ``on_envelope`` is called on ``loop``."""
+    if way is not None and way.host is not None:
+        raise NotRunningError("the stock transport does not reach other hosts")
     return OutsideTransport(admin_port, loop, on_envelope)

@@ -99,11 +99,16 @@ class GuestManager(MultiProcManager):  # type: ignore[misc]  # Thespian ships no
             self.transport.deliveries_at_once = 1
             self.transport.send = _nothing_passes_thespian
             self.transport.write = _nothing_passes_thespian
+            self.transport.watch_remote = _everybody_is_here
 
     def _send_intent(self, intent: Any, curtime: Any = None) -> None:
         if self._guest is not None:
             intent.completionCallback = partial(self._guest.enter, intent.completionCallback)
         super()._send_intent(intent, curtime)
+
+
+def _everybody_is_here(*_args: Any) -> None:
+    return None
 
 
 def _nothing_passes_thespian(*_args: Any) -> bool:

@@ -58,6 +58,13 @@ class OutsideTransport:
     def write(self, _target: Any) -> None:
         """Do nothing: see Transport."""
 
+    def watch_remote(self, *_args: Any) -> None:
+        """Watch nothing: everybody is on this host."""
+
+    def trouble_with(self, _gate: Any) -> str:
+        """Return nothing: there is no other host."""
+        return ""
+
     def scheduleTransmit(self, _manager: Any, intent: Any) -> None:
         """Send; what completes the intent runs on the loop."""
         intent.completionCallback = partial(self._cross, intent.completionCallback)

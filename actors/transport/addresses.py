@@ -104,6 +104,16 @@ def host_of_admin(port: int) -> str:
     return LOOPBACK if LOOPBACK in found or not found else min(found)
 
 
+def host_towards(gate: ProcessAddress) -> str:
+    """Return the address of this host from which the kernel would reach another's gate."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((gate.host, gate.port))  # sends nothing
+        except OSError:  # no way there; dialing will say so
+            return LOOPBACK
+        return str(probe.getsockname()[0])
+
+
 def drawn_address(host: str, port: int = 0) -> ProcessAddress:
     """Return an address that no process had or will have, for anything but an admin.
 

@@ -6,9 +6,12 @@ import asyncio
 import logging
 from typing import Protocol
 
+from understudy.actors.transport.addresses import ProcessAddress
 from understudy.actors.transport.strangers import WINDOW_S, Refusals, Strangers
 
 logger = logging.getLogger(__name__)
+
+MAX_TROUBLES = 1_000  # strangers' addresses are among them
 
 
 class Stranger(Protocol):
@@ -24,6 +27,7 @@ class Admission:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.strangers: Strangers[Stranger] = Strangers()
         self._refusals = Refusals()
+        self._troubles: dict[str, str] = {}  # the last with each gate, by its host and port
         self._loop = loop
         self._sweep: asyncio.TimerHandle | None = None
         self._summary: asyncio.TimerHandle | None = None
@@ -52,7 +56,14 @@ class Admission:
         """Say that ``target``, an address, cannot be reached; or only count it."""
         self._say("gave up", target, reason)
 
+    def trouble_with(self, gate: ProcessAddress) -> str:
+        """Return the last reason for which a gate was given up, or refused us; "" without one."""
+        return self._troubles.get(f"{gate.host}:{gate.port}", "")
+
     def _say(self, what: str, address: str, reason: str) -> None:
+        if len(self._troubles) >= MAX_TROUBLES:
+            self._troubles.clear()
+        self._troubles[address] = reason
         if self._refusals.say(address.rpartition(":")[0], reason, self._loop.time()):
             logger.warning("%s %s: %s", what, address, reason)
         if self._summary is None:

@@ -10,7 +10,9 @@ from typing import Any
 from thespian.system import multiprocCommon
 from thespian.system.multiprocCommon import multiprocessCommon
 
+from understudy.actors.transport.addresses import ProcessAddress
 from understudy.actors.transport.endpoints import Attach
+from understudy.actors.transport.network import Way
 from understudy.actors.transport.roles import RepairedMultiProcAdmin
 from understudy.actors.transport.thespian_transport import Transport
 
@@ -58,7 +60,18 @@ def install() -> str:
 
 
 def attach(
-    admin_port: int, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Any], None]
+    admin_port: int,
+    loop: asyncio.AbstractEventLoop,
+    on_envelope: Callable[[Any], None],
+    way: Way | None = None,
 ) -> Transport:
-    """Give this process, which is no actor, a transport on ``loop``; envelopes go to a callback."""
-    return Transport(Attach(loop, on_envelope), {"Admin Port": admin_port})
+    """Give this process, which is no actor, a transport on ``loop``; envelopes go to a callback.
+
+    Without a ``way`` it belongs to this host's system, and has all else by environment.
+    """
+    if way is None:
+        init = Attach(loop, on_envelope)
+    else:
+        gate = None if way.host is None else ProcessAddress(way.host, admin_port)
+        init = Attach(loop, on_envelope, gate, way.environ)
+    return Transport(init, {"Admin Port": admin_port})

@@ -26,9 +26,10 @@ DIAL_TIMEOUT_S = 1.5
 class Dialing:
     """One attempt; one callback is called, once and not at once, unless it is cancelled.
 
-    ``on_found(sock, route)`` when the process has the connection; ``on_dead(reason)`` when the host
-    says that it has no such process (then without a reason), its kernel that nothing listens at the
-    port, or nobody says anything in time; ``on_failed(reason, is_refusal)`` otherwise.
+    ``on_found(sock, route)`` when the process has the connection; ``on_dead(reason, is_certain)``
+    when the host says that it has no such process (then without a reason), its kernel that nothing
+    listens at the port, or nobody says anything in time, which may be the network's fault;
+    ``on_failed(reason, is_refusal)`` otherwise.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Dialing:
         key: bytes,
         *,
         on_found: Callable[[socket.socket, bytes], None],
-        on_dead: Callable[[str], None],
+        on_dead: Callable[[str, bool], None],
         on_failed: Callable[[str, bool], None],
     ) -> None:
         self._loop = loop
@@ -75,12 +76,12 @@ class Dialing:
 
     def _timed_out(self) -> None:
         self.cancel()
-        self._on_dead(f"no answer within {DIAL_TIMEOUT_S:g} s")
+        self._on_dead(f"no answer within {DIAL_TIMEOUT_S:g} s", False)
 
     def _unconnected(self, failure: int) -> None:
         if failure == errno.ECONNREFUSED:
             self.cancel()
-            self._on_dead("nothing listens at its port")
+            self._on_dead("nothing listens at its port", True)
         else:
             self._fail(os.strerror(failure))
 
@@ -134,4 +135,4 @@ class Dialing:
             self._on_found(sock, self._route)
         else:
             sock.close()
-            self._on_dead("")  # its host has no such process, which is nothing to be told of
+            self._on_dead("", True)  # its host has no such process, which is nothing to be told of

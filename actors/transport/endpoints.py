@@ -7,8 +7,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from thespian.actors import ActorAddress, ActorSystemStartupFailure
@@ -18,6 +18,7 @@ from understudy.actors.transport import addresses, descriptors, identity, roles
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.envelopes import Envelope
 from understudy.actors.transport.identity import Identity
+from understudy.actors.transport.release import own_release
 
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
@@ -40,13 +41,23 @@ class ExternalCopy(TransportInit__Base):  # type: ignore[misc]
 
 
 class Attach(TransportInit__Base):  # type: ignore[misc]
-    """Asks for a transport on a loop that others run; ``on_envelope`` gets what arrives."""
+    """Asks for a transport on a loop that others run; ``on_envelope`` gets what arrives.
+
+    ``gate`` is the admin of another host to belong to, None for this host's; ``environ`` says where
+    the cluster's key and certificates are.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_envelope: Callable[[Envelope], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_envelope: Callable[[Envelope], None],
+        gate: ProcessAddress | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.loop = loop
         self.on_envelope = on_envelope
+        self.gate = gate
+        self.environ = os.environ if environ is None else environ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +68,17 @@ class Place:
     admin: Any
     parent: Any = None
     is_logger: bool = False
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def identity(self) -> Identity:
         """Return who this process is from now on, to its peers."""
         host_name = socket.gethostname().encode("ascii", "replace").decode() or "unknown"
         return Identity(
-            self.own.text, secrets.token_hex(8), os.getpid(), host_name[: identity.MAX_TEXT]
+            self.own.text,
+            secrets.token_hex(8),
+            os.getpid(),
+            host_name[: identity.MAX_TEXT],
+            own_release() if self.own.host != addresses.LOOPBACK else "unknown",
         )
 
 
@@ -81,7 +97,14 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
             parent=init.parent,
             is_logger=init.addrInst == LOGGER_INSTANCE,
         )
-    if isinstance(init, ExternalInterfaceTransportInit | Attach):
+    if isinstance(init, Attach):
+        if init.gate is not None:
+            # Nobody dials it: it has no gate, and no number that leads to one.
+            own = drawn_address(addresses.host_towards(init.gate))
+            return Place(own=own, admin=ActorAddress(init.gate), environ=init.environ)
+        admin = Naming.getAdminAddr(args[0])
+        return Place(own=_drawn_beside(admin), admin=admin, environ=init.environ)
+    if isinstance(init, ExternalInterfaceTransportInit):
         admin = Naming.getAdminAddr(args[0])
     elif isinstance(init, ExternalCopy):
         admin = args[0]

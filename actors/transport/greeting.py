@@ -10,9 +10,9 @@ import struct
 
 from understudy.actors.transport.identity import RefusedError
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"\x89USTDY\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
-LABEL = b"understudy transport 1 "  # of every key that is derived
+LABEL = b"understudy transport 2 "  # of every key that is derived
 LOCAL, REMOTE, ROUTE, ROUTED = range(4)
 KINDS = {LOCAL: "local", REMOTE: "remote", ROUTE: "route", ROUTED: "routed"}
 BEGINNING = struct.Struct(">8sHB")  # magic, version, kind

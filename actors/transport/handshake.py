@@ -195,8 +195,17 @@ class Handshake:
         self._transcript.update(received[mac_at:end])
         self._accept(decode_identity(bytes(received[_LENGTH.size : mac_at])))
         answer = self._proof() if self._role is Role.ACCEPTOR else b""
+        self._check_release(answer)
         self._derive_frame_keys()
         return ConnectionEvent.IDENTITY, answer, end
+
+    def _check_release(self, farewell: bytes) -> None:
+        """Refuse another release; the proof goes all the same, so that the dialer can name both."""
+        theirs, ours = self.known_peer.release, self._identity.release
+        if theirs != ours:
+            raise RefusedError(
+                f"the peer runs {theirs}, this end {ours}; all hosts must run the same", farewell
+            )
 
     def _derive_frame_keys(self) -> None:
         transcript = self._transcript.digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress
 from understudy.actors.transport.cluster_key import ClusterKeyError, read_key
@@ -19,6 +20,13 @@ class Network:
 
     key: bytes = field(repr=False)
     tls: Tls | None = None
+
+
+class Way(NamedTuple):
+    """How a process that is no actor comes to a system, where its environment does not say it."""
+
+    host: str | None  # the IPv4 address of another host's system; None for this host's
+    environ: Mapping[str, str]  # where the cluster's key and certificates are
 
 
 def network_of(own: ProcessAddress, environ: Mapping[str, str]) -> Network | None:

@@ -83,8 +83,8 @@ class Shell(Protocol):
     def refused(self, tag: object, reason: str) -> None:
         """Take back a message that cannot be sent."""
 
-    def lost(self, address: ProcessAddress) -> None:
-        """Note that the process at ``address`` is dead."""
+    def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
+        """Note that the process at ``address`` is dead, or cannot be reached, and may be dead."""
 
 
 class Peer:
@@ -189,6 +189,18 @@ class Peers:
             peer.channel.flush()
         if not self._in_turn:
             self._need_turn()
+
+    def reach(self, address: ProcessAddress) -> None:
+        """Connect to ``address`` if that is not done yet, so that its end is noticed."""
+        peer = self._peers.get(address.text) or self._make(address)
+        if peer.channel is None:
+            self._dirty[peer] = None
+            if not self._in_turn:
+                self._need_turn()
+
+    def trouble_with(self, address: ProcessAddress) -> str:
+        """Return why the host of ``address`` could not be reached the last time; "" if unknown."""
+        return "" if self._remote is None else self._remote.admission.trouble_with(address)
 
     def write(self, address: ProcessAddress) -> None:
         """Write what was sent to ``address`` now, if it is connected, not at the turn's end."""
@@ -416,7 +428,7 @@ class Peers:
         delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
         peer.retry = self.loop.call_later(delay_s, self.dial, peer)
 
-    def died(self, peer: Peer) -> None:
+    def died(self, peer: Peer, *, is_certain: bool = True) -> None:
         """Count a peer as dead; hand back what it has not acknowledged."""
         self._peers.pop(peer.address.text, None)
         if peer.retry is not None:
@@ -428,7 +440,7 @@ class Peers:
             channel.close()
         if unsent:
             self._shell.undeliverable(unsent)
-        self._shell.lost(peer.address)
+        self._shell.lost(peer.address, is_certain=is_certain)
 
     # --- Events -------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class Remote:
             peer.address,
             self._network.key,
             on_found=lambda sock, route: self._found(peer, sock, route),
-            on_dead=lambda reason: self._dead(peer, reason),
+            on_dead=lambda reason, is_certain: self._dead(peer, reason, is_certain=is_certain),
             on_failed=lambda reason, is_refusal: self._failed(peer, reason, is_refusal=is_refusal),
         )
 
@@ -135,11 +135,11 @@ class Remote:
         peer.retry = None
         self._begin(sock, Role.DIALER, peer, route, _gate_of(peer))
 
-    def _dead(self, peer: Peer, reason: str) -> None:
+    def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:
         peer.retry = None
         if reason:
             self.admission.gave_up(_gate_of(peer), reason)
-        self._peers.died(peer)
+        self._peers.died(peer, is_certain=is_certain)
 
     def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
         peer.retry = None
@@ -154,7 +154,7 @@ class Remote:
         if peer.failures <= 1:
             peer.failing_since = now
         if now - peer.failing_since >= GIVE_UP_S:
-            self._dead(peer, reason)
+            self._dead(peer, reason, is_certain=False)
             return
         delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
         peer.retry = self._loop.call_later(delay_s, self._peers.dial, peer)

@@ -109,7 +109,7 @@ class Transport(Naming):
         self._interrupts = Interrupts(self.loop, self._arrive)
         self._thread: int | None = None  # the one that runs the loop
         try:
-            network = network_of(own, os.environ)
+            network = network_of(own, place.environ)
             self.peers = Peers(self.loop, place.identity(), own, self, network=network)
         except (OSError, ClusterKeyError, TlsError):
             if self._is_own_loop:
@@ -137,6 +137,7 @@ class Transport(Naming):
         self._raised: BaseException | None = None
         self._draining = self._was_aborted = False
         self._expiry_due = False
+        self._watching: dict[str, list[Callable[[bool], None]]] = {}  # by the address's text
 
     # --- Addresses ----------------------------------------------------------------------------
 
@@ -328,8 +329,33 @@ class Transport(Naming):
             logger.error("a message was not sent: %s", reason)
         self.loop.call_soon(self._finish, tag, SendStatus.Failed)
 
-    def lost(self, address: ProcessAddress) -> None:
+    def watch_remote(
+        self, target: Any, on_lost: Callable[[bool], None]
+    ) -> Callable[[], None] | None:
+        """See :class:`understudy.actors.loop.Transport`."""
+        address = target.addressDetails
+        if type(address) is not ProcessAddress or address.host == self._own.host:
+            return None
+        watching = self._watching.setdefault(address.text, [])
+        watching.append(on_lost)
+        self.peers.reach(address)
+
+        def cancel() -> None:
+            if on_lost in watching:
+                watching.remove(on_lost)
+                if not watching and self._watching.get(address.text) is watching:
+                    del self._watching[address.text]
+
+        return cancel
+
+    def trouble_with(self, gate: Any) -> str:
+        """See :class:`understudy.actors.bases.Attached`."""
+        return self.peers.trouble_with(gate.addressDetails)
+
+    def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
         """See Shell; the logger ends with its admin, for nobody else would end it."""
+        for on_lost in list(self._watching.get(address.text, ())):
+            self.loop.call_soon(on_lost, is_certain)
         if address == self._ends_with:
             self._arrive(LoggerExitRequest())
         elif address.is_admin and self.on_host_lost is not None:

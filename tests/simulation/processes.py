@@ -69,6 +69,9 @@ class Transport:
             self._world.send(self.loop, self.myAddress, to, message, on_sent, on_failed)
         return True
 
+    def watch_remote(self, _target: Any, _on_lost: Any) -> None:
+        """Watch nothing: processes of all simulated hosts have pidfds here."""
+
     def write(self, _target: Any) -> None:
         """Do nothing: what was sent is on its way."""
 
@@ -185,7 +188,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (capacity.capacity_of, lambda _: CAPACITY),
         (FileStore, simulation.disk),
         (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
-        (Router, lambda draw: CheckedRouter(Router(draw), simulation)),
+        (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
         (metrics.Metrics, lambda: SimpleNamespace(ended=nothing, dropped=nothing)),
     ]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,12 +53,12 @@ def test_the_handshake_is_what_its_description_says() -> None:
         return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
 
     def expand(label: bytes, context: bytes = b"") -> bytes:
-        return mac(prk, b"understudy transport 1 ", label, context, b"\1")
+        return mac(prk, b"understudy transport 2 ", label, context, b"\1")
 
     link = Link(Process("a"), Process("b"), remote=True)
     link.run()
     hello_size = len(MAGIC) + 5 + 32
-    proof_size = 2 + 16 + len("a" + "stage") + 32
+    proof_size = 2 + 18 + len("a" + "stage" + "unknown") + 32
     sent = [bytes(carried[: hello_size + proof_size]) for carried in link.carried]
     hellos = [stream[:hello_size] for stream in sent]
     proofs = [stream[hello_size:] for stream in sent]
@@ -115,11 +116,23 @@ def test_a_wrong_key_is_refused_by_the_acceptor_and_guessed_by_the_dialer(
     assert len(right.sessions) == len(left.sessions) == 0
 
 
+def test_another_release_is_refused_naming_both_on_both_sides() -> None:
+    left, right = Process("a"), Process("b")
+    left.sessions.own = replace(left.sessions.own, release="understudy 1, Python 3.10")
+    right.sessions.own = replace(right.sessions.own, release="understudy 2, Python 3.11")
+    link = Link(left, right, remote=True)
+    link.run()
+    advice = "; all hosts must run the same"
+    one, other = "understudy 1, Python 3.10", "understudy 2, Python 3.11"
+    assert right.refusals() == [f"the peer runs {one}, this end {other}{advice}"]
+    assert left.refusals() == [f"the peer runs {other}, this end {one}{advice}"]
+
+
 def test_an_impostor_that_answers_without_the_key_is_refused() -> None:
     connection = dialer()
     connection.data_to_send()
     impostor = identity("b")
-    assert connection.receive_data(MAGIC + b"\0\1\1\0\x20" + nonce()) == []
+    assert connection.receive_data(MAGIC + b"\0\2\1\0\x20" + nonce()) == []
     body = encode_identity(impostor) + bytes(32)
     forged = len(body).to_bytes(2, "big") + body
     assert "proof is wrong" in refusal(connection, forged)
@@ -129,12 +142,12 @@ def test_an_impostor_that_answers_without_the_key_is_refused() -> None:
 def test_another_version_is_refused_naming_both_on_both_sides(remote: bool) -> None:
     right = acceptor(remote=remote)
     newer = MAGIC + (VERSION + 6).to_bytes(2, "big")
-    assert "version 7, this end version 1" in refusal(right, newer)
+    assert "version 8, this end version 2" in refusal(right, newer)
     farewell = b"".join(right.data_to_send())
     assert farewell == MAGIC + VERSION.to_bytes(2, "big")
     assert right.data_to_send() == []
     left = dialer()
-    assert "version 7, this end version 1" in refusal(left, newer)
+    assert "version 8, this end version 2" in refusal(left, newer)
     assert left.data_to_send() == []
 
 
@@ -145,10 +158,10 @@ def test_another_version_is_refused_naming_both_on_both_sides(remote: bool) -> N
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "byte 0 is 0x16 (TLS?)"),
         (b"\0" * 5000, "byte 0 is 0x00"),
         (MAGIC[:6] + b"\n", "byte 6 is 0x0a"),
-        (MAGIC + b"\0\1\x01\xff\xff", "of 65535 bytes, over the limit of 32"),
-        (MAGIC + b"\0\1\x01\0\x05" + bytes(5), "a nonce of 5 bytes"),
-        (MAGIC + b"\0\1\0\0\x05" + bytes(5), "kind is local, this end's is remote"),
-        (MAGIC + b"\0\1\x09\0\x05" + bytes(5), "kind is unknown (9)"),
+        (MAGIC + b"\0\2\x01\xff\xff", "of 65535 bytes, over the limit of 32"),
+        (MAGIC + b"\0\2\x01\0\x05" + bytes(5), "a nonce of 5 bytes"),
+        (MAGIC + b"\0\2\0\0\x05" + bytes(5), "kind is local, this end's is remote"),
+        (MAGIC + b"\0\2\x09\0\x05" + bytes(5), "kind is unknown (9)"),
     ],
 )
 def test_a_stray_client_is_refused_at_its_first_wrong_byte(garbage: bytes, said: str) -> None:
@@ -168,10 +181,16 @@ def test_oversize_proofs_are_refused_when_their_length_is_read() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", bytes(15), bytes(16), bytes(12) + b"\0\1\0\1" + b"\n\n", bytes(12) + b"\0\2\0\1ab"],
+    [
+        b"",
+        bytes(17),
+        bytes(18),
+        bytes(12) + b"\0\1\0\1\0\1" + b"\n\nr",
+        bytes(12) + b"\0\2\0\1\0\1abc",
+    ],
 )
 def test_a_malformed_identity_is_refused(body: bytes) -> None:
-    hello = MAGIC + b"\0\1\0" + len(body).to_bytes(2, "big") + body
+    hello = MAGIC + b"\0\2\0" + len(body).to_bytes(2, "big") + body
     assert "identity" in refusal(acceptor(remote=False), hello)
 
 

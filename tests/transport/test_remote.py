@@ -209,9 +209,9 @@ def said_by(stranger, world, sent, *, port, caplog):
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "byte 0 is 0x47 (HTTP or other text?)"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "byte 0 is 0x16 (TLS?)"),
         (os.urandom(5000).replace(b"\x89", b"\x88"), "not our protocol: byte 0"),
-        (MAGIC + b"\0\0" + bytes(100), "version 0, this end version 1"),
-        (MAGIC + b"\0\1\2" + bytes(72), "does not hold this cluster's key"),
-        (MAGIC + b"\0\1\1\0\x20" + bytes(32), "kind is remote, this end's is route"),
+        (MAGIC + b"\0\0" + bytes(100), "version 0, this end version 2"),
+        (MAGIC + b"\0\2\2" + bytes(72), "does not hold this cluster's key"),
+        (MAGIC + b"\0\2\1\0\x20" + bytes(32), "kind is remote, this end's is route"),
     ],
 )
 def test_a_stranger_is_turned_away_with_one_line(world, hosts, port, caplog, sent, said):
@@ -221,7 +221,7 @@ def test_a_stranger_is_turned_away_with_one_line(world, hosts, port, caplog, sen
     with closing(socket.socket()) as stranger:
         assert said in said_by(stranger, world, sent, port=port, caplog=caplog)
         if b"\0\0" in sent[8:10]:
-            assert stranger.recv(100) == MAGIC + b"\0\1"
+            assert stranger.recv(100) == MAGIC + b"\0\2"
         assert not there.strangers
     one.send(other)
     world.until(lambda: len(one.done) == 2)
@@ -257,7 +257,7 @@ def test_a_recorded_route_leads_to_a_handshake_that_fails(world, hosts, port, ca
     caplog.clear()
     with closing(socket.socket()) as thief:
         thief.connect((THERE, port))
-        thief.sendall(route + MAGIC + b"\0\1\1\0\x20" + bytes(32) + b"\0\x50" + bytes(80))
+        thief.sendall(route + MAGIC + b"\0\2\1\0\x20" + bytes(32) + b"\0\x50" + bytes(80))
         world.until(lambda: any("proof is wrong" in each.getMessage() for each in caplog.records))
         assert not other.strangers
     assert not other.inbox

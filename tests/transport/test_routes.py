@@ -29,11 +29,11 @@ def test_a_route_is_what_its_description_says() -> None:
         return hmac.new(key, message, hashlib.sha256).digest()
 
     prk = mac(b"", KEY)
-    derived = mac(prk, b"understudy transport 1 route\1")
-    route = MAGIC + b"\0\1\2" + (7).to_bytes(8, "big") + NONCE
+    derived = mac(prk, b"understudy transport 2 route\1")
+    route = MAGIC + b"\0\2\2" + (7).to_bytes(8, "big") + NONCE
     assert route + mac(derived, route) == ROUTE
-    answer = MAGIC + b"\0\1\3\1"
-    derived = mac(prk, b"understudy transport 1 routed\1")
+    answer = MAGIC + b"\0\2\3\1"
+    derived = mac(prk, b"understudy transport 2 routed\1")
     assert answer + mac(derived, ROUTE + answer) == write_routed(ROUTE, KEY, found=True)
     assert (len(ROUTE), len(answer) + 32) == (ROUTE_SIZE, ROUTED_SIZE)
 
@@ -87,10 +87,10 @@ def test_the_answer_to_another_route_is_refused() -> None:
 
 
 def test_another_version_gets_a_farewell_from_the_gate_alone() -> None:
-    newer = MAGIC + b"\0\2"
-    with pytest.raises(RefusedError, match="version 2, this end version 1") as refused:
+    newer = MAGIC + b"\0\3"
+    with pytest.raises(RefusedError, match="version 3, this end version 2") as refused:
         read_route(newer, KEY)
-    assert refused.value.farewell == MAGIC + b"\0\1"
-    with pytest.raises(RefusedError, match="version 2, this end version 1") as refused:
+    assert refused.value.farewell == MAGIC + b"\0\2"
+    with pytest.raises(RefusedError, match="version 3, this end version 2") as refused:
         read_routed(newer, ROUTE, KEY)
     assert refused.value.farewell == b""

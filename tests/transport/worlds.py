@@ -25,7 +25,7 @@ class Process:
         self.address = address or drawn_address(HOST)
         identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
         self.inbox = []
-        self.done, self.dead, self.failed, self.gone = [], [], [], []
+        self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
         self.on_deliver = lambda: None
         self.peers = Peers(loop, identity, self.address, self, limits, network)
         self._tags = itertools.count(1)
@@ -61,8 +61,9 @@ class Process:
     def refused(self, tag, reason):
         self.failed.append((tag, reason))
 
-    def lost(self, address):
+    def lost(self, address, *, is_certain):
         self.gone.append(address)
+        self.certain.append(is_certain)
 
 
 class World:
