@@ -266,8 +266,26 @@ class GetAutoscaling(Request):
 
 
 @message
+class DrainHost(Request):
+    """Have what is on a host replaced elsewhere; answers True when nothing is left there.
+
+    At once where there is no other host to take it. With ``leave`` the host is forgotten then.
+    """
+
+    host: str
+    leave: bool = False
+
+
+@message
+class EvictHost(Request):
+    """Forget a host that is lost, and all that was there."""
+
+    host: str
+
+
+@message
 class StopCluster(Request):
-    """Stop all replicas; answers True when they have drained.
+    """Stop all replicas of the controller's host; answers True when they have drained.
 
     With ``forget`` instead have every host stop and delete its state; answers True at once.
     """

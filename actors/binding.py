@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress
 from understudy.actors.transport.cluster_key import ClusterKeyError, ensure_key
-from understudy.actors.transport.network import tls_of
+from understudy.actors.transport.network import TLS_FILES, Way, tls_of
 from understudy.actors.transport.tls import TlsError
-from understudy.core.errors import InvalidRequestError, StartError
+from understudy.core.errors import InvalidRequestError, NotRunningError, StartError
 
 if TYPE_CHECKING:
     from understudy.actors.settings import HostSettings
 
 
 TLS = ("tls_cert", "tls_key", "tls_ca")
+LEADS = "Understudy Leads"  # the capability of hosts on which the controller may be
+NETWORK_FILE = "network.json"
 
 
 def read_binding(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,3 +104,58 @@ def convention_of(settings: HostSettings) -> dict[str, str]:
         raise StartError(f"cannot join {settings.join}: {host}: {error.strerror}") from None
     leader = ProcessAddress(str(address), int(port))
     return {"Convention Address.IPv4": leader.text}
+
+
+def capabilities_of(settings: HostSettings) -> dict[str, Any]:
+    """Return what this host's actor system says of itself."""
+    return {
+        "Admin Port": settings.admin_port,
+        LEADS: settings.join is None,
+        **convention_of(settings),
+    }
+
+
+def host_id(settings: HostSettings) -> str:
+    """Return what tells this host from another of its name; made at its first start."""
+    path = settings.host_id_file
+    if not path.exists():
+        temporary = path.with_suffix(".new")
+        temporary.write_text(secrets.token_hex(16), encoding="ascii")
+        temporary.replace(path)
+    return path.read_text(encoding="ascii").strip()
+
+
+def remember(settings: HostSettings) -> None:
+    """Leave for commands what they need to reach other hosts as this one does, if it does."""
+    if not convention_of(settings):
+        return
+    known = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
+    (settings.run_dir / NETWORK_FILE).write_text(json.dumps(known), encoding="utf-8")
+
+
+def way_to(settings: HostSettings) -> Way | None:
+    """Return how a command or a script comes to the system it is to talk to.
+
+    InvalidRequestError when that is another host's, and there is no key for it.
+    """
+    key = settings.key_file or settings.cluster_key
+    environ = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
+    with contextlib.suppress(OSError, ValueError):  # of a system that never ran, or is not bound
+        known = (settings.run_dir / NETWORK_FILE).read_text(encoding="utf-8")
+        environ = {**json.loads(known), **environ}
+    if key.exists():
+        environ["UNDERSTUDY_KEY_FILE"] = str(key)
+    host = settings.remote_host
+    if host is None:
+        return Way(None, environ)
+    if "UNDERSTUDY_KEY_FILE" not in environ:
+        raise InvalidRequestError(
+            f"address={settings.address!r}: a system of another host takes only who has the "
+            f"cluster's key; name its file with --key-file or UNDERSTUDY_KEY_FILE ({key} is not "
+            "there)"
+        )
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
+    except OSError as error:
+        raise NotRunningError(f"address={settings.address!r}: {host}: {error.strerror}") from None
+    return Way(str(address), environ)

@@ -20,7 +20,8 @@ def read_capacity(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises InvalidRequestError for what is no amount.
     """
     fields: dict[str, Any] = {name: _amount(name, values.get(name)) for name in _BUILT_IN}
-    return {**fields, "resources": _custom(values.get("resources"))}
+    amounts, labels = _custom(values.get("resources"))
+    return {**fields, "resources": amounts, "labels": labels}
 
 
 def capacity_of(settings: Any) -> dict[str, float]:
@@ -46,20 +47,45 @@ def _amount(name: str, value: Any) -> float | None:
     return amount
 
 
-def _custom(value: Any) -> dict[str, float]:
-    if value is None:
-        return {}
+def _custom(value: Any) -> tuple[dict[str, float], dict[str, str]]:
+    """Return amounts by name, and labels by name: what is no number is a label."""
+    given = {} if value is None else _given(value)
+    if given is None or set(_BUILT_IN) & set(given):
+        raise InvalidRequestError(
+            f"resources={value!r}: expected names with amounts or labels, such as disk=2,zone=a, "
+            "or a JSON object of them, such as '{\"disk\": 2}'; "
+            + ", ".join(_BUILT_IN)
+            + " have settings of their own"
+        )
+    labels = {name: text for name, text in given.items() if _is_label(text)}
+    amounts = {
+        name: _amount(f"resources[{name!r}]", given[name]) for name in given if name not in labels
+    }
+    return {name: amount for name, amount in amounts.items() if amount is not None}, labels
+
+
+def _given(value: Any) -> dict[str, Any] | None:
+    """Read name=value pairs, or JSON; None when it is neither."""
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        if not all(name.strip() and text.strip() for name, _, text in pairs):
+            return None
+        return {name.strip(): text.strip() for name, _, text in pairs}
     try:
         given = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        given = None
-    if not isinstance(given, dict) or set(_BUILT_IN) & set(given):
-        raise InvalidRequestError(
-            f"resources={value!r}: expected a JSON object of names and amounts, such as "
-            "'{\"disk\": 2}'; " + ", ".join(_BUILT_IN) + " have settings of their own"
-        )
-    amounts = {name: _amount(f"resources[{name!r}]", given[name]) for name in given}
-    return {name: amount for name, amount in amounts.items() if amount is not None}
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def _is_label(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return False
 
 
 def _cpus() -> float:

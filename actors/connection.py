@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 
 from understudy.actors.admin_messages import Request, RequestReply
+from understudy.actors.binding import way_to
 from understudy.actors.dispatch import Caller
 from understudy.actors.messages import AnswerQueries, AttachCallerReply
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
@@ -52,7 +53,8 @@ class Connection:
         """Connect to this host's system; NotRunningError when none answers in time."""
         if settings.address is None and not is_running(settings):
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
-        port = ThreadPort(settings.admin_port, this_process(), settings.transport)
+        way = way_to(settings)
+        port = ThreadPort(settings.admin_port, this_process(), settings.transport, way)
         connection = cls(port)
         port.open(timeout_s)
         port.loop.post(connection._controller.start)

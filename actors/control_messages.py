@@ -157,10 +157,14 @@ class ComparisonsReported(Message):
 
 @message
 class MeetProxy(Message):
-    """Proxy to replica: handles made here send their queries to this proxy. Repeats are safe."""
+    """Proxy to replica: it will send queries. Repeats are safe.
+
+    Handles made in the replica send theirs to a proxy that ``is_near``, of the same host.
+    """
 
     proxy: Address
     process: Process
+    is_near: bool
 
 
 # --- Identity and hosts -------------------------------------------------------------------------
@@ -191,7 +195,31 @@ class StopHost(Message):
 
 @message
 class HostReported(Message):
-    """Host process to controller: what runs on this host, for status. Repeats are safe."""
+    """Host process to controller: what this host is, and what runs there. Repeats are safe.
+
+    The first one of a host joins it. Answered with HostAnswered.
+    ``replicas`` are (tag, address of the actor) of those that have a process there.
+    """
 
     host: str
-    report: dict[str, Any]
+    process: Process
+    id: str  # of its state dir
+    address: str  # HOST:PORT of its actor system
+    capacity: dict[str, float]
+    labels: dict[str, str]
+    replicas: tuple[tuple[str, str], ...]
+    report: dict[str, Any]  # for status
+
+
+@message
+class HostAnswered(Message):
+    """Controller to host process: it is in the cluster, or cannot be for this reason."""
+
+    refusal: str = ""
+
+
+@message
+class KillReplica(Message):
+    """Controller to the host process of another host: SIGKILL this replica's process."""
+
+    process: Process

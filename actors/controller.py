@@ -18,8 +18,10 @@ from understudy.actors import admin_messages as am
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.base import LoopActor
+from understudy.actors.binding import LEADS
 from understudy.actors.capacity import capacity_of
 from understudy.actors.loop import Timer
+from understudy.actors.members import Members
 from understudy.actors.messages import Address
 from understudy.actors.policies import Policies
 from understudy.actors.replica import Replica
@@ -28,11 +30,11 @@ from understudy.actors.status_file import StatusFile
 from understudy.actors.supervisor import Supervisor
 from understudy.core import effects as fx
 from understudy.core import status
-from understudy.core.capacity import Capacity
 from understudy.core.changes import Changes
 from understudy.core.cluster import Cluster
 from understudy.core.effects import AskPolicy
 from understudy.core.long_poll import News
+from understudy.core.placement import Placement
 from understudy.persistence.checkpoints import Checkpoints
 from understudy.persistence.errors import StoreError, StoreLockedError
 from understudy.persistence.filesystem import FileStore
@@ -40,7 +42,7 @@ from understudy.persistence.filesystem import FileStore
 logger = logging.getLogger(__name__)
 
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
-KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener")
+KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
 
@@ -49,37 +51,52 @@ class Controller(LoopActor):
 
     role = "controller"
 
+    @staticmethod
+    def actorSystemCapabilityCheck(capabilities: Any, _requirements: Any) -> bool:
+        """Tell Thespian where it may be: on the leader, so that any host's admin leads to it."""
+        return bool(capabilities.get(LEADS))
+
     def started(self) -> None:
         """Recover: take the store's lock, load every record, ask every recorded replica."""
         self._store = self._open_store()
         self._checkpoints = Checkpoints(self._store)
         records = {kind: self._checkpoints.load(kind) for kind in KINDS}
+        own_host = self.settings.host_name
+        placement = Placement()
+        placement.set_host(own_host, capacity_of(self.settings), self.settings.labels)
         self._cluster = Cluster(
-            records, self._store.epoch, time.monotonic(), Capacity(capacity_of(self.settings))
+            records, self._store.epoch, time.monotonic(), placement, own_host=own_host
+        )
+        self._members = Members(
+            self.loop, self._cluster, self.settings, self.process, self._changed
         )
         self._supervisor = Supervisor(
             self.loop,
             self._cluster,
             self._checkpoints,
             self.records,
+            members=self._members,
             find=self._find_replica,
             changed=self._changed,
         )
         self._policies = Policies(
             self.loop, self._cluster, self.settings, self.records, self._changed
         )
-        self._requests = Requests(self._cluster, {am.GetStatus: lambda _: self._status()})
+        own_requests: dict[type[am.Request], Any] = {
+            am.GetStatus: lambda _: self._status(),
+            am.EvictHost: lambda r: self._cluster.hosts.evict(r.host, time.monotonic()),
+        }
+        self._requests = Requests(self._cluster, own_requests)
         self._status_file = StatusFile(self.loop, self.settings.status_file, self._status)
         self._proxies: dict[Hashable, Address] = {}  # by the incarnation of each
         self._watched: set[str] = set()  # proxies
         self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
-        self._hosts: dict[str, dict[str, Any]] = {}
-        self._host_addresses: dict[str, Address] = {}
         self._wake: Timer | None = None
         self._turning = False
         self._stopping = False
         for expected in self._cluster.listeners.expected():
-            self._watch_proxy(m.Process(*expected.process))
+            if self._members.is_here(expected.host):
+                self._watch_proxy(m.Process(*expected.process))
         logger.info("recovered %d backends, epoch %d", len(self._cluster.backends), self._epoch)
         self._changed()
 
@@ -106,6 +123,7 @@ class Controller(LoopActor):
         """Leave the store to the next controller."""
         super().exiting()
         self._policies.close()
+        self._members.close()
         self._status_file.close()
         self._store.close()
 
@@ -114,6 +132,9 @@ class Controller(LoopActor):
     def _dispatch(self, message: Any, sender: Address) -> None:
         if isinstance(message, am.StopCluster):
             self._stop_cluster(message, sender)
+        elif isinstance(message, am.DrainHost):
+            self._cluster.hosts.drain(message.host)
+            self._requests.park(message, sender, lambda: self._members.drained(message))
         elif isinstance(message, am.Request):
             self._requests.take(message, sender)
         else:
@@ -122,31 +143,28 @@ class Controller(LoopActor):
         self._changed()
 
     def _status(self) -> dict[str, Any]:
-        host = next(iter(self._hosts), "")
         return {
-            "controller": {"pid": self.process.pid, "host": host},
-            "hosts": list(self._hosts.values()),
-            "applications": status.applications(self._cluster, host),
+            "controller": {"pid": self.process.pid, "host": self.settings.host_name},
+            "hosts": self._members.shown(),
+            "applications": status.applications(self._cluster),
             "backends": status.backends(self._cluster),
             "endpoints": status.endpoints(self._cluster),
             "goals": status.goals(self._cluster),
             "pending_goals": len(self._cluster.goals.pending()),
             "rollouts": self._cluster.rollouts.status(time.monotonic()),
-            "resources": self._cluster.capacity.shown(),
+            "resources": self._cluster.placement.shown(),
         }
 
     def receiveMsg_HostReported(self, message: cm.HostReported, sender: Address) -> None:
-        """Keep what a host tells of itself, for status."""
-        if self._hosts.get(message.host) != message.report:
+        """See :meth:`Members.reported`."""
+        if self._members.reported(message, sender):
             self._status_file.changed()
-        self._hosts[message.host] = message.report
-        self._host_addresses[message.host] = sender
+        self._changed()
 
     def _stop_cluster(self, message: am.StopCluster, sender: Address) -> None:
         """Stop all replicas without a change of the hard state, which a next start brings back."""
         if message.forget:
-            for address in self._host_addresses.values():
-                self.loop.send(address, cm.StopHost(forget=True))
+            self._members.stop_all()
             self._requests.park(message, sender, lambda: _done(message))
             return
         self._stopping = True
@@ -160,22 +178,28 @@ class Controller(LoopActor):
     def receiveMsg_Listen(self, message: cm.Listen, sender: Address) -> None:
         """Answer a proxy with what it lacks, or keep its call until there is news."""
         listener = message.listener
-        self._watch_proxy(listener)
+        self._watch_proxy(listener, sender)
+        self._members.listen_to(listener.incarnation, message.host)
         self._proxies[listener.incarnation] = sender
         self._cluster.loads.expect(listener, time.monotonic())
         plain = listener[:]  # records do without the class
-        news = self._cluster.listeners.listen(listener.incarnation, plain, message.seen)
+        news = self._cluster.listeners.listen(
+            listener.incarnation, plain, message.seen, message.host
+        )
         if news is not None:
             self._news[listener.incarnation] = news
         self._changed()
 
-    def _watch_proxy(self, process: m.Process) -> None:
+    def _watch_proxy(self, process: m.Process, at: Address | None = None) -> None:
         if process.incarnation not in self._watched:
             self._watched.add(process.incarnation)
-            self.loop.watch_process(process, lambda: self._proxy_gone(process))
+            gone = lambda: self._proxy_gone(process)  # noqa: E731
+            # One that cannot be reached goes with its host, when that is judged to be lost.
+            self.loop.watch_process(process, gone, at, on_unreachable=lambda: None)
 
     def _proxy_gone(self, process: m.Process) -> None:
         self._watched.discard(process.incarnation)
+        self._members.listen_no_more(process.incarnation)
         self._proxies.pop(process.incarnation, None)
         self._cluster.listeners.gone(process.incarnation)
         self._cluster.autoscaler.proxy_gone(process, time.monotonic())

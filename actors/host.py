@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +27,10 @@ from thespian.actors import ActorSystem, ActorSystemException
 
 from understudy.actors import bases, binding, controller, proxy  # noqa: F401  # two for the fork
 from understudy.actors.admin_messages import RequestReply, StopCluster
-from understudy.actors.control_messages import HostReported, MeetController, StopHost
+from understudy.actors.control_messages import MeetController, StopHost
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
 from understudy.actors.logs import configure_logging, open_log, prune_replica_logs
+from understudy.actors.membership import Membership
 from understudy.actors.messages import Process
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import (
@@ -59,12 +59,13 @@ from understudy.core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
-REPORT_EVERY_S = 2.0
 PRUNE_LOGS_EVERY_S = 60.0
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
 FRONT_STOP_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 30.0
+LEAVE_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining is an error
 FRONT_BACKOFF_S = 0.2
 FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
@@ -114,6 +115,7 @@ class Host:
             self._hold(socket.socket(fileno=int(inherited)))
         check_store(self.settings)
         binding.prepare(self.settings)
+        binding.remember(self.settings)
         self._adopt_or_clear()
         if self._front is None:
             self._hold(self._socket or self._bind())
@@ -145,7 +147,7 @@ class Host:
 
     def _start_actor_system(self) -> None:
         port = self.settings.admin_port
-        holder = describe_holder(port)
+        holder = describe_holder(port, self.settings.bind)
         if holder is not None:
             raise StartError(
                 f"admin port {port} is in use by {holder}; stop it, or choose another port with "
@@ -153,8 +155,7 @@ class Host:
             )
         try:
             base = bases.get(self.settings.transport).install()
-            capabilities = {"Admin Port": port, **binding.convention_of(self.settings)}
-            ActorSystem(base, capabilities, logDefs=thespian_logging())
+            ActorSystem(base, binding.capabilities_of(self.settings), logDefs=thespian_logging())
         except ActorSystemException as error:
             raise StartError(f"the actor system does not start on port {port}: {error}") from error
         self._find_admin()
@@ -186,9 +187,10 @@ class Host:
         self.port = port = ThreadPort(
             self.settings.admin_port, self.process, self.settings.transport
         )
-        port.on(RequestReply, lambda message, _: self._replied.set())
         port.on(StopHost, lambda message, _: self.request_stop(forget=message.forget))
-        self._replied = threading.Event()
+        self.membership = Membership(
+            self.settings, self.process, self.records, port, self._describe
+        )
         port.open()
         self._controller = Finder(port, CONTROLLER, lambda *_: self._introduce())
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
@@ -202,7 +204,7 @@ class Host:
             if process is not None:
                 self.port.loop.watch_process(process, self._later(what))
         self._watch_front()
-        self._report()
+        self.membership.begin()
         self._prune_logs()
 
     def _watch_front(self) -> None:
@@ -257,26 +259,18 @@ class Host:
             address, process = self._controller.found
             meet = MeetController(controller=address, process=process)
             self.port.loop.send(self._proxy.found[0], meet)
-        self._send_report()
-
-    def _report(self) -> None:
-        self._send_report()
-        self.port.loop.call_later(REPORT_EVERY_S, self._report)
+        if self._controller.found is not None:
+            self.membership.met_controller(*self._controller.found)
 
     def _prune_logs(self) -> None:
         prune_replica_logs(self.settings.logs_dir, self.records.with_role("replica"))
         self.port.loop.call_later(PRUNE_LOGS_EVERY_S, self._prune_logs)
 
-    def _send_report(self) -> None:
-        if self._controller.found is not None:
-            report = HostReported(host=socket.gethostname(), report=self._describe())
-            self.port.loop.send(self._controller.found[0], report)
-
     def _describe(self) -> dict[str, Any]:
         found = self._proxy.found
         front_pid = self._front.pid if self._front is not None else None
         return {
-            "name": socket.gethostname(),
+            "name": self.settings.host_name,
             "address": self.settings.own_address,
             "state": "DRAINING" if self._stopping else "RUNNING",
             "admin_pid": self._admin.pid if self._admin is not None else None,
@@ -394,15 +388,29 @@ class Host:
     def wait_ready(self) -> None:
         """Wait until this host answers HTTP with its route table; StartError when it does not."""
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not answers_http(self.settings):
+        while not (self._is_in_cluster() and answers_http(self.settings)):
             if self._starts_over:
                 self._deal_with_deaths()
             elif self._front is not None and not is_alive(self._front):
                 raise StartError(f"the HTTP front ended: {last_line(self.settings, 'front.log')}")
+            self._check_joining(deadline - READY_TIMEOUT_S + JOIN_TIMEOUT_S)
             if time.monotonic() > deadline:
-                raise StartError(f"{url_of(self.settings)}/-/healthz does not answer 200")
+                raise StartError(
+                    f"{url_of(self.settings)}/-/healthz does not answer 200"
+                    if self._is_in_cluster()
+                    else f"cannot join {self.settings.join}: its controller does not answer"
+                )
             time.sleep(READY_POLL_S)
-        self.port.loop.post(self._send_report)  # now with the front's workers
+        self.port.loop.post(self.membership.report)  # now with the front's workers
+
+    def _is_in_cluster(self) -> bool:
+        return self.settings.join is None or self.membership.has_joined
+
+    def _check_joining(self, deadline: float) -> None:
+        """Raise StartError where another host does not let this one join, or is not there."""
+        trouble = self.membership.trouble
+        if trouble and not self._starts_over and time.monotonic() > deadline:
+            raise StartError(f"cannot join {self.settings.join}: {trouble}")
 
     def _deal_with_deaths(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -413,14 +421,18 @@ class Host:
 
     def _stop(self) -> None:
         """Finish connections, drain replicas, end everything; state stays on disk."""
+        is_bound = bool(binding.convention_of(self.settings))
+        if is_bound and not self._forgetting:
+            self.membership.drain(DRAIN_TIMEOUT_S, leave=False)
         if self._front is not None:
             send_signal(self._front, signal.SIGTERM)
             wait_gone([self._front], FRONT_STOP_TIMEOUT_S)
-        found = self._controller.found
-        if found is not None:
+        if self.settings.join is not None:
+            self.membership.drain(LEAVE_TIMEOUT_S, leave=True)
+        elif self._controller.found is not None:
+            controller = self._controller.found[0]
             request = StopCluster(request_id=self.process.incarnation)
-            self.port.loop.post(lambda: self.port.loop.send(found[0], request))
-            self._replied.wait(DRAIN_TIMEOUT_S)
+            self.port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
         self._controller.stop()
         self._proxy.stop()
         self.port.close()

@@ -31,13 +31,19 @@ def bind_http(settings: HostSettings) -> socket.socket:
     return listener
 
 
-def describe_holder(port: int) -> str | None:
-    """Return "pid N (command)" of the process that listens on the port, None when it is free."""
+def describe_holder(port: int, address: str | None = None) -> str | None:
+    """Return "pid N (command)" of the process that listens on the port, None when it is free.
+
+    With ``address``, of what listens there or everywhere.
+    """
+    addresses = None if address is None else (address, "0.0.0.0", "::")
     import psutil  # noqa: PLC0415  # only for this
 
     for connection in psutil.net_connections("inet"):
         listens = connection.status == psutil.CONN_LISTEN
-        if listens and connection.laddr and connection.laddr.port == port:
+        if not (listens and connection.laddr and connection.laddr.port == port):
+            continue
+        if addresses is None or connection.laddr.ip in addresses:
             if connection.pid is None:
                 return "a process of another user"
             return f"pid {connection.pid} ({command_line(connection.pid)[:80]})"

@@ -32,6 +32,7 @@ from understudy.actors.control_messages import Identify, IdentifyReply
 from understudy.actors.loop import Callback, Loop
 from understudy.actors.messages import Address, Process
 from understudy.actors.settings import default_transport
+from understudy.actors.transport.network import Way
 from understudy.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ PROBE_TIMEOUT_S = 2.0
 OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
+ASK_AGAIN_S = 1.0
 CONTROLLER = ("understudy.actors.controller.Controller", "understudy.controller")
 PROXY = ("understudy.actors.proxy.Proxy", "understudy.proxy")
 
@@ -53,11 +55,13 @@ class Port:
         process: Process,
         loop: asyncio.AbstractEventLoop,
         transport: str | None = None,
+        way: Way | None = None,
     ) -> None:
         self.process = process
         self.admin_port = admin_port
         base = bases.get(transport or default_transport())
-        self._transport = base.attach(admin_port, loop, self._arrived)
+        more = () if way is None else (way,)
+        self._transport = base.attach(admin_port, loop, self._arrived, *more)
         self.loop = Loop(self._transport, partial(self._transport.scheduleTransmit, None))
         self.address: Address = self._transport.myAddress
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
@@ -79,6 +83,14 @@ class Port:
         self._transport.close()
         self.loop.close()
 
+    def trouble(self, gate: Address | None = None) -> str:
+        """Return why an admin, by default the system's, was not reached last; "" if unknown."""
+        return self._transport.trouble_with(gate or self._transport.admin_address)
+
+    def reach(self, gate: Address, on_lost: Callback) -> None:
+        """Connect to another host's admin; ``on_lost`` each time that it cannot be reached."""
+        self._transport.watch_remote(gate, lambda _is_certain: self.loop.guarded(on_lost))
+
     def probe(self, on_probed: Callable[[bool], None]) -> None:
         """Ask the actor system's admin whether it is there; one that hangs never answers."""
         self._probing.append(on_probed)
@@ -96,9 +108,15 @@ class Port:
         return bool(done) and answer.result()
 
     def locate(
-        self, class_name: str, global_name: str, on_located: Callable[[Address | None], None]
+        self,
+        class_name: str,
+        global_name: str,
+        on_located: Callable[[Address | None], None],
+        gate: Address | None = None,
     ) -> None:
         """Ask the admin for the actor of that global name; it is created when there is none.
+
+        ``gate`` is another host's admin.
 
         ``on_located`` gets None when the admin refuses.
         """
@@ -106,7 +124,7 @@ class Port:
         self._locating[instance] = on_located
         request = PendingActor(class_name, None, instance, None, globalName=global_name)
         self.loop.send(
-            self._transport.admin_address,
+            gate or self._transport.admin_address,
             request,
             on_failed=lambda: self._tell_located(instance, None),
         )
@@ -157,8 +175,15 @@ class ThreadPort(Port):
     all others.
     """
 
-    def __init__(self, admin_port: int, process: Process, transport: str | None = None) -> None:
-        super().__init__(admin_port, process, asyncio.new_event_loop(), transport)
+    def __init__(
+        self,
+        admin_port: int,
+        process: Process,
+        transport: str | None = None,
+        way: Way | None = None,
+    ) -> None:
+        super().__init__(admin_port, process, asyncio.new_event_loop(), transport, way)
+        self._host = None if way is None else way.host
         self._thread = threading.Thread(target=self._run, name="understudy-port", daemon=True)
 
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
@@ -167,12 +192,19 @@ class ThreadPort(Port):
         deadline = time.monotonic() + timeout_s
         while not self.is_answered(max(deadline - time.monotonic(), 0)):
             if time.monotonic() > deadline:
+                trouble = self.trouble()
                 self.close()
-                raise NotRunningError(
-                    f"no actor system answers on port {self.admin_port} of this host; "
-                    "start one with `understudy start`, or name its port with UNDERSTUDY_ADMIN_PORT"
-                )
+                raise NotRunningError(self._silence(trouble))
             time.sleep(OPEN_RETRY_S)
+
+    def _silence(self, trouble: str) -> str:
+        if self._host is not None:
+            reason = f": {trouble}" if trouble else ""
+            return f"no actor system answers at {self._host}:{self.admin_port}{reason}"
+        return (
+            f"no actor system answers on port {self.admin_port} of this host; "
+            "start one with `understudy start`, or name its port with UNDERSTUDY_ADMIN_PORT"
+        )
 
     def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         """Ask the actor system's admin whether it is there; blocks."""
@@ -186,6 +218,35 @@ class ThreadPort(Port):
             return answer.result(timeout_s)
         except FutureTimeoutError:
             return False
+
+    def ask_until(
+        self,
+        target: Callable[[], Address | None],
+        request: Any,
+        reply_class: type,
+        timeout_s: float,
+    ) -> bool:
+        """Send a request, again and again, until its answer has come; False if not in time.
+
+        ``target`` says to whom, None for nobody at present. Blocks.
+        """
+        answered = threading.Event()
+
+        def arrived(message: Any, _sender: Address) -> None:
+            if message.request_id == request.request_id:
+                answered.set()
+
+        def send() -> None:
+            address = target()
+            if address is not None:
+                self.loop.send(address, request)
+
+        self.on(reply_class, arrived)
+        deadline = time.monotonic() + timeout_s
+        while not answered.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            self.loop.post(send)
+            answered.wait(min(left_s, ASK_AGAIN_S))
+        return answered.is_set()
 
     def close(self) -> None:
         """End the thread and leave; what is under way is dropped."""
@@ -245,7 +306,7 @@ class Finder:
         if self._stopped or self.found is not None:
             return
         self.found = (address, process)
-        self._unwatch = self._port.loop.watch_process(process, self._exited)
+        self._unwatch = self._port.loop.watch_process(process, self._exited, address)
         self._on_found(address, process)
 
     def _retry(self, attempt: int) -> None:

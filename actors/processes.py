@@ -128,12 +128,16 @@ class RunRecords:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, process: Process, role: str, title: str | None = None) -> None:
-        """Record a process under its role and, for the calling one, show its title."""
+    def add(self, process: Process, role: str, title: str | None = None, **more: str) -> None:
+        """Record a process under its role and, for the calling one, show its title.
+
+        ``more`` is what :meth:`details` returns.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(process)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"role": role, **process._asdict()}), encoding="utf-8")
+        record = {"role": role, **process._asdict(), "more": more}
+        temporary.write_text(json.dumps(record), encoding="utf-8")
         temporary.replace(path)
         if title is not None:
             setproctitle.setproctitle(f"understudy: {title}")
@@ -153,6 +157,7 @@ class RunRecords:
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 role = record.pop("role")
+                record.pop("more", None)
                 process = Process(**record)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # removed meanwhile, or written by something else
@@ -165,6 +170,15 @@ class RunRecords:
     def with_role(self, *roles: str) -> list[Process]:
         """Return the recorded live processes of these roles."""
         return [process for process, role in self.alive().items() if role in roles]
+
+    def details(self, role: str) -> list[dict[str, str]]:
+        """Return what the live processes of a role have recorded besides."""
+        found = []
+        for process in self.with_role(role):
+            with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
+                record = json.loads(self._path(process).read_text(encoding="utf-8"))
+                found.append(dict(record.get("more") or {}))
+        return found
 
     def mark_ready(self, process: Process) -> None:
         """Tell other starters that the system of this host process answers."""

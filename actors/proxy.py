@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from understudy.actors.base import LoopActor
+from understudy.actors.beats import Beater, beater_towards
 from understudy.actors.control_messages import (
     Changed,
     Listen,
@@ -39,6 +40,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.metrics import Metrics
 from understudy.actors.processes import is_alive
+from understudy.actors.unreachable import Unreachable
 from understudy.core import tickets
 from understudy.core.holders import SATURATED_S
 from understudy.core.long_poll import NOTHING_SEEN
@@ -49,6 +51,7 @@ from understudy.core.tables import (
     ROLLOUT_PREFIX,
     BackendTable,
     ReplicaTable,
+    order_of_taking,
 )
 from understudy.core.tallies import OVERDUE_S, Tallies
 
@@ -94,7 +97,12 @@ class Proxy(LoopActor):
 
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""
-        self._router = Router(random.random)
+        self._router = Router(random.random, self.settings.host_name)
+        self._tables: dict[str, BackendTable] = {}  # as the controller has them
+        self._unreachable = Unreachable(
+            self.loop, meet=self._meet, is_wanted=self._is_wanted, reached=self._reached
+        )
+        self._beater: Beater | None = None
         self._metrics = Metrics()
         self._tallies = Tallies()
         self._pickles: dict[str, bytes] = {}
@@ -126,8 +134,17 @@ class Proxy(LoopActor):
     # --- Tables, by long poll -------------------------------------------------------------------
 
     def receiveMsg_MeetController(self, message: MeetController, _sender: Address) -> None:
-        """Listen to this controller from now on."""
+        """Listen to this controller from now on, and beat for this host."""
         self._controller = message.controller
+        if self._beater is not None:
+            self._beater.close()
+        self._beater = beater_towards(
+            message.controller,
+            message.process.incarnation,
+            self.settings,
+            self.loop.asyncio,
+            self.process.incarnation,
+        )
         self._listen()
         self._report_load_now()  # also when there is none: a new controller waits for that
 
@@ -143,7 +160,7 @@ class Proxy(LoopActor):
         if message.complete:
             gone = dict.fromkeys(self._held - snapshots.keys(), (message.upto, None))
             snapshots = {**gone, **snapshots}
-        for key, (_, table) in sorted(snapshots.items(), key=_apply_order):
+        for key, (_, table) in sorted(snapshots.items(), key=order_of_taking):
             self._take_table(key, table, time.monotonic())
         self._seen = message.upto
         if not self._ready:
@@ -175,12 +192,15 @@ class Proxy(LoopActor):
             self._listen_timer.cancel()
         self._listen_timer = self.loop.call_later(LISTEN_AGAIN_S, self._listen)
         if self._controller is not None:
-            listen = Listen(listener=self.process, host="", seen=self._seen)
+            listen = Listen(listener=self.process, host=self.settings.host_name, seen=self._seen)
             self.loop.send(self._controller, listen)
 
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
         if table is not None:
+            self._tables[tag] = table
             table = self._without_dead(table)
+        else:
+            self._tables.pop(tag, None)
         for replica in table.replicas if table is not None else ():
             link = self._links.get(replica.tag)
             if link is not None and link.table != replica:
@@ -207,7 +227,7 @@ class Proxy(LoopActor):
         """
         links = {r.tag: self._links.get(r.tag) for r in table.replicas}
         known = {tag: link.table for tag, link in links.items() if link is not None}
-        living = tuple(r for r in table.replicas if known.get(r.tag) == r or _lives(r))
+        living = tuple(r for r in table.replicas if known.get(r.tag) == r or self._lives(r))
         return replace(table, replicas=living)
 
     def _link(self, replica: ReplicaTable) -> _Link:
@@ -219,10 +239,30 @@ class Proxy(LoopActor):
             on_failed=lambda _items: self._replica_lost(replica),
             weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
-        unwatch = self.loop.watch_process(process, lambda: self._replica_lost(replica))
-        meet = MeetProxy(proxy=self.myAddress, process=self.process)
-        self.loop.send(replica.address, meet)
+        gone = lambda: self._replica_lost(replica)  # noqa: E731
+        unwatch = self.loop.watch_process(process, gone, replica.address)
+        self.loop.send(replica.address, self._meet(replica))
         return _Link(replica, outbox, unwatch)
+
+    def _meet(self, replica: ReplicaTable) -> MeetProxy:
+        is_near = self._is_near(replica)
+        return MeetProxy(proxy=self.myAddress, process=self.process, is_near=is_near)
+
+    def _is_near(self, replica: ReplicaTable) -> bool:
+        return replica.host in {"", self.settings.host_name}
+
+    def _lives(self, replica: ReplicaTable) -> bool:
+        process: Any = replica.process
+        return is_alive(process) if self._is_near(replica) else replica not in self._unreachable
+
+    def _is_wanted(self, replica: ReplicaTable) -> bool:
+        table = self._tables.get(_backend_of(replica))
+        return table is not None and replica in table.replicas
+
+    def _reached(self, replica: ReplicaTable) -> None:
+        if self._is_wanted(replica):
+            backend = _backend_of(replica)
+            self._set_backend(backend, self._tables[backend], time.monotonic())
 
     def _replica_lost(self, replica: ReplicaTable) -> None:
         """Give up a replica's process, unless another one has its tag by now."""
@@ -235,7 +275,9 @@ class Proxy(LoopActor):
         now = time.monotonic()
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
         self._run(self._router.replica_lost(tag, unsent, now))
-        if self._controller is not None:
+        if not self._is_near(replica):
+            self._unreachable.add(replica)
+        elif self._controller is not None:
             process: Any = link.table.process
             lost = ReplicaLost(replica=tag, incarnation=process.incarnation)
             self.loop.send(self._controller, lost)
@@ -251,9 +293,8 @@ class Proxy(LoopActor):
                 sender,
                 lambda items: AnswerQueries(incarnation=incarnation, answers=tuple(items)),
             )
-            unwatch = self.loop.watch_process(
-                message.process, lambda: self._caller_lost(incarnation)
-            )
+            lost = lambda: self._caller_lost(incarnation)  # noqa: E731
+            unwatch = self.loop.watch_process(message.process, lost, sender)
             self._callers[incarnation] = _Caller(sender, incarnation, outbox, unwatch)
         if self._ready:
             self._welcome(sender)
@@ -271,9 +312,14 @@ class Proxy(LoopActor):
             caller.unwatch()
             self._run(self._router.caller_lost(incarnation, time.monotonic()))
 
-    def receiveMsg_SubmitQueries(self, message: SubmitQueries, _sender: Address) -> None:
-        """Dispatch a caller's queries; before the first tables came they wait."""
-        if self._ready:
+    def receiveMsg_SubmitQueries(self, message: SubmitQueries, sender: Address) -> None:
+        """Dispatch a caller's queries; before the first tables came they wait.
+
+        A caller of another host may have been given up, and not know it: it attaches again.
+        """
+        if message.incarnation not in self._callers:
+            self.loop.send(sender, AttachCallerReply(proxy=self.process, ready=False))
+        elif self._ready:
             self._submit(message)
         else:
             self._waiting.append(message)
@@ -448,14 +494,5 @@ class Proxy(LoopActor):
         self._arm_deadline()
 
 
-def _lives(replica: ReplicaTable) -> bool:
-    process: Any = replica.process
-    return is_alive(process)
-
-
-def _apply_order(item: tuple[str, tuple[int, Any]]) -> int:
-    """Never let an endpoint name a backend that is not there (yet, or any more)."""
-    key, (_, table) = item
-    if key.startswith(ENDPOINT_PREFIX):
-        return 0 if table is None else 2
-    return 3 if table is None else 1
+def _backend_of(replica: ReplicaTable) -> str:
+    return replica.tag.rpartition("#")[0]

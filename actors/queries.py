@@ -163,7 +163,7 @@ class Queries:
         held_models.on_change(self._models_changed)
         port.on(RunQueries, self._run)
         self._inflows = Inflows(port.loop, port.process, self._put)
-        port.on(FeedQueries, lambda message, _: self._inflows.arrived(message))
+        port.on(FeedQueries, self._inflows.arrived)
         port.on(ControlStreams, self._control)
         port.on(MeetProxy, self._met_proxy)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))
@@ -179,8 +179,9 @@ class Queries:
         self._loop.post(self._comparisons.report)
 
     def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
-        """Send the queries of handles made here to this proxy."""
-        self._caller.met_proxy(message.proxy, message.process)
+        """Tell this proxy of what becomes of its queries; a near one gets those of handles."""
+        if message.is_near:
+            self._caller.met_proxy(message.proxy, message.process)
         proxy = message.process.incarnation
         if proxy not in self._news:
             self._meet(proxy, message.proxy)

@@ -124,7 +124,13 @@ class Replica(LoopActor):
         self._config, self._config_id = order.config, order.config_id
         self._load_id = order.config_id
         redirect_output(self.settings, replica_log(order.replica))
-        self.records.add(self.process, "replica", f"replica {order.replica}")
+        self.records.add(
+            self.process,
+            "replica",
+            f"replica {order.replica}",
+            tag=order.replica,
+            address=getattr(self.myAddress.addressDetails, "text", ""),
+        )
         user_context.install(
             user_context.ReplicaContext(
                 app_name=order.application,

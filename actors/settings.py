@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from understudy.actors.binding import read_binding
 from understudy.actors.capacity import read_capacity
 from understudy.core.config import HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
+from understudy.core.names import MAX_TAG_BYTES, wrong_with
 
 DEFAULT_ADMIN_PORT = 1900
 OWN, STOCK = TRANSPORTS = ("own", "stock")  # actors/transport/, or Thespian's multiprocTCPBase
@@ -29,6 +31,7 @@ VARIABLES = {
     "UNDERSTUDY_BIND": "bind",
     "UNDERSTUDY_JOIN": "join",
     "UNDERSTUDY_KEY_FILE": "key_file",
+    "UNDERSTUDY_HOST_NAME": "host_name",
     "UNDERSTUDY_TLS_CERT": "tls_cert",
     "UNDERSTUDY_TLS_KEY": "tls_key",
     "UNDERSTUDY_TLS_CA": "tls_ca",
@@ -66,6 +69,7 @@ class HostSettings:
     transport: str = DEFAULT_TRANSPORT
     bind: str | None = None  # this host's address for other hosts; None when there are none
     join: str | None = None  # HOST:PORT of the system whose convention to join
+    host_name: str = "localhost"  # by which status and placement know this host
     key_file: Path | None = None  # the cluster key, to be copied into the state dir
     tls_cert: Path | None = None  # PEM files, all three or none
     tls_key: Path | None = None
@@ -74,6 +78,7 @@ class HostSettings:
     num_gpus: float | None = None
     memory: float | None = None  # bytes
     resources: Mapping[str, float] = field(default_factory=dict)  # custom ones
+    labels: Mapping[str, str] = field(default_factory=dict)
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
 
@@ -103,6 +108,17 @@ class HostSettings:
         return self.state_dir / "cluster.key"
 
     @property
+    def remote_host(self) -> str | None:
+        """The host in ``address``, where that is not this host's."""
+        host = (self.address or "").rpartition(":")[0]
+        return host if host and host not in LOOPBACK else None
+
+    @property
+    def host_id_file(self) -> Path:
+        """The file with what tells this host from another of its name."""
+        return self.state_dir / "host.id"
+
+    @property
     def own_address(self) -> str:
         """HOST:PORT of this host's actor system."""
         return f"{self.bind or LOOPBACK[0]}:{self.admin_port}"
@@ -114,7 +130,8 @@ class HostSettings:
 
     def _value(self, path: str) -> Any:
         if path == "resources":
-            return json.dumps(dict(self.resources)) if self.resources else None
+            given = {**self.resources, **self.labels}
+            return json.dumps(given) if given else None
         if path in {"http.middlewares", "http.cors"}:
             plain = self.http.model_dump()[path[5:]]
             return json.dumps(plain) if plain else None
@@ -146,6 +163,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         state_dir=Path(values.get("state_dir") or _default_state_dir(environ)).absolute(),
         admin_port=_admin_port(values),
         address=values.get("address"),
+        host_name=_host_name(values),
         http=validated(HTTPOptions, http),
         transport=_transport(values),
         **read_binding(values),
@@ -188,11 +206,14 @@ def _admin_port(values: Mapping[str, Any]) -> int:
     host, _, port = str(address).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidRequestError(f"address={address!r}: expected HOST:PORT")
-    if host not in LOOPBACK:
-        raise InvalidRequestError(
-            f"address={address!r}: only this host's systems can be reached, as 127.0.0.1:{port}"
-        )
     return int(port)
+
+
+def _host_name(values: Mapping[str, Any]) -> str:
+    name = str(values.get("host_name") or socket.gethostname() or "localhost")
+    if wrong := wrong_with(name, MAX_TAG_BYTES):
+        raise InvalidRequestError(f"host_name={name!r}: {wrong}")
+    return name
 
 
 def _number(name: str, values: Mapping[str, Any], default: Any, kind: type[Any]) -> Any:

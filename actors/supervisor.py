@@ -11,6 +11,7 @@ from typing import Any
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.loop import Loop
+from understudy.actors.members import Members
 from understudy.actors.messages import Address
 from understudy.actors.processes import RunRecords, is_alive, send_signal
 from understudy.actors.user_code import lost_code
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 class Supervisor:
     """Performs the core's effects, and tells the core what becomes of the replicas.
 
-    ``find`` returns the address of a replica by its tag, and makes the process where there is none.
+    ``find`` returns the address of a replica by its tag, and makes the process where there is none;
+    on other hosts ``members`` does that.
     ``changed`` is called after every observation, so that the controller takes a turn.
     """
 
@@ -37,6 +39,7 @@ class Supervisor:
         checkpoints: Checkpoints,
         records: RunRecords,
         *,
+        members: Members,
         find: Callable[[str], Address],
         changed: Callable[[], None],
     ) -> None:
@@ -44,11 +47,13 @@ class Supervisor:
         self._cluster = cluster
         self._checkpoints = checkpoints
         self._records = records
+        self._members = members
         self._find = find
         self._changed = changed
         self._stopping = False
         self._addresses: dict[str, Address] = {}  # where to send to, also before the first report
         self._processes: dict[str, m.Process] = {}
+        self._hosts: dict[str, str] = {}  # by tag, of those that were asked for
         self._unwatch: dict[str, Callable[[], None]] = {}
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
@@ -69,7 +74,10 @@ class Supervisor:
             self._processes[tag] = process
             self._unwatch.pop(tag, lambda: None)()
             self._unwatch[tag] = self._loop.watch_process(
-                process, lambda: self._exited(tag, process)
+                process,
+                lambda: self._exited(tag, process),
+                sender,
+                on_unreachable=lambda: None,  # whether its host is lost is judged by other signs
             )
         known = self._cluster.replica_reported(
             tag,
@@ -99,7 +107,7 @@ class Supervisor:
         """Kill a replica that a proxy gave up: gone, or so stuck that it takes no message."""
         process = self._processes.get(message.replica)
         if process is not None and process.incarnation == message.incarnation:
-            send_signal(process, signal.SIGKILL)  # its exit is what counts
+            self._end(message.replica, process)  # its exit is what counts
 
     def _exited(self, tag: str, process: m.Process) -> None:
         if self._processes.get(tag) != process:
@@ -107,7 +115,8 @@ class Supervisor:
         logger.info("replica %s (pid %d) is gone", tag, process.pid)
         self._unwatch.pop(tag, lambda: None)()
         del self._processes[tag], self._addresses[tag]
-        self._records.remove(process)
+        if self._is_here(tag):
+            self._records.remove(process)
         if not self._stopping:
             self._cluster.replica_exited(tag, time.monotonic())
         self._changed()
@@ -120,11 +129,19 @@ class Supervisor:
         for tag, address in self._addresses.items():
             backend = self._cluster.backend_of(tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
-            self._loop.send(address, cm.StopReplica(replica=tag, drain_s=drain_s))
+            if self._is_here(tag):  # what is on other hosts goes on
+                self._loop.send(address, cm.StopReplica(replica=tag, drain_s=drain_s))
 
     def any_alive(self) -> bool:
-        """Tell whether the process of any replica is still there."""
-        return any(is_alive(process) for process in self._processes.values())
+        """Tell whether the process of any replica of this host is still there."""
+        return any(is_alive(each) for tag, each in self._processes.items() if self._is_here(tag))
+
+    def _is_here(self, tag: str) -> bool:
+        return self._members.is_here(self._host_of(tag))
+
+    def _host_of(self, tag: str) -> str:
+        backend = self._cluster.backend_of(tag)
+        return self._hosts.get(tag, "") if backend is None else backend.host_of(tag)
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -184,14 +201,31 @@ class Supervisor:
         process = self._processes.get(effect.replica)
         if process is not None:
             logger.warning("killing replica %s (pid %d)", effect.replica, process.pid)
-            send_signal(process, signal.SIGKILL)
+            self._end(effect.replica, process)
         else:  # it has not reported to this controller; it will when it hears this
             self._stop(fx.Stop(effect.replica, 0.0))
 
+    def _end(self, tag: str, process: m.Process) -> None:
+        if self._is_here(tag):
+            send_signal(process, signal.SIGKILL)
+        else:
+            self._members.kill(process, self._host_of(tag))
+
     def _send(self, tag: str, message: m.Message) -> None:
-        if tag not in self._addresses:
+        if tag in self._addresses:
+            self._send_to(self._addresses[tag], tag, message)
+            return
+        host = self._hosts[tag] = self._host_of(tag)
+        if self._members.is_here(host):
             self._addresses[tag] = self._find(tag)
-        address = self._addresses[tag]
+            self._send_to(self._addresses[tag], tag, message)
+        else:
+            self._members.locate(tag, host, lambda address: self._located(tag, address, message))
+
+    def _located(self, tag: str, address: Address, message: m.Message) -> None:
+        self._send_to(self._addresses.setdefault(tag, address), tag, message)
+
+    def _send_to(self, address: Address, tag: str, message: m.Message) -> None:
         self._loop.send(address, message, on_failed=lambda: self._unreachable(tag, address))
 
     def _unreachable(self, tag: str, address: Address) -> None:

@@ -15,19 +15,17 @@ stop when every proxy holds the table without it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 from understudy.core import releases
-from understudy.core.capacity import Capacity, needs_of
 from understudy.core.config import BackendConfig
 from understudy.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
-from understudy.core.records import BackendRecord, Release
-from understudy.core.replica_states import LEAVING, LIVE, ReplicaEvent, ReplicaState
+from understudy.core.placement import Placement
+from understudy.core.placing import Placing
+from understudy.core.records import BackendRecord
+from understudy.core.replica_states import LEAVING, ReplicaEvent, ReplicaState
 from understudy.core.replicas import Replica
-from understudy.core.retries import Retries
-from understudy.core.sizes import Sized
 from understudy.core.tables import BackendTable, ReplicaTable
 
 RESEND_S = 1.0
@@ -39,23 +37,14 @@ TRIES_PER_REPLICA = 3  # Ray Serve's rule: min(max_constructor_retry_count, 3 * 
 MAX_MISSED_CHECKS = 3
 
 
-class Backend(Sized):
+class Backend(Placing):
     """A backend's record and its replicas."""
 
-    def __init__(self, record: BackendRecord, now: float, capacity: Capacity | None = None) -> None:
-        super().__init__(record)
-        self.capacity = capacity or Capacity()
-        self.waiting = ""  # why a replica that is wanted has no room, and what would make it fit
-        # Recorded replicas may have a process already: they are asked, as if just told to start.
-        self.replicas = {
-            tag: Replica(tag, number, ReplicaState.STARTING, since=now, ask_at=now, recovering=True)
-            for tag, number in releases.release_numbers(record).items()
-        }
-        for tag in self.replicas:
-            self._take_room(tag)
-        self.retries = Retries()
+    def __init__(
+        self, record: BackendRecord, now: float, placement: Placement | None = None
+    ) -> None:
+        super().__init__(record, now, placement)
         self.proven = False  # all replicas have taken the newest settings, at some time
-        self._start_due_at = float("inf")  # when one is to start that has to wait
 
     # --- What is wanted -------------------------------------------------------------------------
 
@@ -137,15 +126,10 @@ class Backend(Sized):
         old = any(r.release != self.record.release for r in self._live())
         return old or releases.fallback(self.record) is not None
 
-    def release_of(self, replica: str) -> Release:
-        """Return the release that a replica runs."""
-        return releases.release_of(self.record, replica)
-
-    def _take_room(self, replica: str) -> None:
-        self.capacity.take(replica, needs_of(self.release_of(replica).actor_options))
-
-    def _live(self) -> list[Replica]:
-        return [replica for replica in self.replicas.values() if replica.state in LIVE]
+    @property
+    def lost(self) -> int:
+        """How many replicas are on hosts that are lost."""
+        return sum(replica.state is ReplicaState.LOST for replica in self.replicas.values())
 
     @property
     def recovered(self) -> bool:
@@ -171,7 +155,8 @@ class Backend(Sized):
         return BackendTable(
             tag=self.record.tag,
             replicas=tuple(
-                ReplicaTable(tag=r.tag, address=r.address, process=r.process) for r in running
+                ReplicaTable(tag=r.tag, address=r.address, process=r.process, host=r.host)
+                for r in running
             ),
             max_ongoing_requests=config.max_ongoing_requests,
             max_queued_requests=config.max_queued_requests,
@@ -197,7 +182,7 @@ class Backend(Sized):
     ) -> None:
         """Take a replica's report of itself."""
         replica = self.replicas.get(tag)
-        if replica is None or replica.state is ReplicaState.STOPPED:
+        if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.LOST}:
             return
         replica.reported, replica.recovering = True, False
         replica.address, replica.process, replica.ongoing = address, process, ongoing
@@ -304,7 +289,7 @@ class Backend(Sized):
         self._record_replicas()
         if self.wanted and self.settled:
             self._came_up()
-        if self.settled and len(self.replicas) == self.wanted:
+        if self.settled and len(self.replicas) - self.lost == self.wanted:
             self.rescaling = ""
         if (pruned := releases.pruned(self.record)) is not self.record:
             self.record, self.changed = pruned, True
@@ -314,11 +299,12 @@ class Backend(Sized):
         tags = tuple(t for t, r in self.replicas.items() if r.state is not ReplicaState.STOPPED)
         if len(tags) < len(self.replicas) or tags != self.record.replicas:
             for tag in self.replicas.keys() - set(tags):
-                self.capacity.give_back(tag)
+                self.placement.give_back(tag)
             self.replicas = {tag: self.replicas[tag] for tag in tags}
             numbers = {tag: self.replicas[tag].release for tag in tags}
             outdated = {t: n for t, n in numbers.items() if n != self.record.release}
-            self.update(replicas=tags, outdated=outdated)
+            hosts = {tag: self.replicas[tag].host for tag in tags}
+            self.update(replicas=tags, outdated=outdated, hosts=hosts)
 
     def due_at(self) -> float:
         """Return when :meth:`reconcile` has something to do, if nothing happens before."""
@@ -331,6 +317,8 @@ class Backend(Sized):
             return replica.ask_at if sent_at is None else self._missed_at(sent_at)
         if replica.state is ReplicaState.SHOULD_STOP:
             return replica.since + RELEASE_TIMEOUT_S
+        if replica.state is ReplicaState.LOST:
+            return float("inf")
         return replica.ask_at
 
     def _missed_at(self, sent_at: float) -> float:
@@ -373,6 +361,9 @@ class Backend(Sized):
         if self.wanted and self.updating:
             self._choose_for_update(live, now)
             live = [r for r in self._live() if r.release == self.record.release]
+        elif any(replica.moving for replica in live):
+            self._choose_moves(live, now)
+            return
         elif len(live) < self.wanted:
             self._add(self.wanted - len(live), self.record.release, self.retries.start_at, now)
         if len(live) > self.wanted:
@@ -400,28 +391,6 @@ class Backend(Sized):
         self._add(steps.start, self.record.release, self.retries.start_at, now)
         if earlier is not None:
             self._add(steps.start_old, earlier.number, self.retries.start_old_at, now)
-
-    def _add(self, count: int, release: int, start_at: float, now: float) -> None:
-        if count and now < start_at:
-            self._start_due_at = min(self._start_due_at, start_at)
-            return
-        needs = needs_of(releases.numbered(self.record, release).actor_options)
-        for _ in range(count):
-            if not self.capacity.has_room(needs):
-                self.waiting = self.capacity.why_not(needs)
-                return
-            tag = f"{self.record.tag}#{secrets.token_hex(3)}"
-            self.replicas[tag] = Replica(tag, release, since=now)
-            self.capacity.take(tag, needs)
-
-    def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
-        if any(replica.recovering for replica in live):
-            # Which of them runs, and which has been told to stop already, their reports will tell.
-            # And a process that this controller has never told to start cannot be told to stop.
-            live = [] if self.wanted else [r for r in live if not r.recovering]
-        live.sort(key=lambda r: (r.state is ReplicaState.RUNNING, -r.since))
-        for replica in live[:surplus]:
-            replica.move(ReplicaEvent.RETIRE, now)
 
     def _start(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
         replica.move(ReplicaEvent.START, now)
@@ -472,6 +441,11 @@ class Backend(Sized):
     def _drain_s(self) -> float:
         return 0.0 if self.record.force else self.config.graceful_shutdown_timeout_s
 
+    def _await_host(self, replica: Replica, _released: bool, now: float) -> list[Effect]:
+        if self.record.deleting or replica.release != self.record.release:
+            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
+        return []
+
     def _stopped(self, _replica: Replica, _released: bool, _now: float) -> list[Effect]:
         return []
 
@@ -482,6 +456,7 @@ class Backend(Sized):
         ReplicaState.SHOULD_STOP: _release,
         ReplicaState.STOPPING: _await_exit,
         ReplicaState.STOPPED: _stopped,
+        ReplicaState.LOST: _await_host,
     }
 
 

@@ -25,6 +25,7 @@ class RoutedReplica:
     saturated_until: float = 0.0  # it rejected a ticket, and is left alone for a moment
     draining: bool = False  # it rejected a ticket because it is to stop: for good
     retired: bool = False  # no longer in the table; lives on until its tickets are done
+    is_near: bool = True  # on the router's own host
     models: frozenset[str] = frozenset()  # multiplexed ones, that it has or loads
     level: int = -1  # where it stands in its backend's Levels; -1 is nowhere
 

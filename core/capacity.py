@@ -32,7 +32,6 @@ class Capacity:
 
     def __init__(self, total: Needs | None = None) -> None:
         self.total = total
-        self.freed = False  # something was given back since this was last set to False
         self._held: dict[str, Needs] = {}  # by replica
         self._taken: dict[str, float] = {}
 
@@ -45,7 +44,6 @@ class Capacity:
     def give_back(self, replica: str) -> None:
         """Count a replica's part as free again; harmless when it has none."""
         for name, amount in self._held.pop(replica, {}).items():
-            self.freed = True
             self._taken[name] -= amount
 
     def has_room(self, needs: Needs) -> bool:
@@ -74,6 +72,17 @@ class Capacity:
                     f"it fits when {missing} more is given back by {self._holders(name)}"
                 )
         return "; ".join(told)
+
+    def free_part(self, needs: Needs) -> float:
+        """Return how much is free of what a replica needs, 0 to 1, where that is least.
+
+        Of CPUs and memory in any case, so that replicas that ask for nothing are spread, too.
+        """
+        if self.total is None:
+            return 1.0
+        names = [*needs, *(name for name in ("num_cpus", "memory") if name not in needs)]
+        totals = ((name, self.total.get(name, 0.0)) for name in names)
+        return min((max(self._free(n), 0.0) / total for n, total in totals if total), default=0.0)
 
     def shown(self) -> dict[str, dict[str, float]]:
         """Return resource -> total and taken, for status."""

@@ -17,7 +17,6 @@ from typing import Any
 from understudy.core import applications, releases
 from understudy.core.autoscaler import Autoscaler
 from understudy.core.backends import Backend
-from understudy.core.capacity import Capacity
 from understudy.core.changes import Changes
 from understudy.core.code_use import CodeUse
 from understudy.core.config import ActorOptions, BackendConfig, validated
@@ -48,10 +47,12 @@ from understudy.core.endpoints import (
 from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from understudy.core.goals import Goals, Progress, Subject
 from understudy.core.history import Author, History
+from understudy.core.hosts import HOST, Hosts
 from understudy.core.listeners import LISTENER, Listeners
 from understudy.core.loads import Loads
 from understudy.core.long_poll import LongPoll
 from understudy.core.names import MAX_TAG_BYTES, wrong_with
+from understudy.core.placement import Placement, anywhere
 from understudy.core.present import Present
 from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
 from understudy.core.rollouts import ROLLOUT, Rollouts
@@ -70,15 +71,17 @@ class Cluster:
         records: Mapping[str, Mapping[str, Any]],
         epoch: int,
         now: float,
-        capacity: Capacity | None = None,
+        placement: Placement | None = None,
+        own_host: str = "",
     ) -> None:
-        self.capacity = capacity or Capacity()
+        self.placement = placement or anywhere()
+        Hosts.prepare(self, records.get(HOST, {}), own_host)
         self.endpoints = Endpoints(records.get("endpoint", {}))
         self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
         self.goals = Goals(records.get("goal", {}))
         self.history = History(records.get("history", {}))
         self.backends = {
-            tag: Backend(record, now, self.capacity)
+            tag: Backend(record, now, self.placement)
             for tag, record in records.get("backend", {}).items()
         }
         self._of_application: dict[str, set[str]] = {}
@@ -89,6 +92,7 @@ class Cluster:
         self._waiting: set[str] = set()  # backends with replicas for which there is no room
         self.long_poll = LongPoll(epoch, closed=bool(self._recovering))
         self.listeners = Listeners(self, records.get(LISTENER, {}), now)
+        self.hosts = Hosts(self, records.get(HOST, {}), own_host, now)
         self.loads = Loads(now)
         self.differences = AllDifferences()
         self.autoscaler = Autoscaler(self.loads)
@@ -105,8 +109,8 @@ class Cluster:
             subjects = (BACKEND, tag), ("deployment", tag), (APPLICATION, backend.names[1])
             backend.proven = not any(map(self.goals.pending_for, subjects))
         self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
-        for name, endpoint in self.endpoints.items():
-            self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(endpoint))
+        for name, record in self.endpoints.items():
+            self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(record))
         self.rollouts = Rollouts(self, records.get(ROLLOUT, {}))
 
     # --- Requests: backends ---------------------------------------------------------------------
@@ -301,8 +305,7 @@ class Cluster:
 
     def goal(self, goal_id: str) -> GoalRecord:
         """Return a goal, or raise UnknownNameError."""
-        goal = self.goals.get(goal_id)
-        if goal is None:
+        if (goal := self.goals.get(goal_id)) is None:
             raise UnknownNameError(f"no goal has the id {goal_id!r} (any more)")
         return goal
 
@@ -338,15 +341,14 @@ class Cluster:
         """Take the next steps of what was touched or is due; ``wall_now`` is for the history."""
         self._touched |= self._schedule.take(now)
         self.listeners.advance(now)
+        self.hosts.advance(now)
         effects = self.autoscaler.advance(now)
         self._touched |= self.autoscaler.take_rescaled()
         while self._touched or self._touched_applications:
             touched, self._touched = self._touched, set()
             for tag in sorted(touched):
                 effects += self._advance_backend(tag, now)
-            if self.capacity.freed:
-                self.capacity.freed = False
-                self._touched |= self._waiting
+            self._touched |= self._waiting if self.placement.take_freed() else set()
             names, self._touched_applications = self._touched_applications, set()
             for name in sorted(names):
                 applications.advance(self, name)
@@ -366,6 +368,7 @@ class Cluster:
             self.autoscaler.next_due_at(),
             self.rollouts.due_at(),
             self.listeners.due_at(),
+            self.hosts.due_at(),
         )
         return due_at if due_at < float("inf") else None
 
@@ -445,7 +448,7 @@ class Cluster:
     def add_backend(self, record: BackendRecord, code: bytes | None) -> None:
         """Add a backend and its code, None where that is stored already."""
         self.note((BACKEND, record.tag))
-        self.backends[record.tag] = Backend(record, 0.0, self.capacity)
+        self.backends[record.tag] = Backend(record, 0.0, self.placement)
         self._changes.put("backend", record.tag, record)
         if code is not None:
             self.keep_code(record.code_digest, code)

@@ -46,6 +46,7 @@ class ActorOptions(Settings):
     num_gpus: float = Field(default=0, ge=0)
     memory: float = Field(default=0, ge=0, description="bytes")
     resources: dict[str, float] = Field(default_factory=dict)
+    label_selector: dict[str, str] = Field(default_factory=dict)
 
 
 class BackendConfig(Settings):
@@ -67,6 +68,7 @@ class BackendConfig(Settings):
     graceful_shutdown_wait_loop_s: float = Field(default=2, ge=0)
     max_constructor_retry_count: int = Field(default=20, ge=1)
     logging_config: LoggingConfig | None = None
+    max_replicas_per_host: int | None = Field(default=None, ge=1)
 
     @field_validator("user_config")
     @classmethod

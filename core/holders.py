@@ -18,7 +18,8 @@ class Holders:
     or until it has done something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_host: str = "") -> None:
+        self._own_host = own_host
         self.by_tag: dict[str, RoutedReplica] = {}
         self._resting: list[RoutedReplica] = []
 
@@ -34,7 +35,9 @@ class Holders:
         """
         replica = self.by_tag.get(table.tag)
         if replica is None:
-            replica = self.by_tag[table.tag] = RoutedReplica(table, backend.table.tag)
+            is_near = table.host in {"", self._own_host}
+            replica = RoutedReplica(table, backend.table.tag, is_near=is_near)
+            self.by_tag[table.tag] = replica
         replica.retired = False
         backend.replicas[table.tag] = replica
         self.set_level(backend, replica, now)
@@ -43,7 +46,7 @@ class Holders:
         """Give a replica no more tickets."""
         replica.retired = True
         del backend.replicas[replica.table.tag]
-        backend.levels.remove(replica)
+        backend.levels_of(replica).remove(replica)
         self.forget_if_done(replica)
 
     def forget_if_done(self, replica: RoutedReplica) -> None:
@@ -69,6 +72,6 @@ class Holders:
     def set_level(self, backend: RoutedBackend, replica: RoutedReplica, now: float) -> None:
         """Have a replica's backend choose it by the load it has now, if it may be chosen."""
         if replica.draining or replica.saturated_until > now:
-            backend.levels.remove(replica)
+            backend.levels_of(replica).remove(replica)
         else:
-            backend.levels.place(replica)
+            backend.levels_of(replica).place(replica)

@@ -27,7 +27,7 @@ class Listeners:
 
     def __init__(self, cluster: Cluster, records: Mapping[str, ListenerRecord], now: float) -> None:
         self._cluster = cluster
-        self._recorded = set(records)
+        self._recorded = {name: record.host for name, record in records.items()}
         self._expected = dict(records)
         self._expected_until = now + EXPECTED_S
         for name in records:
@@ -37,11 +37,14 @@ class Listeners:
         """Return those of an earlier controller that have not been heard of yet."""
         return list(self._expected.values())
 
-    def listen(self, name: str, process: tuple[int, int, str], seen: int) -> News | None:
+    def listen(
+        self, name: str, process: tuple[int, int, str], seen: int, host: str = ""
+    ) -> News | None:
         """Take a proxy's call; return what it lacks, to be sent once what has changed is saved."""
         if name not in self._recorded:
-            self._recorded.add(name)
-            self._cluster.save(LISTENER, name, ListenerRecord(name=name, process=process))
+            self._recorded[name] = host
+            record = ListenerRecord(name=name, process=process, host=host)
+            self._cluster.save(LISTENER, name, record)
         self._expected.pop(name, None)
         news = self._cluster.long_poll.listen(name, seen)
         self._cluster.listener_changed()
@@ -51,11 +54,16 @@ class Listeners:
         """Wait for a proxy no more, and forget it; harmless when it is forgotten."""
         if name not in self._recorded:
             return
-        self._recorded.discard(name)
+        del self._recorded[name]
         self._expected.pop(name, None)
         self._cluster.save(LISTENER, name, None)
         self._cluster.long_poll.forget(name)
         self._cluster.listener_changed()
+
+    def host_gone(self, host: str) -> None:
+        """Wait no more for the proxies of a host that is lost; they begin anew when it is back."""
+        for name in [name for name, at in self._recorded.items() if at == host]:
+            self.gone(name)
 
     def advance(self, now: float) -> None:
         """Give up those that were expected for long enough."""

@@ -31,6 +31,7 @@ class RoutedBackend:
     pace: Pace = field(default_factory=Pace)
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     levels: Levels = field(default_factory=Levels)
+    far_levels: Levels = field(default_factory=Levels)  # of replicas on other hosts
     has_traffic: bool = False
 
     def queue_of(self, ticket: Ticket) -> Lines:
@@ -66,7 +67,7 @@ class RoutedBackend:
         limit = MAX_COPIES_QUEUED if limit < 0 else min(limit, MAX_COPIES_QUEUED)
         if self.copies.size < limit:
             return True  # and where anything waits, no replica has room
-        return self.levels.least_loaded(self.slots_for_copies) is not None
+        return self._least_loaded(self.slots_for_copies) is not None
 
     @property
     def slots_for_copies(self) -> int:
@@ -90,7 +91,15 @@ class RoutedBackend:
             with_room = [r for r in having if 0 <= r.level < slots]
             if with_room:
                 return min(with_room, key=lambda replica: replica.level)
-        return self.levels.least_loaded(slots)
+        return self._least_loaded(slots)
+
+    def _least_loaded(self, slots: int) -> RoutedReplica | None:
+        """Return the replica to take next: one of this host while any has room here."""
+        return self.levels.least_loaded(slots) or self.far_levels.least_loaded(slots)
+
+    def levels_of(self, replica: RoutedReplica) -> Levels:
+        """Return where a replica stands by its load."""
+        return self.levels if replica.is_near else self.far_levels
 
     def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""
@@ -98,7 +107,7 @@ class RoutedBackend:
         ticket.assigned_at = now
         ticket.attempts += 1
         replica.ongoing[ticket.number] = ticket
-        self.levels.place(replica)
+        self.levels_of(replica).place(replica)
         return Assign(tag, ticket)
 
     def assign_waiting(self, now: float) -> tuple[list[Assign], list[Ticket]]:

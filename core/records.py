@@ -45,6 +45,7 @@ class BackendRecord:
     fallback_config: Mapping[str, Any] | None = None  # the last but this that all replicas took
     exception: bytes | None = None  # of either
     replicas: tuple[str, ...] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)  # replica -> the host it is on
     release: int = 1  # the number of the newest release
     earlier: tuple[Release, ...] = ()  # oldest first
     outdated: Mapping[str, int] = field(default_factory=dict)  # replica -> its earlier release
@@ -137,6 +138,18 @@ class ListenerRecord:
 
     name: str  # its incarnation
     process: tuple[int, int, str]  # fields of actors.messages.Process
+    host: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRecord:
+    """A host that has joined and not left, so that replicas may be there."""
+
+    name: str
+    id: str  # of its state dir, so that no other host takes its name
+    address: str  # HOST:PORT of its actor system
+    capacity: Mapping[str, float]
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,11 @@
          |                     |  `--FAILED / RETIRE--------------------^                      |
          `--RETIRE--> stopped <+--- EXITED, from every state in which there may be a process --+
 
+    starting, running --LOSE--> lost --FIND--> starting
+
 *should_start* is decided and saved, but nothing was done yet; *should_stop* still has its process,
-which finishes what it has once no router sends it more. Nothing leaves *stopped*.
+which finishes what it has once no router sends it more. *lost* is what may live on a host that
+cannot be reached. Nothing leaves *stopped*.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ class ReplicaState(str, Enum):
     SHOULD_STOP = "SHOULD_STOP"
     STOPPING = "STOPPING"
     STOPPED = "STOPPED"
+    LOST = "LOST"
 
 
 class ReplicaEvent(str, Enum):
@@ -33,6 +37,8 @@ class ReplicaEvent(str, Enum):
     RETIRE = "RETIRE"  # it is no longer wanted
     STOP = "STOP"  # it has been told to stop
     EXITED = "EXITED"  # its process is gone
+    LOSE = "LOSE"  # its host is lost
+    FIND = "FIND"  # its host is back, and says that its process is there
 
 
 S, E = ReplicaState, ReplicaEvent
@@ -49,6 +55,10 @@ TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
     (S.SHOULD_STOP, E.STOP): S.STOPPING,
     (S.SHOULD_STOP, E.EXITED): S.STOPPED,
     (S.STOPPING, E.EXITED): S.STOPPED,
+    (S.STARTING, E.LOSE): S.LOST,
+    (S.RUNNING, E.LOSE): S.LOST,
+    (S.LOST, E.FIND): S.STARTING,
+    (S.LOST, E.EXITED): S.STOPPED,
 }
 
 LIVE = frozenset({S.SHOULD_START, S.STARTING, S.RUNNING})

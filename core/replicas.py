@@ -14,6 +14,7 @@ class Replica:
 
     tag: str
     release: int = 1  # the number of the one that it runs
+    host: str = ""
     state: ReplicaState = ReplicaState.SHOULD_START
     since: float = 0.0  # when it came to this state
     address: Any = None
@@ -27,6 +28,7 @@ class Replica:
     missed_checks: int = 0
     reported: bool = False
     recovering: bool = False  # known from the record only
+    moving: bool = False  # to be replaced elsewhere
 
     def move(self, event: ReplicaEvent, now: float) -> None:
         """Take the table's transition."""

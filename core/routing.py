@@ -59,14 +59,17 @@ CANCELLED_STATUS = 499
 
 
 class Router:
-    """All tickets of one proxy. ``draw`` returns a uniform random number in [0, 1)."""
+    """All tickets of one proxy. ``draw`` returns a uniform random number in [0, 1).
 
-    def __init__(self, draw: Callable[[], float]) -> None:
+    Replicas on ``own_host`` are taken first, while they have room.
+    """
+
+    def __init__(self, draw: Callable[[], float], own_host: str = "") -> None:
         self._draw = draw
         self._endpoints: dict[str, RoutedEndpoint] = {}
         self._routes = Routes()
         self._backends: dict[str, RoutedBackend] = {}
-        self._holders = Holders()
+        self._holders = Holders(own_host)
         self._tickets = OpenTickets()
         self._with_traffic: Counter[str] = Counter()  # endpoints by backend
 

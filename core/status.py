@@ -49,10 +49,10 @@ def differences(cluster: Cluster, name: str) -> dict[str, Any]:
     }
 
 
-def applications(cluster: Cluster, host: str) -> dict[str, Any]:
+def applications(cluster: Cluster) -> dict[str, Any]:
     """Return name -> status, message, route prefix and deployments."""
     return {
-        name: application_status(cluster, application, host)
+        name: application_status(cluster, application)
         for name, application in sorted(cluster.applications.items())
     }
 
@@ -100,16 +100,14 @@ def backend_status(backend: Backend) -> dict[str, Any]:
         "deployment": record.deployment,
         "config": config_shown(record.config),
         "target_replicas": backend.wanted,
-        "replicas": [_replica(backend, replica, "") for replica in backend.replicas.values()],
+        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
 
 
-def application_status(
-    cluster: Cluster, application: ApplicationRecord, host: str
-) -> dict[str, Any]:
+def application_status(cluster: Cluster, application: ApplicationRecord) -> dict[str, Any]:
     """Return one application's state, as the worst of its deployments' states."""
     deployments = {
-        name: _deployment(cluster, qualified(application.name, name), host)
+        name: _deployment(cluster, qualified(application.name, name))
         for name in application.deployments
     }
     states = {each["status"] for each in deployments.values()}
@@ -132,7 +130,7 @@ def application_status(
     }
 
 
-def _deployment(cluster: Cluster, tag: str, host: str) -> dict[str, Any]:
+def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
     backend = cluster.backends.get(tag)
     if backend is None:
         return {
@@ -148,7 +146,7 @@ def _deployment(cluster: Cluster, tag: str, host: str) -> dict[str, Any]:
         "message": message,
         "version": backend.record.version,
         "target_replicas": backend.wanted,
-        "replicas": [_replica(backend, replica, host) for replica in backend.replicas.values()],
+        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
 
 
@@ -188,11 +186,11 @@ def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]
     }
 
 
-def _replica(backend: Backend, replica: Replica, host: str) -> Mapping[str, Any]:
+def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
     return {
         "tag": replica.tag,
         "pid": replica.process.pid if replica.process is not None else None,
-        "host": host,
+        "host": replica.host,
         "version": backend.release_of(replica.tag).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,

@@ -24,6 +24,7 @@ class ReplicaTable:
     tag: str
     address: Any
     process: Hashable
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +53,11 @@ class EndpointTable:
     traffic: Mapping[str, float] = field(default_factory=dict)
     shadows: Mapping[str, float] = field(default_factory=dict)
     compares: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+
+
+def order_of_taking(item: tuple[str, tuple[int, Any]]) -> int:
+    """Sort a table by its key, so that no endpoint names a backend that is not there."""
+    key, (_, table) = item
+    if key.startswith(ENDPOINT_PREFIX):
+        return 0 if table is None else 2
+    return 3 if table is None else 1

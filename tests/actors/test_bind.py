@@ -88,18 +88,36 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
     with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
         joining = {"UNDERSTUDY_BIND": "127.0.0.8", "UNDERSTUDY_JOIN": leads}
+        joining["UNDERSTUDY_HOST_NAME"] = "another"
         key = {"UNDERSTUDY_KEY_FILE": str(leader.settings.cluster_key)}
         with running_system(tmp_path / "b", **joining, **key) as member:
             wait_until(lambda: members_of(leader) == [member.settings.own_address], 10, "joined")
             assert member.settings.cluster_key.read_bytes() == Path(*key.values()).read_bytes()
         wait_until(lambda: not members_of(leader), 10, "left")
-        with running_system(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE="") as other:
-            logs = [each.settings.logs_dir / "host.log" for each in (leader, other)]
-            said = ("it does not hold this cluster's key", "it may hold another cluster's key")
-            for log, line in zip(logs, said, strict=True):
-                wait_until(lambda f=log, t=line: t in f.read_text(), 10, f"{log} says {line}")
-                assert log.read_text().count(line) == 1
-            assert members_of(leader) == []
+        other = RunningSystem(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE="")
+        refused = (
+            f"cannot join {leads}: it closed the connection; it may hold another cluster's key"
+        )
+        with pytest.raises(StartError, match=refused):
+            other.start()
+        assert not other.pids()
+        assert members_of(leader) == []
+        told = (leader.settings.logs_dir / "host.log").read_text()
+        assert told.count("it does not hold this cluster's key") == 1
+
+
+def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) -> None:
+    with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as leader:
+        leads = leader.settings.own_address
+        other = RunningSystem(
+            tmp_path / "b",
+            UNDERSTUDY_BIND="127.0.0.8",
+            UNDERSTUDY_JOIN=leads,
+            UNDERSTUDY_KEY_FILE=str(leader.settings.cluster_key),
+        )
+        with pytest.raises(StartError, match=f"{leads}: host name .* is taken by .*--host-name"):
+            other.start()
+        assert len(leader.status()["hosts"]) == 1
 
 
 FROM_PROC = ("cmdline", "environ")

@@ -121,9 +121,11 @@ def test_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NUM_CPUS", "-1", "num_cpus='-1': expected a number, 0 or more"),
         ("NUM_GPUS", "nan", "num_gpus='nan': expected a number, 0 or more"),
         ("MEMORY", "4GB", "memory='4GB': expected a number of bytes, 0 or more"),
-        ("RESOURCES", "disk=2", "resources='disk=2': expected a JSON object"),
-        ("RESOURCES", "[1]", "resources='[1]': expected a JSON object"),
-        ("RESOURCES", '{"disk": "x"}', "resources['disk']='x': expected a number"),
+        ("RESOURCES", "disk", "resources='disk': expected names with amounts or labels"),
+        ("RESOURCES", "disk=", "resources='disk=': expected names with amounts or labels"),
+        ("RESOURCES", "[1]", "resources='[1]': expected names with amounts or labels"),
+        ("RESOURCES", "disk=-2", "resources['disk']='-2': expected a number, 0 or more"),
+        ("RESOURCES", '{"disk": [2]}', "resources['disk']=[2]: expected a number"),
         ("RESOURCES", '{"num_cpus": 2}', "num_cpus, num_gpus, memory have settings of their own"),
     ],
 )
@@ -131,3 +133,13 @@ def test_amounts_that_are_none_are_refused(variable: str, value: str, told: str)
     with pytest.raises(InvalidRequestError) as caught:
         settings(**{f"UNDERSTUDY_{variable}": value})
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", ["gpu=2,zone=a, disk=0.5", '{"gpu": 2, "zone": "a", "disk": 0.5}']
+)
+def test_what_is_no_number_is_a_label(given: str) -> None:
+    read = read_settings({"UNDERSTUDY_RESOURCES": given})
+    assert (read.resources, read.labels) == ({"gpu": 2, "disk": 0.5}, {"zone": "a"})
+    again = read_settings(read.to_environ())
+    assert (again.resources, again.labels) == (read.resources, read.labels)

@@ -33,7 +33,7 @@ def running(world: World, code: bytes) -> list[Process]:
 
 
 def application(world: World) -> dict:
-    return status.applications(world.cluster, "here")["app"]
+    return status.applications(world.cluster)["app"]
 
 
 def test_a_new_application_comes_up() -> None:
@@ -236,7 +236,7 @@ def test_status_shows_replicas_and_what_they_wait_for(world: World) -> None:
     shown = application(world)["deployments"]["d"]
     assert (shown["status"], shown["message"]) == ("UPSCALING", "2 of 3 replicas run")
     assert [each["state"] for each in shown["replicas"]] == ["RUNNING", "RUNNING", "STARTING"]
-    assert shown["replicas"][0]["host"] == "here"
+    assert shown["replicas"][0]["host"] == ""
     assert status.backends(world.cluster)[D]["target_replicas"] == 3
     assert status.endpoints(world.cluster)["app#d"]["traffic"] == {D: 1.0}
     assert {goal["state"] for goal in status.goals(world.cluster)} == {"succeeded", "pending"}

@@ -23,11 +23,11 @@ def world_with(**total: float) -> World:
 
 
 def message(world: World, name: str) -> str:
-    return str(status.applications(world.cluster, "")[name]["message"])
+    return str(status.applications(world.cluster)[name]["message"])
 
 
 def taken(world: World, name: str = "num_cpus") -> float:
-    return world.cluster.capacity.shown()[name]["taken"]
+    return world.cluster.placement.shown()[name]["taken"]
 
 
 def test_replicas_start_as_far_as_there_is_room_and_the_rest_when_there_is_more() -> None:
@@ -135,7 +135,7 @@ def test_without_a_limit_there_is_room_for_all() -> None:
     world.request(deploy("a", replicas=3, num_cpus=1000, resources={"disk": 7}))
     world.settle()
     assert len(world.running("a#d")) == 3
-    assert world.cluster.capacity.shown() == {}
+    assert world.cluster.placement.shown() == {}
 
 
 def test_tenths_add_up() -> None:

@@ -217,7 +217,7 @@ class CrashingCluster(RuleBasedStateMachine):
 
     def picture(self) -> Any:
         cluster = self.world.cluster
-        shown = [status.applications(cluster, "host"), status.endpoints(cluster)]
+        shown = [status.applications(cluster), status.endpoints(cluster)]
         shown.append({t: b.table() for t, b in cluster.backends.items()})
         shown.append(status.goals(cluster))
         return shown

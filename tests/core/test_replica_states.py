@@ -23,6 +23,10 @@ LEGAL = [
     ("SHOULD_STOP", "STOP", "STOPPING"),
     ("SHOULD_STOP", "EXITED", "STOPPED"),
     ("STOPPING", "EXITED", "STOPPED"),
+    ("STARTING", "LOSE", "LOST"),
+    ("RUNNING", "LOSE", "LOST"),
+    ("LOST", "FIND", "STARTING"),
+    ("LOST", "EXITED", "STOPPED"),
 ]
 ILLEGAL = sorted(
     set(itertools.product([s.value for s in ReplicaState], [e.value for e in ReplicaEvent]))

@@ -80,7 +80,7 @@ def test_a_version_that_cannot_start_goes_back_with_every_old_replica_in_place()
     assert (fewest, most) == (5, 6)
     assert world.running(D) == old
     assert world.goal_state(goal) == "failed"
-    shown = status.applications(world.cluster, "")["app"]
+    shown = status.applications(world.cluster)["app"]
     assert (shown["status"], shown["message"]) == ("DEPLOY_FAILED", "d: boom")
 
 
@@ -285,14 +285,14 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     record = world.cluster.backends[D].record
     assert (record.config["user_config"], record.config["max_ongoing_requests"]) == ("good", 7)
     assert {process.config_id for process in before} == {record.config_id}
-    assert status.applications(world.cluster, "")["app"]["status"] == "DEPLOY_FAILED"
+    assert status.applications(world.cluster)["app"]["status"] == "DEPLOY_FAILED"
     world.boot()
     world.settle()
     assert world.cluster.backends[D].record == record
     goal = world.request(version(b"one", num_replicas=2, user_config="better"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert status.applications(world.cluster, "")["app"]["status"] == "RUNNING"
+    assert status.applications(world.cluster)["app"]["status"] == "RUNNING"
 
 
 @pytest.mark.parametrize("point", ["before save", "after save", "amid effects"])

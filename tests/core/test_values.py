@@ -89,6 +89,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "graceful_shutdown_timeout_s": 20,
         "graceful_shutdown_wait_loop_s": 2,
         "max_constructor_retry_count": 20,
+        "max_replicas_per_host": None,
         "logging_config": None,
     }
     assert ActorOptions().model_dump() == {
@@ -96,6 +97,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "num_gpus": 0,
         "memory": 0,
         "resources": {},
+        "label_selector": {},
     }
     assert (HTTPOptions().host, HTTPOptions().port) == ("127.0.0.1", 8000)
 

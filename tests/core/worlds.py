@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from understudy.core.capacity import Capacity
 from understudy.core.cluster import Cluster
 from understudy.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
 from understudy.core.long_poll import NOTHING_SEEN, News
+from understudy.core.placement import anywhere
 from understudy.core.releases import release_of
 
-KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener")
+KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 BROKEN = b"raise"  # code that starts so cannot start
 REFUSED = "refused"  # a user_config on which reconfigure raises
 
@@ -119,7 +119,7 @@ class World:
         """Start a controller anew from what was saved; all that was under way to it is lost."""
         self.epoch += 1
         records = {kind: dict(records) for kind, records in self.records.items()}
-        self.cluster = Cluster(records, self.epoch, self.now, Capacity(self.capacity))
+        self.cluster = Cluster(records, self.epoch, self.now, anywhere(self.capacity))
         self._addresses: dict[str, Process] = {}
         self._watched: dict[str, Process] = {}
         self._reports: list[tuple[str, dict[str, Any]]] = []

@@ -18,7 +18,7 @@ from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
-from tests.simulation.processes import Manager, Transport, replaced
+from tests.simulation.processes import CAPACITY, SETTINGS, Manager, Transport, replaced
 from tests.simulation.world import Address, InvariantError, Message, SimProcess, World
 from understudy.actors import control_messages as cm
 from understudy.actors.controller import Controller
@@ -293,6 +293,15 @@ class _HostProcess:
 
     def _report(self) -> None:
         if self._controller.found is not None:
-            report = cm.HostReported(host=self._name, report={})
+            report = cm.HostReported(
+                host=SETTINGS.host_name,  # one host for placement, with as many proxies as it has
+                process=self._port.process,
+                id="",
+                address=SETTINGS.own_address,
+                capacity=CAPACITY,
+                labels={},
+                replicas=(),
+                report={"name": self._name},
+            )
             self._port.loop.send(self._controller.found[0], report)
         self._port.loop.call_later(REPORT_EVERY_S, self._report)

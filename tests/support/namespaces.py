@@ -92,6 +92,11 @@ def _run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def run_ip(*args: str) -> None:
+    """Run ``ip``."""
+    _run("ip", *args)
+
+
 def make_hosts() -> tuple[Host, Host]:
     """Return two hosts, 10.77.0.1 and 10.77.0.2; the caller deletes them."""
     stem = f"understudy-{os.getpid()}-{next(_numbers)}"

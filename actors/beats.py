@@ -1,0 +1,214 @@
+"""Heartbeats between hosts: small datagrams that prove both ways of a link.
+
+Theory of operation. A host's processes send a *beat* to the controller every ``BEAT_S``; the
+controller answers each at once, and the next beat names the newest answer that has come. So a beat
+that names a late answer tells the controller that it is heard, too, and one that does not counts
+for nothing: a link that works one way only is no link. TCP could not tell in time: a segment that
+is lost there holds up all that follow, for seconds at 30% loss.
+
+    beat    magic, incarnation of the sender 8, its number u64, newest number heard u64, MAC 16
+    answer  the same, of the controller
+
+The MAC is HMAC-SHA256 under a key of its own for each direction, derived from the cluster key.
+Numbers only grow, so that a recorded beat is worth nothing. Who has the incarnation is said
+elsewhere, over authenticated connections; nothing but these 48 bytes is ever read from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from understudy.actors.messages import Address
+from understudy.actors.settings import LOOPBACK, HostSettings
+from understudy.actors.transport.cluster_key import read_key
+from understudy.actors.transport.greeting import LABEL
+from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
+from understudy.core.liveness import BEAT_S, LOST_AFTER_S
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"\x89USBEAT\1"
+_PACKET = struct.Struct(">8s8sQQ")
+_MAC_SIZE = 16
+SIZE = _PACKET.size + _MAC_SIZE
+PER_PASS = 256  # datagrams that are read at once
+KEPT = 64  # answers whose times are known; more than fit into LOST_AFTER_S
+
+Clock = Callable[[], float]
+
+
+class Sealed:
+    """Writes and reads one direction's datagrams."""
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = hkdf_expand(hkdf_extract(b"", key), LABEL + b"beats of " + direction)
+
+    def write(self, incarnation: str, number: int, heard: int) -> bytes:
+        """Return a datagram."""
+        packet = _PACKET.pack(_MAGIC, bytes.fromhex(incarnation), number, heard)
+        return packet + self._mac(packet)
+
+    def read(self, datagram: bytes) -> tuple[str, int, int] | None:
+        """Return who sent it, its number, and the number it has heard; None if it is not right."""
+        packet, mac = datagram[: _PACKET.size], datagram[_PACKET.size :]
+        if len(datagram) != SIZE or not hmac.compare_digest(self._mac(packet), mac):
+            return None
+        magic, incarnation, number, heard = _PACKET.unpack(packet)
+        return (incarnation.hex(), number, heard) if magic == _MAGIC else None
+
+    def _mac(self, packet: bytes) -> bytes:
+        return hmac.digest(self._key, packet, "sha256")[:_MAC_SIZE]
+
+
+class _Member:
+    """What the controller knows of one process that beats."""
+
+    __slots__ = ("answered_at", "newest", "number")
+
+    def __init__(self) -> None:
+        self.newest = 0  # number of the last beat
+        self.number = 0  # of the last answer
+        self.answered_at: dict[int, float] = {}
+
+
+class BeatListener:
+    """The controller's end: ``on_beat(incarnation)`` for each beat of a process that hears us."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        at: tuple[str, int],
+        key: bytes,
+        incarnation: str,
+        clock: Clock,
+        on_beat: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._incarnation = incarnation
+        self._clock = clock
+        self._on_beat = on_beat
+        self._beats, self._answers = Sealed(key, b"hosts"), Sealed(key, b"the controller")
+        self._members: dict[str, _Member] = {}
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(at)
+        loop.add_reader(self._socket.fileno(), self._read)
+
+    def expect(self, incarnation: str) -> None:
+        """Listen to this process from now on; harmless when that is done already."""
+        self._members.setdefault(incarnation, _Member())
+
+    def forget(self, incarnation: str) -> None:
+        """Listen to a process no more."""
+        self._members.pop(incarnation, None)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _read(self) -> None:
+        for _ in range(PER_PASS):
+            try:
+                datagram, source = self._socket.recvfrom(SIZE + 1)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # an answer could not be delivered; its host is gone
+                continue
+            beat = self._beats.read(datagram)
+            if beat is not None:
+                self._take(*beat, source)
+
+    def _take(self, incarnation: str, number: int, heard: int, source: tuple[str, int]) -> None:
+        member = self._members.get(incarnation)
+        if member is None or number <= member.newest:
+            return
+        now = self._clock()
+        member.newest = number
+        member.number += 1
+        member.answered_at[member.number] = now
+        member.answered_at.pop(member.number - KEPT, None)
+        _send(self._socket, self._answers.write(self._incarnation, member.number, number), source)
+        if now - member.answered_at.get(heard, float("-inf")) < LOST_AFTER_S:
+            self._on_beat(incarnation)
+
+
+class Beater:
+    """A host's end: beats to one controller, from now on."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        own: str,
+        key: bytes,
+        incarnation: str,
+        target: tuple[str, int],
+        controller: str,
+    ) -> None:
+        self._loop = loop
+        self._incarnation = incarnation
+        self._beats, self._answers = Sealed(key, b"hosts"), Sealed(key, b"the controller")
+        self._number = 0
+        self._heard = 0
+        self._controller = controller  # whose answers count
+        self._target = target
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind((own, 0))
+        loop.add_reader(self._socket.fileno(), self._read)
+        self._beat()
+
+    def close(self) -> None:
+        """Beat no more."""
+        self._timer.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        # The clock, not a count: a later Beater of this process must not begin below this one.
+        self._number = max(self._number + 1, time.monotonic_ns())
+        beat = self._beats.write(self._incarnation, self._number, self._heard)
+        _send(self._socket, beat, self._target)
+
+    def _read(self) -> None:
+        for _ in range(PER_PASS):
+            try:
+                datagram = self._socket.recv(SIZE + 1)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # nobody listens there at present
+                continue
+            answer = self._answers.read(datagram)
+            if answer is not None and answer[0] == self._controller:
+                self._heard = max(self._heard, answer[1])
+
+
+def beater_towards(
+    controller: Address,
+    incarnation: str,
+    settings: HostSettings,
+    loop: asyncio.AbstractEventLoop,
+    own: str,
+) -> Beater | None:
+    """Return what beats for the process ``own`` to a controller on another host.
+
+    None for one on this host.
+    """
+    at = controller.addressDetails
+    bind = settings.bind
+    if bind is None or bind in LOOPBACK or getattr(at, "host", bind) == bind:
+        return None
+    return Beater(loop, bind, read_key(settings.cluster_key), own, (at.host, at.port), incarnation)
+
+
+def _send(sock: socket.socket, datagram: bytes, target: tuple[str, int]) -> None:
+    try:
+        sock.sendto(datagram, target)
+    except OSError as error:  # no way there at present: that is what beats are to show
+        logger.debug("no beat to %s: %s", target, error)

@@ -1,0 +1,201 @@
+"""The hosts of the cluster, as the controller deals with them: their reports, beats and processes.
+
+What hosts are there, and what that means for replicas, core/hosts.py decides. Of another host the
+controller asks its admin for a replica's actor, by name, so that whoever asks again gets the same
+process; and its host process to kill one, for a pid means nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from thespian.actors import ActorAddress
+
+from understudy.actors import admin_messages as am
+from understudy.actors import control_messages as cm
+from understudy.actors.beats import BeatListener
+from understudy.actors.loop import Loop
+from understudy.actors.messages import Address, Process
+from understudy.actors.port import Port
+from understudy.actors.settings import LOOPBACK, HostSettings
+from understudy.actors.transport.addresses import parse_address
+from understudy.actors.transport.cluster_key import read_key
+from understudy.core.cluster import Cluster
+from understudy.core.errors import ConflictError
+from understudy.core.hosts import HostState
+from understudy.core.records import HostRecord
+
+logger = logging.getLogger(__name__)
+
+REPLICA = "understudy.actors.replica.Replica"
+ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
+
+
+class Members:
+    """All hosts, the controller's own among them; on the controller's loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        cluster: Cluster,
+        settings: HostSettings,
+        process: Process,
+        changed: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._cluster = cluster
+        self._settings = settings
+        self._own = settings.host_name
+        self._process = process
+        self._changed = changed
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._host_processes: dict[str, tuple[Process, Address]] = {}
+        self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
+        self._port: Port | None = None  # to other hosts' admins; made when there is one
+        self._locating: dict[str, list[Callable[[Address], None]]] = {}
+        self._beats: BeatListener | None = None
+        if settings.bind is not None and settings.bind not in LOOPBACK:
+            self._beats = BeatListener(
+                loop.asyncio,
+                (settings.bind, settings.admin_port),
+                read_key(settings.cluster_key),
+                process.incarnation,
+                time.monotonic,
+                self._beat,
+            )
+
+    def close(self) -> None:
+        """Listen to nobody any more."""
+        if self._beats is not None:
+            self._beats.close()
+        if self._port is not None:
+            self._port.detach()
+
+    # --- What hosts tell ------------------------------------------------------------------------
+
+    def reported(self, message: cm.HostReported, sender: Address) -> bool:
+        """Take a host's report; tell whether what status shows has changed."""
+        name = message.host
+        if name != self._own or self._is_of_another_host(message):
+            record = HostRecord(
+                name=name,
+                id=message.id,
+                address=message.address,
+                capacity=message.capacity,
+                labels=message.labels,
+            )
+            running = [tag for tag, _ in message.replicas]
+            try:
+                self._cluster.hosts.reported(record, running, time.monotonic())
+            except ConflictError as error:
+                self._loop.send(sender, cm.HostAnswered(refusal=str(error)))
+                return False
+            self.listen_to(message.process.incarnation, name)
+        self._loop.send(sender, cm.HostAnswered())
+        self._know(name, message.process, sender)
+        self._stop_orphans(message)
+        is_news = self._reports.get(name) != message.report
+        self._reports[name] = message.report
+        return is_news
+
+    def _is_of_another_host(self, message: cm.HostReported) -> bool:
+        return message.address != self._settings.own_address
+
+    def _know(self, name: str, process: Process, sender: Address) -> None:
+        known = self._host_processes.get(name)
+        if known is None or known[0] != process:
+            self._host_processes[name] = (process, sender)
+
+    def _stop_orphans(self, message: cm.HostReported) -> None:
+        """Have replicas go that are nobody's any more: their host was lost when they were."""
+        for tag, address in message.replicas:
+            if message.host != self._own and address and self._cluster.backend_of(tag) is None:
+                logger.info("telling replica %s on host %s to go", tag, message.host)
+                stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S)
+                self._loop.send(ActorAddress(parse_address(address)), stop)
+
+    def listen_to(self, incarnation: str, host: str) -> None:
+        """Take the beats of one process as its host's."""
+        if host != self._own and self._beats is not None and incarnation not in self._hosts:
+            self._hosts[incarnation] = host
+            self._beats.expect(incarnation)
+
+    def listen_no_more(self, incarnation: str) -> None:
+        """Forget a process that beat."""
+        if self._hosts.pop(incarnation, None) is not None and self._beats is not None:
+            self._beats.forget(incarnation)
+
+    def _beat(self, incarnation: str) -> None:
+        self._cluster.hosts.beat(self._hosts[incarnation], time.monotonic())
+
+    # --- What is asked for ----------------------------------------------------------------------
+
+    def drained(self, request: am.DrainHost) -> am.RequestReply | None:
+        """Return the answer once nothing is left on a host, or there is nobody to take it."""
+        hosts, name = self._cluster.hosts, request.host
+        if hosts.can_take_over(name) and not hosts.is_empty(name):
+            return None
+        if request.leave:
+            hosts.forget(name, time.monotonic())
+            self._reports.pop(name, None)
+            self._host_processes.pop(name, None)
+        return am.RequestReply(request_id=request.request_id, value=True)
+
+    def stop_all(self) -> None:
+        """Have every host stop and delete its state, the controller's own last."""
+        for name in sorted(self._host_processes, key=lambda name: name == self._own):
+            self._loop.send(self._host_processes[name][1], cm.StopHost(forget=True))
+
+    def is_here(self, host: str) -> bool:
+        """Tell whether this is the controller's own host."""
+        return host == self._own
+
+    def locate(self, tag: str, host: str, on_located: Callable[[Address], None]) -> None:
+        """Find a replica's actor on another host, and make it where there is none."""
+        record = self._cluster.hosts.records.get(host)
+        if record is None:
+            return
+        if tag in self._locating:
+            self._locating[tag].append(on_located)
+            return
+        if self._port is None:
+            settings = self._settings
+            asyncio_loop = self._loop.asyncio
+            self._port = Port(settings.admin_port, self._process, asyncio_loop, settings.transport)
+        self._locating[tag] = [on_located]
+        gate = ActorAddress(parse_address(record.address))
+        self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
+
+    def _located(self, tag: str, address: Address | None) -> None:
+        for on_located in self._locating.pop(tag, ()):
+            if address is not None:  # else the core asks again
+                on_located(address)
+
+    def kill(self, process: Process, host: str) -> None:
+        """Have a replica's process on another host killed."""
+        known = self._host_processes.get(host)
+        if known is not None:
+            self._loop.send(known[1], cm.KillReplica(process=process))
+
+    # --- Status ---------------------------------------------------------------------------------
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return all hosts for status, the controller's own first."""
+        hosts = self._cluster.hosts
+        names = [name for name in self._reports if name == self._own]
+        names += sorted({*self._reports, *hosts.records} - {self._own})
+        return [self._shown(name) for name in names if name == self._own or name in hosts.records]
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        hosts = self._cluster.hosts
+        record = hosts.records.get(name)
+        known = {} if record is None else {"name": name, "address": record.address}
+        shown = {**known, **self._reports.get(name, {})}
+        state = hosts.state(name)
+        if state is not HostState.RUNNING:
+            shown["state"] = state.value
+        labels = self._settings.labels if record is None else record.labels
+        return {**shown, "labels": dict(labels), "resources": self._cluster.placement.shown(name)}

@@ -1,0 +1,120 @@
+"""A host in its cluster, as its host process sees to it: reports, beats, orders, leaving."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from thespian.actors import ActorAddress
+
+from understudy.actors.admin_messages import DrainHost, RequestReply
+from understudy.actors.beats import Beater, beater_towards
+from understudy.actors.binding import convention_of, host_id
+from understudy.actors.capacity import capacity_of
+from understudy.actors.control_messages import HostAnswered, HostReported, KillReplica
+from understudy.actors.messages import Address, Process
+from understudy.actors.port import ThreadPort
+from understudy.actors.processes import RunRecords, send_signal
+from understudy.actors.settings import HostSettings
+from understudy.actors.transport.addresses import parse_address
+
+logger = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 2.0
+REACH_AGAIN_S = 0.5
+
+
+class Membership:
+    """Used on the port's thread, but for ``has_joined``, ``trouble`` and ``drain``."""
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        process: Process,
+        records: RunRecords,
+        port: ThreadPort,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.has_joined = False
+        self.trouble = ""  # why this host has not joined
+        self._settings = settings
+        self._process = process
+        self._records = records
+        self._port = port
+        self._describe = describe
+        self._id = host_id(settings)
+        self._capacity = capacity_of(settings)
+        self._controller: Address | None = None
+        self._beater: Beater | None = None
+        self._has_left = False
+        port.on(HostAnswered, lambda message, _: self._answered(message.refusal))
+        port.on(KillReplica, lambda message, _: self._kill(message.process))
+
+    def begin(self) -> None:
+        """Reach for the leader, and go on reporting."""
+        if self._settings.join is not None:
+            leader = convention_of(self._settings)["Convention Address.IPv4"]
+            self._reach(ActorAddress(parse_address(leader)))
+        self._report_again()
+
+    def met_controller(self, address: Address, process: Process) -> None:
+        """Report and beat to this controller from now on."""
+        self._controller = address
+        self.report()
+        if self._beater is not None:
+            self._beater.close()
+        loop, own = self._port.loop.asyncio, self._process.incarnation
+        self._beater = beater_towards(address, process.incarnation, self._settings, loop, own)
+
+    def report(self) -> None:
+        """Tell the controller what this host is, and what runs here."""
+        if self._controller is None or self._has_left:
+            return
+        replicas = self._records.details("replica")
+        report = HostReported(
+            host=self._settings.host_name,
+            process=self._process,
+            id=self._id,
+            address=self._settings.own_address,
+            capacity=self._capacity,
+            labels=dict(self._settings.labels),
+            replicas=tuple((each["tag"], each["address"]) for each in replicas if "tag" in each),
+            report=self._describe(),
+        )
+        self._port.loop.send(self._controller, report)
+
+    def drain(self, timeout_s: float, *, leave: bool) -> bool:
+        """Have what is here replaced elsewhere; tell whether that was answered in time. Blocks."""
+        request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
+        request = DrainHost(request_id=request_id, host=self._settings.host_name, leave=leave)
+        self._has_left = leave
+        return self._port.ask_until(lambda: self._controller, request, RequestReply, timeout_s)
+
+    def _report_again(self) -> None:
+        self.report()
+        self._port.loop.call_later(REPORT_EVERY_S, self._report_again)
+
+    def _reach(self, leader: Address) -> None:
+        """See why the leader cannot be reached, while the controller has not been found."""
+
+        def lost() -> None:
+            if self._controller is None:
+                reason = self._port.trouble(leader)
+                if reason and reason != self.trouble:
+                    logger.warning("cannot join %s: %s", self._settings.join, reason)
+                self.trouble = reason
+                self._port.loop.call_later(REACH_AGAIN_S, lambda: self._reach(leader))
+
+        self._port.reach(leader, lost)
+
+    def _answered(self, refusal: str) -> None:
+        if refusal and refusal != self.trouble:
+            logger.error("cannot join %s: %s", self._settings.join, refusal)
+        self.trouble, self.has_joined = refusal, not refusal
+
+    def _kill(self, process: Process) -> None:
+        if process in self._records.with_role("replica"):
+            logger.warning("killing replica process %d, as the controller asks", process.pid)
+            send_signal(process, signal.SIGKILL)

@@ -1,0 +1,222 @@
+"""The hosts of a cluster: joined, lost, back, emptied, gone.
+
+    expected --SEEN--> running --DRAIN--> draining
+       |                 |  ^                |
+       `-----MISSED----> lost <---MISSED-----'      (lost --SEEN--> running)
+
+A host is *expected* when only its record tells of it: a new controller has not heard of it yet.
+What *lost* means for replicas is in placing.py. A host is forgotten when it has left, empty, or is
+evicted. The controller's own host is always running; it has no record, and is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from understudy.core.errors import ConflictError, UnknownNameError
+from understudy.core.liveness import LOOK_S, Liveness
+from understudy.core.records import HostRecord
+
+if TYPE_CHECKING:
+    from understudy.core.cluster import Cluster
+
+HOST = "host"
+
+
+class HostState(str, Enum):
+    """Whether a host can be counted on."""
+
+    EXPECTED = "EXPECTED"
+    RUNNING = "RUNNING"
+    DRAINING = "DRAINING"
+    LOST = "LOST"
+
+
+class HostEvent(str, Enum):
+    """What can happen to a host."""
+
+    SEEN = "SEEN"
+    MISSED = "MISSED"
+    DRAIN = "DRAIN"
+
+
+S, E = HostState, HostEvent
+
+TRANSITIONS: dict[tuple[HostState, HostEvent], HostState] = {
+    (S.EXPECTED, E.SEEN): S.RUNNING,
+    (S.EXPECTED, E.MISSED): S.LOST,
+    (S.RUNNING, E.MISSED): S.LOST,
+    (S.RUNNING, E.DRAIN): S.DRAINING,
+    (S.DRAINING, E.MISSED): S.LOST,
+    (S.LOST, E.SEEN): S.RUNNING,
+}
+_CLOSED = {
+    S.EXPECTED: "it has not been heard of since the controller began",
+    S.DRAINING: "it is being emptied, to be stopped",
+    S.LOST: "it is lost",
+}
+
+
+class Hosts:
+    """All hosts but the controller's own. ``now`` is always monotonic seconds."""
+
+    def __init__(
+        self, cluster: Cluster, records: Mapping[str, HostRecord], own: str, now: float
+    ) -> None:
+        self._cluster = cluster
+        self._own = own
+        self.records = {name: record for name, record in records.items() if name != own}
+        self._states = dict.fromkeys(self.records, S.EXPECTED)
+        self._running: dict[str, frozenset[str]] = {}  # replicas, as each host has reported
+        self._look_at = now
+        self.liveness = Liveness()
+        self.is_own_draining = False
+        for name in self.records:
+            self.liveness.expect(name, now)
+
+    @staticmethod
+    def prepare(cluster: Cluster, records: Mapping[str, HostRecord], own: str) -> None:
+        """Tell the placement of recorded hosts, before there are backends with replicas there."""
+        for name, record in records.items():
+            if name != own:
+                cluster.placement.set_host(name, record.capacity, record.labels)
+                cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
+
+    def state(self, name: str) -> HostState:
+        """Return a host's state; the controller's own runs."""
+        if name == self._own:
+            return S.DRAINING if self.is_own_draining else S.RUNNING
+        return self._states.get(name, S.LOST)
+
+    def is_judged(self, name: str) -> bool:
+        """Tell whether this host has joined, and is another one than the controller's."""
+        return name in self._states
+
+    # --- What is observed -----------------------------------------------------------------------
+
+    def reported(self, record: HostRecord, running: Collection[str], now: float) -> None:
+        """Take a host's report of itself; the first one joins it.
+
+        ``running`` are the replicas that have a process there. ConflictError when another host
+        that is not lost has its name.
+        """
+        name = record.name
+        present = self.records.get(name)
+        self._check_name(record, present)
+        self._running[name] = frozenset(running)
+        if present != record:
+            if present is not None and present.id != record.id:
+                self.forget(name, now)  # a new one, in place of one that was lost
+            self.records[name] = record
+            self._cluster.save(HOST, name, record)
+            self._cluster.placement.set_host(name, record.capacity, record.labels)
+        if name not in self._states:
+            self._states[name] = S.EXPECTED
+            self._cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
+            self.liveness.expect(name, now)
+            self._look_at = now
+        if self._states[name] is S.EXPECTED:
+            self._seen(name, now)
+
+    def _check_name(self, record: HostRecord, present: HostRecord | None) -> None:
+        is_taken = present is not None and present.id != record.id
+        if record.name == self._own or (is_taken and self.state(record.name) is not S.LOST):
+            at = "the controller is on" if present is None else f"is at {present.address}"
+            raise ConflictError(
+                f"host name {record.name!r} is taken by the host that {at}; give this one "
+                "another with --host-name"
+            )
+
+    def beat(self, name: str, now: float) -> None:
+        """Take note that a host lives and can be reached."""
+        self.liveness.heard(name, now)
+
+    def gone(self, name: str, now: float) -> None:
+        """Take note that nothing of a host's system runs any more: it need not be waited for."""
+        if name in self._states and self.liveness.give_up(name):
+            self._missed(name, now)
+
+    def advance(self, now: float) -> None:
+        """Judge hosts by their beats."""
+        if now < self.due_at():
+            return
+        self._look_at = now + LOOK_S
+        lost, back = self.liveness.look(now)
+        for name in lost:
+            self._missed(name, now)
+        for name in back:
+            self._seen(name, now)
+
+    def due_at(self) -> float:
+        """Return when :meth:`advance` has something to do."""
+        return self._look_at if self._states else float("inf")
+
+    def _seen(self, name: str, now: float) -> None:
+        was_lost = self._states[name] is S.LOST
+        self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
+        self._cluster.placement.open_host(name)
+        for tag, backend in self._cluster.backends.items():
+            if was_lost and backend.is_at(name):
+                backend.host_back(name, self._running.get(name, ()), now)
+                self._cluster.touch(tag)
+
+    def _missed(self, name: str, now: float) -> None:
+        self._states[name] = TRANSITIONS[self._states[name], E.MISSED]
+        self._cluster.placement.close_host(name, _CLOSED[S.LOST])
+        self._cluster.listeners.host_gone(name)
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.host_lost(name, now)
+                self._cluster.touch(tag)
+
+    # --- What is asked for ----------------------------------------------------------------------
+
+    def drain(self, name: str) -> None:
+        """Have what is on a host replaced elsewhere, as far as there is room; may be repeated."""
+        if name == self._own:
+            self.is_own_draining = True
+        elif self.state(name) is S.RUNNING:
+            self._states[name] = TRANSITIONS[S.RUNNING, E.DRAIN]
+        elif name not in self._states:
+            return  # it has left already
+        if self._cluster.placement.is_open(name):
+            self._cluster.placement.close_host(name, _CLOSED[S.DRAINING])
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.move_from(name)
+                self._cluster.touch(tag)
+
+    def is_empty(self, name: str) -> bool:
+        """Tell whether no replica is on a host any more."""
+        return not any(backend.is_at(name) for backend in self._cluster.backends.values())
+
+    def can_take_over(self, name: str) -> bool:
+        """Tell whether there is any other host on which replicas may be placed."""
+        names = {self._own, *self._states} - {name}
+        return any(self._cluster.placement.is_open(each) for each in names)
+
+    def evict(self, name: str, now: float) -> None:
+        """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
+        if name not in self._states:
+            known = ", ".join(sorted(self._states)) or "none"
+            raise UnknownNameError(f"no other host is named {name!r}; there are: {known}")
+        if self.state(name) is not S.LOST:
+            raise ConflictError(f"host {name!r} is {self.state(name).value}; stop it first")
+        self.forget(name, now)
+
+    def forget(self, name: str, now: float) -> None:
+        """Forget a host, and what was on it; harmless when it is forgotten."""
+        if name not in self._states:
+            return
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.host_gone(name, now)
+                self._cluster.touch(tag)
+        del self._states[name], self.records[name]
+        self._running.pop(name, None)
+        self.liveness.forget(name)
+        self._cluster.listeners.host_gone(name)
+        self._cluster.placement.drop_host(name)
+        self._cluster.save(HOST, name, None)

@@ -1,0 +1,163 @@
+"""On which host a replica is to run: where it fits, apart from its siblings, where most is free.
+
+A host takes a replica when it is *open* (alive, and not being emptied), has the labels that the
+backend asks for, has fewer than ``max_per_host`` of its replicas, and has room. Of those that do,
+the one with the fewest replicas of the backend is taken, then the one with the largest part free of
+what the replica needs, then the one with the fewest replicas at all. Nothing that runs is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from understudy.core.capacity import Capacity, Needs
+
+MAX_HOSTS_NAMED = 3  # in one sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What one replica of a backend needs of its host."""
+
+    needs: Needs = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    max_per_host: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PlacedHost:
+    """A host as placement sees it."""
+
+    name: str
+    capacity: Capacity
+    labels: Mapping[str, str] = field(default_factory=dict)
+    is_open: bool = True
+    why_closed: str = ""
+    replicas: int = 0
+
+    def refusal(self, request: Request, siblings: int) -> str:
+        """Return why a replica cannot run here, "" when it can; without regard to free room."""
+        if not self.is_open:
+            return self.why_closed
+        for label, value in request.labels.items():
+            if self.labels.get(label) != value:
+                has = f"{label}={self.labels[label]}" if label in self.labels else f"no {label}"
+                return f"a replica needs {label}={value}, and it has {has}"
+        if request.max_per_host is not None and siblings >= request.max_per_host:
+            return (
+                f"it has {siblings} of its replicas already, and max_replicas_per_host is "
+                f"{request.max_per_host}"
+            )
+        return ""
+
+
+class Placement:
+    """The hosts, and which replica has taken what of which."""
+
+    def __init__(self) -> None:
+        self._freed = False  # there may be room that was not there before
+        self._hosts: dict[str, PlacedHost] = {}
+        self._at: dict[str, PlacedHost] = {}  # by replica
+
+    def set_host(
+        self, name: str, total: Needs | None, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Add a host, or change what it has; without ``total`` there is no end to it."""
+        host = self._hosts.get(name)
+        if host is None:
+            self._hosts[name] = PlacedHost(name, Capacity(total), labels or {})
+        else:
+            host.capacity.total, host.labels = total, labels or {}
+        self._freed = True
+
+    def drop_host(self, name: str) -> None:
+        """Forget a host, and what was taken there."""
+        host = self._hosts.pop(name, None)
+        self._at = {tag: at for tag, at in self._at.items() if at is not host}
+
+    def open_host(self, name: str) -> None:
+        """Let replicas be placed on a host."""
+        self._hosts[name].is_open = True
+        self._freed = True
+
+    def close_host(self, name: str, why: str) -> None:
+        """Place nothing on a host any more; what is there stays."""
+        host = self._hosts[name]
+        host.is_open, host.why_closed = False, why
+
+    def take_freed(self) -> bool:
+        """Tell whether there may be more room than when this was last asked."""
+        freed, self._freed = self._freed, False
+        return freed
+
+    def knows(self, host: str) -> bool:
+        """Tell whether there is such a host."""
+        return host in self._hosts
+
+    def is_open(self, host: str) -> bool:
+        """Tell whether replicas may be placed on a host."""
+        return host in self._hosts and self._hosts[host].is_open
+
+    def take(self, replica: str, host: str, needs: Needs) -> None:
+        """Count what a replica has, whether there was room or not."""
+        at = self._at[replica] = self._hosts[host]
+        at.replicas += 1
+        at.capacity.take(replica, needs)
+
+    def give_back(self, replica: str) -> None:
+        """Count a replica's part as free again; harmless when it has none."""
+        host = self._at.pop(replica, None)
+        if host is not None:
+            host.replicas -= 1
+            host.capacity.give_back(replica)
+            self._freed = True
+
+    def choose(self, request: Request, siblings: Mapping[str, int]) -> str | None:
+        """Return the host for one more replica, or None; ``siblings`` are by host."""
+        fitting = [
+            host
+            for host in self._hosts.values()
+            if not host.refusal(request, siblings.get(host.name, 0))
+            and host.capacity.has_room(request.needs)
+        ]
+        if not fitting:
+            return None
+
+        def cost(host: PlacedHost) -> tuple[int, float, int, str]:
+            free = host.capacity.free_part(request.needs)
+            return siblings.get(host.name, 0), -free, host.replicas, host.name
+
+        return min(fitting, key=cost).name
+
+    def why_not(self, request: Request, siblings: Mapping[str, int]) -> str:
+        """Return what stands in the way of one more replica, and what would help."""
+        reasons: dict[str, str] = {}
+        for host in self._hosts.values():
+            refusal = host.refusal(request, siblings.get(host.name, 0))
+            reasons[host.name] = refusal or host.capacity.why_not(request.needs)
+        if len(reasons) == 1:
+            return next(iter(reasons.values()))
+        named = list(reasons.items())[:MAX_HOSTS_NAMED]
+        told = "; ".join(f"host {name}: {reason}" for name, reason in named)
+        others = len(reasons) - len(named)
+        return told + (f"; and {others} other hosts" if others else "") + "; or another host joins"
+
+    def shown(self, host: str | None = None) -> dict[str, dict[str, float]]:
+        """Return resource -> total and taken, of one host or of all that are open together."""
+        if host is not None:
+            return self._hosts[host].capacity.shown()
+        sums: dict[str, dict[str, float]] = {}
+        for each in self._hosts.values():
+            for name, amounts in each.capacity.shown().items() if each.is_open else ():
+                sum_ = sums.setdefault(name, {"total": 0.0, "taken": 0.0})
+                for what, amount in amounts.items():
+                    sum_[what] = round(sum_[what] + amount, 9)
+        return sums
+
+
+def anywhere(total: Needs | None = None) -> Placement:
+    """Return a placement with one host that has no name, and no end unless ``total`` says so."""
+    placement = Placement()
+    placement.set_host("", total)
+    return placement

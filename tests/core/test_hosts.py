@@ -1,0 +1,240 @@
+"""Hosts join, are lost, are back, are emptied, leave; replicas follow, and nothing runs twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from understudy.core.errors import ConflictError, UnknownNameError
+from understudy.core.hosts import HostState
+from understudy.core.records import HostRecord
+from understudy.core.replica_states import ReplicaState
+
+from . import requests as ask  # noqa: TID251 - the tests' own folder
+from .worlds import Spec, World  # noqa: TID251
+
+FULL = {"num_cpus": 4.0, "num_gpus": 0.0, "memory": 0.0}
+
+
+def record(name: str, **fields: Any) -> HostRecord:
+    values = {"id": f"id of {name}", "address": f"{name}:1900", "capacity": FULL, "labels": {}}
+    return HostRecord(name=name, **{**values, **fields})
+
+
+class Hosts(World):
+    """A world with the controller's host, "", and others that the test has joined."""
+
+    def __init__(self, *names: str, **options: Any) -> None:
+        self.alive: set[str] = set()
+        super().__init__(capacity=FULL, **options)
+        for name in names:
+            self.join(name)
+
+    def join(self, name: str, **fields: Any) -> None:
+        """Have a host report, with what runs there, and beat from now on."""
+        self.alive.add(name)
+        running = [tag for tag in self.processes if self.host_of(tag) == name]
+        self.cluster.hosts.reported(record(name, **fields), running, self.now)
+        self.flush()
+
+    def host_of(self, tag: str) -> str:
+        backend = self.records["backend"].get(tag.rpartition("#")[0])
+        return "" if backend is None else backend.hosts.get(tag, "")
+
+    def turn(self) -> None:
+        for name in self.alive:
+            self.cluster.hosts.beat(name, self.now)
+        super().turn()
+
+    def spread(self, backend: str = "a#d") -> Counter[str]:
+        """Return how many of a backend's replicas count, by host."""
+        replicas = self.cluster.backends[backend].replicas.values()
+        return Counter(r.host for r in replicas if r.state is ReplicaState.RUNNING)
+
+    def routed(self, backend: str = "a#d") -> Counter[str]:
+        """Return what routers are told, by host."""
+        return Counter(each.host for each in self.table(f"backend/{backend}").replicas)
+
+
+def deploy(replicas: int, **options: Any) -> ask.Request:
+    spec = Spec("d", b"one", {"num_replicas": replicas}, actor_options=options)
+    return ask.deploy("a", spec, route="/a")
+
+
+@pytest.fixture
+def three() -> Hosts:
+    world = Hosts("x", "y")
+    world.request(deploy(6))
+    world.settle()
+    return world
+
+
+def test_replicas_are_spread_over_hosts_and_stay_where_they_are(three: Hosts) -> None:
+    assert three.spread() == {"": 2, "x": 2, "y": 2}
+    three.join("z")
+    three.wait(60)
+    assert three.spread() == three.routed() == {"": 2, "x": 2, "y": 2}
+
+
+def test_a_host_that_joins_takes_what_waits() -> None:
+    world = Hosts()
+    world.request(deploy(6, num_cpus=1))
+    for _ in range(5):
+        world.flush()
+        world.work()
+    assert world.spread() == {"": 4}
+    world.join("x")
+    world.settle()
+    assert world.spread() == {"": 4, "x": 2}
+
+
+def test_a_lost_host_is_noticed_within_three_seconds_and_its_replicas_replaced(
+    three: Hosts,
+) -> None:
+    three.alive.remove("x")
+    three.wait(3)
+    assert three.cluster.hosts.state("x") is HostState.LOST
+    assert three.routed()["x"] == 0
+    for _ in range(5):
+        three.flush()
+        three.work()
+    assert three.spread() == {"": 3, "y": 3}
+
+
+def lose_and_replace(world: Hosts, name: str = "x") -> None:
+    world.alive.remove(name)
+    world.wait(5)
+    for _ in range(5):
+        world.flush()
+        world.work()
+    assert world.spread()[name] == 0
+
+
+def test_a_host_that_was_cut_off_is_back_without_duplicates_or_kills(three: Hosts) -> None:
+    kept = {tag for tag in three.processes if three.host_of(tag) == "x"}
+    lose_and_replace(three)
+    assert len(three.processes) == 8
+    three.join("x")
+    three.settle()
+    assert three.spread() == {"": 2, "x": 2, "y": 2}
+    assert {tag for tag in three.processes if three.host_of(tag) == "x"} == kept
+
+
+def test_what_died_with_a_host_is_not_waited_for_when_it_is_back(three: Hosts) -> None:
+    gone = [tag for tag in three.processes if three.host_of(tag) == "x"]
+    lose_and_replace(three)
+    for tag in gone:
+        three.die(tag)
+    three.join("x")
+    three.settle()
+    assert three.spread() == {"": 3, "y": 3}
+    assert not three.recorded() & set(gone)
+
+
+def test_a_new_controller_asks_the_hosts_that_it_has_on_record(three: Hosts) -> None:
+    three.boot()
+    assert three.cluster.hosts.state("x") is HostState.EXPECTED
+    three.join("x")
+    three.join("y")
+    three.settle()
+    assert three.spread() == {"": 2, "x": 2, "y": 2}
+    assert len(three.processes) == 6
+
+
+def test_a_new_controller_replaces_what_is_on_a_host_that_it_does_not_hear_of(
+    three: Hosts,
+) -> None:
+    for tag in [tag for tag in three.processes if three.host_of(tag) == "x"]:
+        three.processes[tag].stuck = True
+    three.alive.remove("x")
+    three.boot()
+    three.join("y")
+    three.wait(5)
+    for _ in range(5):
+        three.flush()
+        three.work()
+    assert three.cluster.hosts.state("x") is HostState.LOST
+    assert three.spread() == {"": 3, "y": 3}
+
+
+def test_a_host_is_emptied_only_as_others_take_over(three: Hosts) -> None:
+    three.request(lambda cluster: cluster.hosts.drain("x"))
+    three.flush()
+    assert three.routed() == {"": 2, "x": 2, "y": 2}  # nothing has gone before its replacement
+    three.settle()
+    assert three.cluster.hosts.is_empty("x")
+    assert three.spread() == {"": 3, "y": 3}
+    three.request(lambda cluster: cluster.hosts.forget("x", three.now))
+    assert "x" not in three.records["host"]
+
+
+def test_what_fits_nowhere_else_stays_on_a_host_that_is_to_be_emptied() -> None:
+    world = Hosts("x")
+    world.request(deploy(8, num_cpus=1))
+    world.settle()
+    world.request(lambda cluster: cluster.hosts.drain("x"))
+    world.wait(30)
+    assert world.spread() == {"": 4, "x": 4}
+    assert "being emptied" in world.cluster.backends["a#d"].waiting
+
+
+def test_a_deleted_application_does_not_wait_for_a_lost_host(three: Hosts) -> None:
+    lose_and_replace(three)
+    goal = three.request(ask.undeploy("a"))
+    for _ in range(5):
+        three.flush()
+        three.work()
+    assert three.goal_state(goal) == "succeeded"
+    assert not three.recorded()
+
+
+def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
+    with pytest.raises(ConflictError, match="'x' is taken by the host that is at x:1900; give"):
+        three.cluster.hosts.reported(record("x", id="another"), [], three.now)
+    with pytest.raises(ConflictError, match="taken by the host that the controller is on"):
+        three.cluster.hosts.reported(record("", id="another"), [], three.now)
+
+
+def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
+    lose_and_replace(three)
+    for tag in [tag for tag in three.processes if three.host_of(tag) == "x"]:
+        three.die(tag)
+    three.join("x", id="another")
+    three.settle()
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+    assert three.spread() == {"": 3, "y": 3}
+
+
+def test_a_host_may_come_back_at_another_address(three: Hosts) -> None:
+    lose_and_replace(three)
+    three.join("x", address="elsewhere:1900")
+    three.settle()
+    assert three.cluster.hosts.records["x"].address == "elsewhere:1900"
+    assert three.spread()["x"] == 2
+
+
+def test_only_a_lost_host_can_be_evicted(three: Hosts) -> None:
+    hosts = three.cluster.hosts
+    with pytest.raises(UnknownNameError, match="no other host is named 'q'; there are: x, y"):
+        hosts.evict("q", three.now)
+    with pytest.raises(ConflictError, match="host 'x' is RUNNING; stop it first"):
+        hosts.evict("x", three.now)
+    lose_and_replace(three)
+    three.request(lambda cluster: cluster.hosts.evict("x", three.now))
+    assert "x" not in three.records["host"]
+    assert not [tag for tag in three.recorded() if three.host_of(tag) == "x"]
+
+
+def test_what_runs_on_a_host_that_is_no_more_on_record_is_forgotten() -> None:
+    world = Hosts("x")
+    world.request(deploy(2))
+    world.settle()
+    del world.records["host"]["x"]
+    for tag in [tag for tag in world.processes if world.host_of(tag) == "x"]:
+        world.die(tag)
+    world.alive.clear()
+    world.boot()
+    world.settle()
+    assert world.spread() == {"": 2}

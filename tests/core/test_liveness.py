@@ -1,0 +1,88 @@
+"""Hosts are lost quickly, back slowly, and judged by what the judge has listened to."""
+
+from __future__ import annotations
+
+import random
+
+from understudy.core.liveness import BEAT_S, GAP_S, LOOK_S, LOST_AFTER_S, STEADY_S, Liveness
+
+
+class Judge:
+    """A judge that looks every LOOK_S, at a host whose beats the test decides on."""
+
+    def __init__(self) -> None:
+        self.liveness = Liveness()
+        self.now = 1000.0
+        self.liveness.look(self.now)
+        self.liveness.expect("one", self.now)
+        self.told: list[tuple[str, float]] = []
+
+    def run(self, seconds: float, beats: float = 1.0, rng: random.Random | None = None) -> None:
+        """Let time pass; each beat arrives with that probability."""
+        rng = rng or random.Random(0)
+        end = self.now + seconds
+        while self.now < end:
+            self.now += BEAT_S
+            if rng.random() < beats:
+                self.liveness.heard("one", self.now)
+            lost, back = self.liveness.look(self.now)
+            self.told += [("lost", self.now)] * len(lost) + [("back", self.now)] * len(back)
+
+
+def test_a_silent_host_is_lost_within_three_seconds_and_once() -> None:
+    judge = Judge()
+    judge.run(5)
+    begun = judge.now
+    judge.run(10, beats=0)
+    ((what, at),) = judge.told
+    assert what == "lost"
+    assert LOST_AFTER_S < at - begun < 3 - LOOK_S
+
+
+def test_a_host_is_back_when_it_has_been_heard_steadily() -> None:
+    judge = Judge()
+    judge.run(5, beats=0)
+    begun = judge.now
+    judge.run(5)
+    assert [what for what, _ in judge.told] == ["lost", "back"]
+    assert STEADY_S <= judge.told[1][1] - begun < STEADY_S + 3 * BEAT_S
+
+
+def test_a_link_that_comes_and_goes_leaves_a_host_lost() -> None:
+    judge = Judge()
+    judge.run(5, beats=0)
+    for _ in range(20):
+        judge.run(STEADY_S / 2)
+        judge.run(GAP_S + 2 * BEAT_S, beats=0)
+    assert [what for what, _ in judge.told] == ["lost"]
+
+
+def test_a_loss_of_thirty_percent_both_ways_never_flaps_in_an_hour() -> None:
+    judge = Judge()
+    judge.run(3600, beats=0.7 * 0.7, rng=random.Random(1))
+    assert judge.told == []
+
+
+def test_what_the_judge_did_not_listen_to_counts_for_nobody() -> None:
+    judge = Judge()
+    judge.run(5)
+    judge.now += 60  # stopped, or the whole machine was
+    judge.run(5)
+    assert judge.told == []
+
+
+def test_a_host_that_is_given_up_is_lost_at_once_and_can_come_back() -> None:
+    judge = Judge()
+    assert judge.liveness.give_up("one")
+    assert not judge.liveness.give_up("one")
+    judge.run(5)
+    assert [what for what, _ in judge.told] == ["back"]
+
+
+def test_hosts_that_are_not_judged_mean_nothing() -> None:
+    judge = Judge()
+    judge.liveness.heard("another", judge.now)
+    assert not judge.liveness.give_up("another")
+    judge.liveness.forget("one")
+    judge.run(10, beats=0)
+    assert judge.told == []

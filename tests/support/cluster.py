@@ -1,0 +1,253 @@
+"""Understudy on several hosts of one machine: namespaces around a switch, each with its system."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import switch
+from tests.support.load import GetLoad, Tally
+from tests.support.namespaces import Host, run_ip
+from tests.support.systems import wait_until
+
+NETWORK = "10.77.0"
+HTTP_PORT = 8000
+CLI_TIMEOUT_S = 90
+_numbers = itertools.count(1)
+
+
+def understudy(environ: dict[str, str], *args: str) -> tuple[int, str, str]:
+    """Run the command line; returns exit code, stdout and stderr. Called on a host."""
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.serve.cli", *args],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=CLI_TIMEOUT_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def get(path: str, timeout_s: float = 10.0) -> tuple[int, str]:
+    """GET a path of the host's own front. Called on a host."""
+    try:
+        url = f"http://127.0.0.1:{HTTP_PORT}{path}"
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+_load: GetLoad | None = None
+
+
+def begin_load(path: str, connections: int) -> None:
+    """GET a path over and over. Called on a host."""
+    global _load  # noqa: PLW0603  # one per process
+    _load = GetLoad(HTTP_PORT, path, connections)
+    _load.__enter__()
+
+
+def end_load() -> Tally:
+    """End what :func:`begin_load` began. Called on a host."""
+    assert _load is not None
+    return _load.stop()
+
+
+class ClusterHost(Host):
+    """One host with its state dir."""
+
+    def __init__(self, cluster: Cluster, number: int, name: str) -> None:
+        self.cluster, self.number = cluster, number
+        self.label = "abcdefghij"[number]
+        self.state_dir = cluster.folder / self.label
+        super().__init__(name, f"{NETWORK}.{number + 1}")
+        self.loads = self.another()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "UNDERSTUDY_STATE_DIR": str(self.state_dir),
+            "UNDERSTUDY_HOST_NAME": self.label,
+            "UNDERSTUDY_HTTP_PORT": str(HTTP_PORT),
+            "PYTHONPATH": str(self.cluster.folder),
+        }
+
+    def run(self, *args: str, **environ: str) -> tuple[int, str, str]:
+        """Run ``understudy``; returns exit code, stdout, stderr."""
+        return self.call(understudy, {**self.environ, **environ}, *args)  # type: ignore[no-any-return]
+
+    def check(self, *args: str, **environ: str) -> str:
+        """Run ``understudy``, which must succeed; returns stdout."""
+        code, out, err = self.run(*args, **environ)
+        assert code == 0, f"{args} on {self.label}: {err}{out}\n{self.log('host.log')}"
+        return out
+
+    def start(self, *flags: str, key_file: Path | None = None, **environ: str) -> str:
+        """Start its system: the first host leads, the others join it."""
+        args = ["start", "--bind", self.address, *flags]
+        if self.number:
+            key_file = key_file or self.cluster.hosts[0].state_dir / "cluster.key"
+            args += ["--join", f"{NETWORK}.1:1900", "--key-file", str(key_file)]
+        return self.check(*args, **environ)
+
+    def log(self, name: str) -> str:
+        """Return a log's text, "" when there is none."""
+        path = self.state_dir / "logs" / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def status(self) -> dict[str, Any]:
+        """Return what status prints here."""
+        _, out, err = self.run("status", "--json")
+        assert out, err
+        return json.loads(out)  # type: ignore[no-any-return]
+
+    def hosts(self) -> dict[str, str]:
+        """Return the state of every host, as status tells it here."""
+        return {host["name"]: host["state"] for host in self.status()["hosts"]}
+
+    def replicas(self, backend: str, state: str = "RUNNING") -> dict[str, str]:
+        """Return replica -> host of those in a state, as status tells it here."""
+        shown = self.status()["backends"].get(backend, {"replicas": ()})
+        return {r["tag"]: r["host"] for r in shown["replicas"] if r["state"] == state}
+
+    def get(self, path: str = "/") -> tuple[int, str]:
+        """GET a path of its own front."""
+        return self.call(get, path)  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def load(self, path: str = "/", connections: int = 32) -> Iterator[Callable[[], Tally]]:
+        """Have connections GET a path of its front meanwhile; yields what ends it and counts."""
+        self.loads.call(begin_load, path, connections)
+        yield lambda: self.loads.call(end_load)
+
+    def crash(self) -> None:
+        """End all of its processes at once, as a crash of the machine would."""
+        self.kill()
+
+    def reboot(self) -> None:
+        """Have it come up again after a crash, with nothing running."""
+        self.boot()
+        self.loads = self.another()
+
+    def link(self, *, sent: dict[str, Any] | None = None, received: Any = None) -> None:
+        """Change what its link does to frames: ``is_cut``, ``loss``, ``delay_s``."""
+        for way, changes in (("sent", sent), ("received", received)):
+            if changes is not None:
+                self.cluster.switch("change", self.number, way, changes)
+
+    def cut(self) -> None:
+        """Cut its link, both ways and without a word."""
+        self.link(sent={"is_cut": True}, received={"is_cut": True})
+
+    def heal(self) -> None:
+        """Have its link do nothing to frames any more."""
+        plain = {"is_cut": False, "loss": 0.0, "delay_s": 0.0}
+        self.link(sent=plain, received=plain)
+
+
+class Cluster:
+    """Hosts around a switch; use :func:`cluster_of`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stem = f"understudy-{os.getpid()}-{next(_numbers)}"
+        self.hosts: list[ClusterHost] = []
+        self._namespaces: list[str] = []
+        self._process: Any = None
+
+    def make(self, count: int) -> None:
+        """Make the hosts and what is between them."""
+        middle = self._namespace("switch")
+        for number in range(count):
+            name = self._namespace("abcdefghij"[number])
+            run_ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name",
+                   f"port{number}", "netns", middle)  # fmt: skip
+            address = f"{NETWORK}.{number + 1}/24"
+            run_ip("-n", name, "addr", "add", address, "dev", "cable")
+            run_ip("-n", middle, "link", "set", f"port{number}", "up")
+            for link in ("cable", "lo"):
+                run_ip("-n", name, "link", "set", link, "up")
+        context = multiprocessing.get_context("spawn")
+        self._pipe, pipe = context.Pipe()
+        ports = [f"port{number}" for number in range(count)]
+        self._process = context.Process(target=switch.serve, args=(pipe, middle, ports))
+        self._process.start()
+        pipe.close()
+        self._pipe.recv()
+        for number in range(count):
+            host = ClusterHost(self, number, self._namespaces[number + 1])
+            host.call(switch.send_plain_frames, "cable")
+            self.hosts.append(host)
+
+    def switch(self, method: str, *args: Any) -> Any:
+        """Call a method of the switch."""
+        self._pipe.send((method, args))
+        return self._pipe.recv()
+
+    def start(self, **environ: str) -> None:
+        """Start the system of every host, the first one first."""
+        for host in self.hosts:
+            host.start(**environ)
+
+    def deploy(self, text: str, target: str = "app", **environ: str) -> None:
+        """Deploy a module of this text from the first host."""
+        (self.folder / f"{target}.py").write_text(text, encoding="utf-8")
+        self.hosts[0].check("deploy", f"{target}:app", "--app-dir", str(self.folder), **environ)
+
+    def delete(self) -> None:
+        """Leave nothing."""
+        for host in self.hosts:
+            host.delete()
+        if self._process is not None:
+            self._pipe.close()
+            self._process.join(10)
+        for name in set(self._namespaces) - {host.name for host in self.hosts}:
+            run_ip("netns", "delete", name)
+
+    def _namespace(self, what: str) -> str:
+        name = f"{self.stem}{what}"
+        run_ip("netns", "add", name)
+        self._namespaces.append(name)
+        return name
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+        """Poll a condition; the logs of all hosts are in the failure."""
+        try:
+            return wait_until(condition, timeout_s, what)
+        except AssertionError as error:
+            logs = "\n".join(f"--- {h.label}\n{h.log('host.log')[-2000:]}" for h in self.hosts)
+            raise AssertionError(f"{error}\n{logs}") from None
+
+
+@contextlib.contextmanager
+def cluster_of(count: int, folder: Path) -> Iterator[Cluster]:
+    """Make hosts a, b, c ...; skip where that cannot be done, but fail in CI."""
+    cluster = Cluster(folder)
+    try:
+        try:
+            cluster.make(count)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", "") or error
+            reason = f"network namespaces cannot be made here: {why}"
+            if os.environ.get("CI") == "true":
+                raise AssertionError(reason) from error
+            pytest.skip(reason)
+        yield cluster
+    finally:
+        cluster.delete()
