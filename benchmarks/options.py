@@ -34,10 +34,12 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
+def parser(
+    name: str, description: str, peers: Callable[[str], list[System]] = _peers
+) -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     add = shared.add_argument
-    add("--peers", type=_peers, default=[], metavar="A,B", help=f"any of {','.join(PEERS)}")
+    add("--peers", type=peers, default=[], metavar="A,B", help="whom to measure beside")
     add("--skip-understudy", action="store_true", help="measure the peers alone")
     add("--understudy-python", type=Path, metavar="FILE", help="an interpreter that has Understudy")
     add("--json", type=Path, metavar="FILE", help="write everything measured here")

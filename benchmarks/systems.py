@@ -27,7 +27,10 @@ USER_CODE = Victim(name="worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class System:
-    """A serving system under test. `loosened` names dependencies whose bounds are dropped."""
+    """A serving system under test.
+
+    `loosened` names dependencies of the first requirement whose bounds are dropped.
+    """
 
     name: str
     command: tuple[str, ...]

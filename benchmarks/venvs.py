@@ -76,13 +76,14 @@ def _install(system: System, folder: Path) -> None:
     if not system.loosened:
         _pip(folder, "install", *system.requirements, what=what)
         return
-    _pip(folder, "install", "--no-deps", *system.requirements, what=what)
-    name = system.requirements[0].partition("==")[0]
+    loosened, *others = system.requirements
+    _pip(folder, "install", "--no-deps", loosened, what=what)
+    name = loosened.partition("==")[0]
     listing = _run([folder / "bin" / "python", "-c", LIST_REQUIREMENTS, name], what=what)
     wanted = [r for r in json.loads(listing) if "extra ==" not in r]
     for loose in system.loosened:
         wanted = [loose if r.startswith(loose) else r for r in wanted]
-    _pip(folder, "install", *wanted, what=what)
+    _pip(folder, "install", *wanted, *others, what=what)
 
 
 def _stamp(folder: Path) -> dict:
@@ -106,9 +107,9 @@ def prepare_peer(system: System, root: Path) -> Venv:
     return Venv(bin=folder / "bin", installed_bytes=stamp["installed_bytes"])
 
 
-def prepare_understudy(root: Path) -> Venv:
-    """Install a wheel of the working tree, as it is now, into Understudy's environment."""
-    folder = root / UNDERSTUDY.name
+def prepare_understudy(root: Path, system: System = UNDERSTUDY) -> Venv:
+    """Install a wheel of the working tree, as it is now, into the system's environment."""
+    folder = root / system.name
     stamp = _stamp(folder)
     if "bare_bytes" not in stamp:
         stamp = {"bare_bytes": _create(folder)}
@@ -119,7 +120,7 @@ def prepare_understudy(root: Path) -> Venv:
         # From a copy: setuptools leaves build/ in the source, and takes stale modules from it.
         source = Path(scratch) / "source"
         shutil.copytree(CLONE, source, ignore=NOT_SOURCE)
-        _pip(folder, "install", source, what="installing the working tree")
+        _pip(folder, "install", source, *system.requirements, what="installing the working tree")
     installed = _site_packages_bytes(folder) - stamp["bare_bytes"]
     return Venv(bin=folder / "bin", installed_bytes=installed)
 
