@@ -60,7 +60,7 @@ def ingress(app: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-def _instance() -> Any:
+async def _instance() -> Any:  # FastAPI runs what is not async on a thread
     replica = user_context.replica_context()
     return None if replica is None else replica.servable_object
 
