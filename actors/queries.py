@@ -23,7 +23,7 @@ from understudy.actors.control_messages import MeetProxy
 from understudy.actors.dispatch import Caller
 from understudy.actors.feeds import Inflows
 from understudy.actors.large_bytes import travelling
-from understudy.actors.loop import Outbox
+from understudy.actors.loop import GATHERED, GATHERED_PARTS, Outbox
 from understudy.actors.messages import (
     END,
     MORE,
@@ -46,7 +46,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.port import Port
 from understudy.actors.query_client import CallerClient
-from understudy.actors.streams import Parts, Sender
+from understudy.actors.streams import Parts, Sender, joined
 from understudy.actors.user_code import Reply, UserCode
 from understudy.core.closing import RESTARTING, close_frame
 from understudy.core.errors import error_status
@@ -283,14 +283,15 @@ class Queries:
         if outbox is None:
             outbox = self._make_answers(caller, run.assignment.caller)
             self._add(self._answers, caller, outbox)
-        outbox.put((item, run))
+        outbox.put((item, run), GATHERED_PARTS if isinstance(item, StreamPart) else GATHERED)
 
     def _make_answers(self, caller: str, address: Address) -> Outbox:
         return Outbox(
             self._loop,
             address,
             lambda items: AnswerQueries(
-                incarnation=caller, answers=tuple([travelling(item) for item, _ in items])
+                incarnation=caller,
+                answers=tuple([travelling(item) for item in joined([item for item, _ in items])]),
             ),
             on_sent=self._delivered,
             on_failed=partial(self._undeliverable, caller),

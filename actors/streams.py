@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from understudy.actors.messages import (
     END,
@@ -28,6 +28,7 @@ from understudy.actors.messages import (
 
 WINDOW = 256 * 1024
 MAX_PART = 64 * 1024
+COME_ROUND_S = 0.002
 PART_COST = 256  # what a part costs beside its bytes, so that empty ones are bounded too
 
 
@@ -87,15 +88,24 @@ class Sender:
         self._query_id = query_id
         self._put = put
         self._window = Window()
+        self._came_round_at = 0.0
         self.taken = self._window.taken
         self.close = self._window.close
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
-        """Send the next bytes; returns when more may be made."""
+        """Send the next bytes; returns when more may be made.
+
+        What was sent leaves when the loop comes round, so a generator that awaits nothing else
+        must await that now and then.
+        """
         for part in pieces(self._query_id, data, ends):
             self._put(part)
             self._window.sent(part)
             await self._window.room()
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._came_round_at > COME_ROUND_S:
+            await asyncio.sleep(0)
+            self._came_round_at = loop.time()
 
 
 def pieces(number: int, data: bytes, ends: int) -> Iterator[StreamPart]:
@@ -113,7 +123,34 @@ def pieces(number: int, data: bytes, ends: int) -> Iterator[StreamPart]:
 
 def cost(part: StreamPart) -> int:
     """Return what a part counts for in the window."""
-    return len(part.data) + PART_COST
+    return len(part.data) + PART_COST * part.count
+
+
+def joined(items: list[Any]) -> list[Any]:
+    """Join small parts that follow each other: one costs as much on its way as all of them."""
+    found: list[Any] = []
+    parts: list[StreamPart] = []
+    size = 0
+    for item in items:
+        small = isinstance(item, StreamPart) and item.ends == MORE
+        if parts and not (
+            small and item.query_id == parts[0].query_id and size + len(item.data) <= MAX_PART
+        ):
+            found.append(_join(parts))
+            parts, size = [], 0
+        if small:
+            parts.append(item)
+            size += len(item.data)
+        else:
+            found.append(item)
+    return [*found, _join(parts)] if parts else found
+
+
+def _join(parts: list[StreamPart]) -> StreamPart:
+    if len(parts) == 1:
+        return parts[0]
+    count = sum(part.count for part in parts)
+    return StreamPart(parts[0].query_id, b"".join([part.data for part in parts]), MORE, count)
 
 
 class Parts:
@@ -146,12 +183,28 @@ class Parts:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         part = self._parts.popleft()
+        self._took(part)
+        return part
+
+    def _took(self, part: StreamPart) -> None:
         self._untold += cost(part)
         # Not for each: the sender may be WINDOW ahead, so it cannot wait for less than this.
         if self._untold >= WINDOW // 2:
             self._tell_taken(self._untold)
             self._untold = 0
-        return part
+
+    async def next_bytes(self, most: int) -> bytes | None:
+        """Return the bytes of all parts that are here, up to ``most``; else like :meth:`next`."""
+        part = await self.next()
+        if part is None or not self._parts:
+            return None if part is None else part.data
+        found = [part.data]
+        size = len(part.data)
+        while self._parts and (size := size + len(self._parts[0].data)) <= most:
+            part = self._parts.popleft()
+            found.append(part.data)
+            self._took(part)
+        return b"".join(found)
 
     def arrived(self, part: StreamPart) -> None:
         """Take the next part."""
@@ -194,8 +247,7 @@ class Stream:
 
     async def next(self) -> bytes | None:
         """Return the next bytes, None at the end; StreamFailedError when it broke off."""
-        part = await self._parts.next()
-        return None if part is None else part.data
+        return await self._parts.next_bytes(MAX_PART)
 
     def close(self) -> None:
         """Want no more of it; harmless when it is over."""

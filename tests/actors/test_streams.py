@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.actors.messages import FailedAnswer, Process, StreamBegun, StreamEnded, StreamPart
-from understudy.actors.streams import MAX_PART, PART_COST, WINDOW, Sender, Stream, StreamFailedError
+from understudy.actors.messages import (
+    END,
+    FailedAnswer,
+    Process,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+)
+from understudy.actors.streams import (
+    COME_ROUND_S,
+    MAX_PART,
+    PART_COST,
+    WINDOW,
+    Sender,
+    Stream,
+    StreamFailedError,
+    cost,
+    joined,
+)
 
 BEGUN = StreamBegun(1, 200, (), Process(1, 1, "x"))
 
@@ -31,7 +49,7 @@ class Joined:
 
     def carry(self) -> None:
         self.most = max(self.most, sum(len(part.data) for part in self.on_the_way))
-        for part in self.on_the_way:
+        for part in joined(self.on_the_way):
             self.stream.arrived(part)
         self.on_the_way.clear()
 
@@ -126,3 +144,40 @@ def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
             await joined.stream.next()
 
     asyncio.run(run())
+
+
+def test_small_parts_that_follow_each_other_travel_as_one_and_count_as_all() -> None:
+    one, two = StreamPart(1, b"a"), StreamPart(1, b"bc")
+    other, end, large = StreamPart(2, b"d"), StreamPart(2, b"", END), StreamPart(1, b"x" * MAX_PART)
+    found = joined([one, two, other, end, one, large, two])
+    assert [part.data for part in found] == [b"abc", b"d", b"", b"a", large.data, b"bc"]
+    assert [part.query_id for part in found] == [1, 2, 2, 1, 1, 1]
+    assert cost(found[0]) == cost(one) + cost(two)
+    assert found[2] is end
+
+
+def test_what_is_not_a_part_stays_where_it_is_between_them() -> None:
+    part, ended = StreamPart(1, b"a"), StreamEnded(1, 200)
+    assert joined([BEGUN, part, part, ended]) == [BEGUN, StreamPart(1, b"aa", count=2), ended]
+    assert joined([]) == []
+
+
+def test_a_generator_that_computes_and_awaits_nothing_lets_its_parts_leave() -> None:
+    async def run() -> list[int]:
+        sent: list[StreamPart] = []
+        seen: list[int] = []
+        sender = Sender(1, sent.append)
+
+        async def watch() -> None:
+            while len(sent) < 5:
+                seen.append(len(sent))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        for _ in range(5):
+            time.sleep(2 * COME_ROUND_S)
+            await sender.send(b"x")
+        await watching
+        return seen
+
+    assert set(asyncio.run(run())) >= {1, 2, 3, 4}
