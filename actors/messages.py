@@ -160,7 +160,7 @@ class StreamPart(NamedTuple):
     query_id: int  # of what follows a query, the FeedWanted's number
     data: bytes
     ends: int = MORE
-    count: int = 1  # how many parts were joined to this one
+    parts: int = 1  # how many were joined to this one
 
 
 class FeedWanted(NamedTuple):

@@ -123,7 +123,7 @@ def pieces(number: int, data: bytes, ends: int) -> Iterator[StreamPart]:
 
 def cost(part: StreamPart) -> int:
     """Return what a part counts for in the window."""
-    return len(part.data) + PART_COST * part.count
+    return len(part.data) + PART_COST * part.parts
 
 
 def joined(items: list[Any]) -> list[Any]:
@@ -149,8 +149,8 @@ def joined(items: list[Any]) -> list[Any]:
 def _join(parts: list[StreamPart]) -> StreamPart:
     if len(parts) == 1:
         return parts[0]
-    count = sum(part.count for part in parts)
-    return StreamPart(parts[0].query_id, b"".join([part.data for part in parts]), MORE, count)
+    data = b"".join([part.data for part in parts])
+    return StreamPart(parts[0].query_id, data, MORE, sum(part.parts for part in parts))
 
 
 class Parts:

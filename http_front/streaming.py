@@ -31,13 +31,10 @@ class StreamedBody:
         data = await self._stream.next()
         left = self._left
         if left is not None:
-            size = len(data or b"")
-            if size > left > 0:
-                self._left = -1
-                return (data or b"")[:left]  # what fits, so that the client sees where it breaks
-            if size > left or (data is None and left):
+            left -= len(data or b"")
+            if left < 0 or (data is None and left):
                 raise StreamFailedError("the parts are not as long as their Content-Length")
-            self._left = left - size
+            self._left = left
         if data is None:
             raise StopAsyncIteration
         return data

@@ -215,10 +215,9 @@ def test_a_part_that_is_no_text_is_named(get: Get) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_parts_that_break_their_content_length_cut_the_connection(get: Get, count: int) -> None:
-    response = get("too_long", count)
-    assert response.headers["content-length"] == "15"
-    with pytest.raises(http.client.IncompleteRead):
-        response.read()
+    # How much has left by then depends on how many parts travelled together: perhaps nothing.
+    with pytest.raises((http.client.IncompleteRead, http.client.RemoteDisconnected)):
+        get("too_long", count).read()
 
 
 def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(

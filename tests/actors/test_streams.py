@@ -158,7 +158,7 @@ def test_small_parts_that_follow_each_other_travel_as_one_and_count_as_all() -> 
 
 def test_what_is_not_a_part_stays_where_it_is_between_them() -> None:
     part, ended = StreamPart(1, b"a"), StreamEnded(1, 200)
-    assert joined([BEGUN, part, part, ended]) == [BEGUN, StreamPart(1, b"aa", count=2), ended]
+    assert joined([BEGUN, part, part, ended]) == [BEGUN, StreamPart(1, b"aa", parts=2), ended]
     assert joined([]) == []
 
 
