@@ -69,6 +69,7 @@ class CreateEndpoint(Request):
     backend: str
     route: str | None
     methods: tuple[str, ...]
+    retryable: bool | None = None
 
 
 @message

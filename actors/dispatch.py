@@ -2,9 +2,11 @@
 
 Theory of operation. A caller (a gunicorn worker, a script with handles, a replica whose code calls
 handles) keeps every query until its first answer; later ones for the same id are ignored. Queries
-go to the proxy in batches through one outbox. When the proxy dies, those that may be repeated or
-were not sent wait for the next proxy and go to it; the others fail with ReplicaUnavailableError,
-because nobody knows whether they ran.
+go to the proxy in batches through one outbox. When the proxy dies, all wait for the next one, and
+for answers, which come from replicas. Those that were sent may have run, and go there marked so:
+whether they may run again depends on endpoints and deployments, which proxies know. Only those that
+their own caller forbids to repeat fail at once. What proxies' deaths cost in repeats has a budget,
+as what replicas' deaths cost has in the router.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.streams import Stream
 from understudy.actors.value_streams import ValueStream
+from understudy.core.repeats import MIN_BUDGET, RepeatBudget
 from understudy.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
@@ -99,6 +102,7 @@ class _Entry:
         "process",
         "process_at",
         "query",
+        "resent",
         "sent",
         "stream",
         "timer",
@@ -110,6 +114,7 @@ class _Entry:
         self.on_answer = on_answer
         self.on_fed = on_fed
         self.sent = False
+        self.resent = False  # it was sent before, and may have run
         self.stream: _Incoming | None = None  # once its answer has begun to come in parts
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the replica that it cannot leave any more
@@ -154,6 +159,7 @@ class Caller:
         self.left = False  # for good; may be read from any thread
         self.on_ready: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
+        self._budget = RepeatBudget(MIN_BUDGET)  # a long query may outlive several proxies
         self._entries: dict[int, _Entry] = {}
         self._outbox: Outbox | None = None
         self._proxy: Process | None = None
@@ -171,6 +177,7 @@ class Caller:
         it.
         """
         entry = self._entries[query.id] = _Entry(query, on_answer, on_fed)
+        self._budget.pay_in(len(self._entries))
         if self.left:
             self._fail(entry, CLOSED)
             return
@@ -227,7 +234,7 @@ class Caller:
             self.loop.send(self._proxy_address, detach, on_left, on_left)
 
     def lost_proxy(self) -> None:
-        """Fail what was with the proxy and may not be repeated; keep the rest for the next one.
+        """Keep what was with the proxy for the next one, unless it is not to be sent again.
 
         What a replica is known to have needs no proxy any more.
         """
@@ -236,8 +243,8 @@ class Caller:
         for entry in list(self._entries.values()):
             if entry.process is not None:
                 self._watch(entry, entry.process)
-            elif entry.sent and not entry.query.repeatable:
-                self._fail(entry, "the proxy died with the query under way")
+            elif entry.sent:
+                self._send_again(entry, "the proxy died with the query under way")
             entry.sent = False
 
     def attached(self, message: AttachCallerReply) -> None:
@@ -320,17 +327,20 @@ class Caller:
             self._outbox.put(entry)
 
     def _pack(self, items: list[_Entry | _Cancel]) -> SubmitQueries:
-        queries, cancelled = [], []
+        queries, cancelled, resent = [], [], []
         for item in items:
             if isinstance(item, _Cancel):
                 cancelled.append(item.query_id)
             elif item.query.id in self._entries:
                 item.sent = True
                 queries.append(item.query)
+                if item.resent:
+                    resent.append(item.query.id)
         return SubmitQueries(
             incarnation=self.process.incarnation,
             queries=tuple(queries),
             cancelled=tuple(cancelled),
+            resent=tuple(resent),
         )
 
     def _undelivered(self, items: list[_Entry | _Cancel]) -> None:
@@ -338,10 +348,18 @@ class Caller:
         for item in items:
             if isinstance(item, _Cancel) or item.query.id not in self._entries:
                 continue
-            if item.query.repeatable:
+            if self._send_again(item, "the proxy did not take the query"):
                 self.loop.call_later(RESEND_S, partial(self._resend, item))
-            else:
-                self._fail(item, "the proxy did not take the query")
+
+    def _send_again(self, entry: _Entry, text: str) -> bool:
+        """Mark a query that may have run, to be sent again; it fails if it is not to be."""
+        if entry.query.retryable is False:
+            self._fail(entry, f"{text}; it may have run")
+        elif not self._budget.take_out():
+            self._fail(entry, f"{text}, and retries, limited to as many as queries, are used up")
+        else:
+            entry.resent = True
+        return entry.resent
 
     def _resend(self, entry: _Entry) -> None:
         if entry.query.id in self._entries:

@@ -98,7 +98,7 @@ class Query(NamedTuple):
     call: bytes | LargeBytes  # pickled HttpCall or PythonCall
     request_id: str
     timeout_s: float | None  # from now; None leaves it to the backend's setting
-    repeatable: bool
+    retryable: bool | None  # by its caller's word; None leaves it to endpoint, deployment, method
     shard_key: str | None
     for_shadow: bool = False  # made by code that runs a copy for a shadow
     multiplexed_model_id: str = ""  # the model that user code is to use; "" for none
@@ -263,12 +263,14 @@ class DetachCaller(Message):
 class SubmitQueries(Message):
     """Caller to proxy: new queries and ids to cancel. Answers come singly, in AnswerQueries.
 
-    A repeat of a query id that the proxy still has is ignored.
+    A repeat of a query id that the proxy still has is ignored. ``resent`` are ids of queries that
+    were sent before, to a proxy that has died or may not have taken them: they may have run.
     """
 
     incarnation: str
     queries: tuple[Query, ...] = ()
     cancelled: tuple[int, ...] = ()
+    resent: tuple[int, ...] = ()
 
 
 @message

@@ -26,6 +26,18 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._repeated = Counter(
+            "understudy_retries",
+            "Queries that were sent to another replica because the one that had them died",
+            ["endpoint", "backend"],
+            registry=self._registry,
+        )
+        self._not_repeated = Counter(
+            "understudy_retries_refused",
+            "Queries that were not, as there were as many retries as queries",
+            ["endpoint", "backend"],
+            registry=self._registry,
+        )
         self._dropped_children: dict[tuple[str, str], Counter] = {}
 
     def ended(
@@ -42,6 +54,14 @@ class Metrics:
                 endpoint, backend
             )
         child.inc()
+
+    def repeated(self, endpoint: str, backend: str) -> None:
+        """Count one query that is sent again."""
+        self._repeated.labels(endpoint, backend).inc()
+
+    def not_repeated(self, endpoint: str, backend: str) -> None:
+        """Count one query that is not, because of its budget."""
+        self._not_repeated.labels(endpoint, backend).inc()
 
     def text(self, queries: LoadByEndpoint, copies: LoadByEndpoint) -> bytes:
         """Return all metrics; what is given is (endpoint, backend) -> (queued, ongoing)."""

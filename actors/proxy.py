@@ -127,7 +127,8 @@ class Proxy(LoopActor):
             tickets.Refuse: self._refuse,
             tickets.Ended: self._ended,
             tickets.Dropped: self._dropped,
-            tickets.Lost: self._lost,
+            tickets.Repeated: self._repeated,
+            tickets.NotRepeated: self._not_repeated,
             tickets.Starved: self._starved,
         }
 
@@ -331,7 +332,8 @@ class Proxy(LoopActor):
             return
         now = time.monotonic()
         for query in message.queries:
-            self._run(self._router.submit(caller, query, now))
+            resent = query.id in message.resent
+            self._run(self._router.submit(caller, query, now, resent=resent))
         for query_id in message.cancelled:
             self._run(self._router.cancel(caller, query_id, now))
         self._arm_deadline()
@@ -434,8 +436,12 @@ class Proxy(LoopActor):
         if self._tallies and not effect.is_copy:
             self._tallies.ended(*effect[:4])
 
-    def _lost(self, effect: tickets.Lost) -> None:
+    def _repeated(self, effect: tickets.Repeated) -> None:
+        self._metrics.repeated(*effect)
         self._tallies.lost(*effect)
+
+    def _not_repeated(self, effect: tickets.NotRepeated) -> None:
+        self._metrics.not_repeated(*effect)
 
     def _dropped(self, effect: tickets.Dropped) -> None:
         self._metrics.dropped(*effect)

@@ -213,7 +213,11 @@ class Requests:
 
     def _create_endpoint(self, r: am.CreateEndpoint) -> None:
         self._cluster.create_endpoint(
-            r.name, backend=r.backend, route=r.route, methods=tuple(r.methods)
+            r.name,
+            backend=r.backend,
+            route=r.route,
+            methods=tuple(r.methods),
+            retryable=r.retryable,
         )
 
     def _start_rollout(self, r: am.StartRollout) -> str | None:

@@ -161,6 +161,7 @@ class Backend(Placing):
             max_ongoing_requests=config.max_ongoing_requests,
             max_queued_requests=config.max_queued_requests,
             request_timeout_s=config.request_timeout_s,
+            retryable=config.retryable,
             unavailable="it could not be started" if self.record.failure else "",
         )
 

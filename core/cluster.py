@@ -35,10 +35,10 @@ from understudy.core.endpoints import (
     Endpoints,
     check_free,
     check_known,
-    check_methods,
-    check_route,
     check_weights,
+    described,
     is_made_alike,
+    new_endpoint,
     owner_of,
     table_of,
     users_of,
@@ -200,30 +200,28 @@ class Cluster:
     # --- Requests: endpoints --------------------------------------------------------------------
 
     def create_endpoint(
-        self, name: str, *, backend: str, route: str | None, methods: tuple[str, ...]
+        self,
+        name: str,
+        *,
+        backend: str,
+        route: str | None,
+        methods: tuple[str, ...],
+        retryable: bool | None = None,
     ) -> None:
         """Name a backend; the same call again is a no-op, another one a ConflictError.
 
         It is the same call, too, when the endpoint's traffic was moved meanwhile: scripts that set
         up an endpoint and then its traffic may run again.
         """
-        if wrong := wrong_with(name, MAX_TAG_BYTES):
-            raise InvalidRequestError(f"endpoint name {name!r}: {wrong}")
-        record = EndpointRecord(
-            name=name,
-            route=check_route(route),
-            methods=check_methods(methods),
-            traffic={backend: 1.0},
-            made_with=backend,
-        )
+        record = new_endpoint(name, backend, route, methods, retryable)
         present = self.endpoints.get(name)
         if present is not None and is_made_alike(present, record):
             return
         self._backend(backend)
         if present is not None:
             raise ConflictError(
-                f"endpoint {name!r} exists with other settings: route {present.route!r}, methods "
-                f"{present.methods}, traffic {dict(present.traffic)}; delete it first"
+                f"endpoint {name!r} exists with other settings: {described(present)}; "
+                "delete it first"
             )
         check_known(f"endpoint {name!r}", "backend", [backend], self.usable_backends(""))
         check_free(self.endpoints.at(record.route), name, record.route)

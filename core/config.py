@@ -62,6 +62,7 @@ class BackendConfig(Settings):
     max_ongoing_requests: int = Field(default=100, ge=1)
     max_queued_requests: int = Field(default=-1, ge=-1, description="-1 is unlimited")
     request_timeout_s: float | None = Field(default=None, gt=0)
+    retryable: bool | None = Field(default=None, strict=True)
     health_check_period_s: float = Field(default=10, gt=0)
     health_check_timeout_s: float = Field(default=30, gt=0)
     graceful_shutdown_timeout_s: float = Field(default=20, ge=0)

@@ -11,6 +11,7 @@ from typing import Any
 
 from understudy.core.comparing import check_compare
 from understudy.core.errors import ConflictError, InvalidRequestError
+from understudy.core.names import MAX_TAG_BYTES, wrong_with
 from understudy.core.records import BackendRecord, CompareRecord, EndpointRecord
 from understudy.core.tables import EndpointTable
 
@@ -88,6 +89,32 @@ class Endpoints(dict[str, EndpointRecord]):
     def using(self, backend: str) -> list[EndpointRecord]:
         """Return the endpoints whose policy names the backend."""
         return [self[name] for name in self._using.get(backend, ())]
+
+
+def new_endpoint(
+    name: str, backend: str, route: str | None, methods: Iterable[str], retryable: object
+) -> EndpointRecord:
+    """Return an endpoint for one backend, or raise InvalidRequestError naming what is wrong."""
+    if wrong := wrong_with(name, MAX_TAG_BYTES):
+        raise InvalidRequestError(f"endpoint name {name!r}: {wrong}")
+    return EndpointRecord(
+        name=name,
+        route=check_route(route),
+        methods=check_methods(methods),
+        retryable=check_retryable(name, retryable),
+        traffic={backend: 1.0},
+        made_with=backend,
+    )
+
+
+def check_retryable(endpoint: str, retryable: object) -> bool | None:
+    """Return the value, or raise InvalidRequestError."""
+    if retryable is None or isinstance(retryable, bool):
+        return retryable
+    raise InvalidRequestError(
+        f"endpoint {endpoint!r}: retryable={retryable!r}: must be True, False, or None to leave it "
+        "to the deployment"
+    )
 
 
 def check_free(endpoints: Iterable[EndpointRecord], name: str, route: str | None) -> None:
@@ -173,8 +200,19 @@ def _is_share(value: object) -> bool:
 def is_made_alike(present: EndpointRecord, asked: EndpointRecord) -> bool:
     """Tell whether the call that asks for ``asked`` is the one that made ``present``."""
     made_with = {present.made_with} if present.made_with else set(present.traffic)
-    same = (present.route, present.methods) == (asked.route, asked.methods)
+    same = all(
+        getattr(present, each) == getattr(asked, each) for each in ("route", "methods", "retryable")
+    )
     return same and made_with == {asked.made_with}
+
+
+def described(record: EndpointRecord) -> str:
+    """Return an endpoint's settings for an error that is about other ones."""
+    retryable = "" if record.retryable is None else f", retryable {record.retryable}"
+    return (
+        f"route {record.route!r}, methods {record.methods}{retryable}, "
+        f"traffic {dict(record.traffic)}"
+    )
 
 
 def owner_of(record: BackendRecord | EndpointRecord) -> str:
@@ -196,6 +234,7 @@ def table_of(record: EndpointRecord) -> EndpointTable:
         name=record.name,
         route=record.route,
         methods=record.methods,
+        retryable=record.retryable,
         traffic=dict(record.traffic),
         shadows=dict(sorted(record.shadows.items())),
         compares={tag: (each.id, each.settings) for tag, each in record.compares.items()},

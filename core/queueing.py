@@ -33,6 +33,7 @@ class RoutedBackend:
     levels: Levels = field(default_factory=Levels)
     far_levels: Levels = field(default_factory=Levels)  # of replicas on other hosts
     has_traffic: bool = False
+    slots: int = 0  # of all replicas
 
     def queue_of(self, ticket: Ticket) -> Lines:
         """Return the queue that a ticket waits in, or would."""
@@ -43,22 +44,35 @@ class RoutedBackend:
         """Whether as many queries wait as may."""
         return 0 <= self.table.max_queued_requests <= self.queue.size
 
-    def too_slow_for(self, ticket: Ticket, now: float) -> float | None:
-        """Return how long a query would wait, where that is too long for its deadline."""
-        if ticket.deadline_at is None:
-            return None
-        ahead = self.queue.ahead(ticket.endpoint)
-        return self.pace.too_slow_for(ahead, ticket.deadline_at - now, now)
-
     def retry_after_s(self, ticket: Ticket, now: float) -> float:
         """Return when the caller of a query that may not wait should come back."""
         return self.pace.retry_after_s(self.queue.ahead(ticket.endpoint), now)
 
-    def wait(self, ticket: Ticket, now: float) -> None:
-        """Have a query wait."""
+    def let_wait(self, ticket: Ticket, now: float) -> list[tuple[Ticket, str]]:
+        """Have a query wait, unless it would for too long, or too many wait already.
+
+        Return who is to be refused, and why. Where the queue is full, the longest line gives one up
+        for a line that is clearly shorter: else a flood of one endpoint would have others refused.
+        """
+        ahead = self.queue.ahead(ticket.endpoint)
+        if wait_s := self.pace.too_slow_for(ahead, ticket.left_s(now), now):
+            return [(ticket, _too_slow(ticket, wait_s, now))]
+        refused = []
+        if self.is_full:
+            given_up = self.queue.longest_beside(ticket.endpoint)
+            if given_up is None:
+                return [(ticket, self._full(ticket))]
+            refused.append((given_up, self._full(given_up)))
+            self.queue.remove(given_up)
         if not self.queue.size:
             self.pace.began(now)
         self.queue.add(ticket)
+        return refused
+
+    def _full(self, ticket: Ticket) -> str:
+        own, every = self.queue.length(ticket.endpoint), self.queue.size
+        text = f"{ticket.endpoint} has {own} queries queued, "
+        return text + ("its limit" if own == every else f"of {every} in all, the limit")
 
     @property
     def takes_copies(self) -> bool:
@@ -104,6 +118,8 @@ class RoutedBackend:
     def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""
         ticket.replica = tag = replica.table.tag
+        if ticket.assigned_at < 0 and ticket.budget is not None:
+            ticket.budget.pay_in(self.slots)
         ticket.assigned_at = now
         ticket.attempts += 1
         replica.ongoing[ticket.number] = ticket
@@ -157,3 +173,10 @@ class RoutedBackend:
         if queue is self.queue and not queue.size:
             self.pace.began(now)
         queue.put_first(ticket)
+
+
+def _too_slow(ticket: Ticket, wait_s: float, now: float) -> str:
+    return (
+        f"{ticket.endpoint} could begin with this query in about {wait_s:.3g} s only, "
+        f"of the {ticket.left_s(now):.3g} s that it has in all"
+    )

@@ -72,6 +72,7 @@ class EndpointRecord:
     name: str
     route: str | None = None
     methods: tuple[str, ...] = ()
+    retryable: bool | None = None  # whether queries may be run again; None leaves it to backends
     traffic: Mapping[str, float] = field(default_factory=dict)  # backend -> weight
     shadows: Mapping[str, float] = field(default_factory=dict)  # backend -> proportion
     compares: Mapping[str, CompareRecord] = field(default_factory=dict)  # by the shadow

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from math import inf
 
 from understudy.core.errors import (
     DeploymentUnavailableError,
     RouteNotFoundError,
     UnderstudyError,
 )
-from understudy.core.queueing import RoutedBackend
 from understudy.core.tables import BackendTable
 from understudy.core.tickets import QueryLike, Refuse, Ticket
 
@@ -42,25 +40,9 @@ def unavailable(ticket: Ticket, table: BackendTable) -> str:
     return f"{ticket.endpoint} is unavailable: {table.unavailable}"
 
 
-def full(ticket: Ticket, backend: RoutedBackend) -> str:
-    """Say that too many queries wait."""
-    queue = backend.queue
-    own = queue.length(ticket.endpoint)
-    text = f"{ticket.endpoint} has {own} queries queued, "
-    return text + ("its limit" if own == queue.size else f"of {queue.size} in all, the limit")
-
-
-def too_slow(ticket: Ticket, wait_s: float, now: float) -> str:
-    """Say that a query would wait for too much of the time it has."""
-    return (
-        f"{ticket.endpoint} could begin with this query in about {wait_s:.3g} s only, "
-        f"of the {_left(ticket, now):.3g} s that it has in all"
-    )
-
-
 def no_time_left(ticket: Ticket, run_s: float, now: float) -> str:
     """Say why a query is not begun when its turn has come."""
-    left_s = _left(ticket, now)
+    left_s = ticket.left_s(now)
     if left_s <= 0:
         return f"no answer within {ticket.time_limit_s:.6g} s"
     return (
@@ -69,12 +51,6 @@ def no_time_left(ticket: Ticket, run_s: float, now: float) -> str:
     )
 
 
-def _left(ticket: Ticket, now: float) -> float:
-    return inf if ticket.deadline_at is None else ticket.deadline_at - now
-
-
-def died(ticket: Ticket) -> str:
-    """Say why a query is not sent to yet another replica."""
-    if ticket.query.repeatable:
-        return f"{ticket.endpoint}: {ticket.attempts} replicas died with this query under way"
-    return f"{ticket.endpoint}: the replica died with this query under way; it may have run"
+def proxy_died(endpoint: str) -> str:
+    """Say why a query that an earlier router may have had run is not taken."""
+    return f"{endpoint}: the proxy died with this query under way; it may have run"

@@ -33,28 +33,25 @@ from understudy.core.holders import Holders
 from understudy.core.open_tickets import OpenTickets
 from understudy.core.queueing import RoutedBackend
 from understudy.core.refusals import (
-    died,
-    full,
     no_time_left,
     not_found,
+    proxy_died,
     refusal,
-    too_slow,
     unavailable,
 )
+from understudy.core.repeats import may_be_resent, repeat
 from understudy.core.routes import Routes
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 from understudy.core.tickets import (
     Cancel,
     Dropped,
     Effects,
-    Lost,
     QueryLike,
     Starved,
     Ticket,
 )
 from understudy.core.traffic import RoutedEndpoint, choose_shadows
 
-MAX_ATTEMPTS = 3  # a query that kills its replica must not kill all of them in turn
 CANCELLED_STATUS = 499
 
 
@@ -105,7 +102,7 @@ class Router:
         old = self._endpoints.pop(name, nothing)
         if old.table.route is not None:
             self._routes.remove(old.table.route, name)
-        new = nothing if table is None else RoutedEndpoint(table)
+        new = nothing if table is None else RoutedEndpoint(table, old.budgets)
         if table is not None:
             self._endpoints[name] = new
             if table.route is not None:
@@ -133,6 +130,7 @@ class Router:
         backend = self._backends.setdefault(tag, RoutedBackend(table or BackendTable(tag=tag)))
         backend.table = table or BackendTable(tag=tag, unavailable="it was deleted")
         backend.has_traffic = tag in self._with_traffic
+        backend.slots = len(backend.table.replicas) * backend.table.max_ongoing_requests
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:
@@ -149,8 +147,14 @@ class Router:
 
     # --- Queries --------------------------------------------------------------------------------
 
-    def submit(self, caller: Hashable, query: QueryLike, now: float) -> Effects:
-        """Route a new query. A repeat of one that is still here is ignored."""
+    def submit(
+        self, caller: Hashable, query: QueryLike, now: float, *, resent: bool = False
+    ) -> Effects:
+        """Route a new query. A repeat of one that is still here is ignored.
+
+        One that is ``resent`` was another router's, now dead, and may have run: it is refused
+        unless it may be repeated wherever it could have been.
+        """
         tickets = self._tickets.by_caller.get(caller)
         if tickets is not None and query.id in tickets:
             return []
@@ -162,6 +166,8 @@ class Router:
         if query.http_method and table.methods and query.http_method not in table.methods:
             text = f"{query.http_method} is not allowed; allowed are {', '.join(table.methods)}"
             return [refusal(caller, query, MethodNotAllowedError, text, table.methods)]
+        if resent and not may_be_resent(query, endpoint, self._backends):
+            return [refusal(caller, query, ReplicaUnavailableError, proxy_died(table.name))]
         ticket = self._tickets.open(caller, query, table, now)
         effects = self._route(ticket, endpoint, now)
         if table.shadows and self._tickets.find(caller, query.id) is not None:  # it was let in
@@ -238,12 +244,11 @@ class Router:
         if holder is None:
             return []
         effects: Effects = []
-        before, run_s = len(holder.ongoing), 0.0
+        before, ticket = len(holder.ongoing), None
         for number, status in outcomes:
             ticket = holder.ongoing.pop(number, None)
             if ticket is None:
                 continue
-            run_s = now - ticket.assigned_at
             if ticket.caller is None:
                 effects.append(self._tickets.end(ticket, ticket.abandoned or status, now))
                 continue
@@ -252,8 +257,8 @@ class Router:
                 ticket.answered_at = now
             holder.unconfirmed[number] = ticket
         holder.saturated_until = 0.0
-        if run_s and not holder.retired:  # one of those that came together will do
-            self._backends[holder.backend].pace.ran(run_s)
+        if ticket is not None and not holder.retired:  # one of those that came together will do
+            self._backends[holder.backend].pace.ran(now - ticket.assigned_at)
         return self._after_release(holder, effects, now, before - len(holder.ongoing))
 
     def delivered(self, replica: str, numbers: Iterable[int]) -> Effects:
@@ -302,21 +307,22 @@ class Router:
             self._holders.retire(backend, holder)
         not_run = set(unsent)
         effects: Effects = []
-        lost: Effects = []
+        repeated: Effects = []
         again: list[Ticket] = []
         for ticket in (*holder.unconfirmed.values(), *holder.ongoing.values()):
             ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
-                again.append(ticket)
-            elif ticket.abandoned or _may_repeat(ticket):
-                again.append(ticket)
-                if not (ticket.abandoned or ticket.is_copy):
-                    lost.append(Lost(ticket.endpoint, ticket.backend))
-            else:
-                effects += self._fail(ticket, ReplicaUnavailableError, died(ticket), now)
+            elif not ticket.abandoned:
+                endpoint = self._endpoints.get(ticket.endpoint)
+                text, told = repeat(ticket, endpoint, self._backends.get(ticket.backend))
+                repeated += told
+                if text:
+                    effects += self._fail(ticket, ReplicaUnavailableError, text, now)
+                    continue
+            again.append(ticket)
         holder.ongoing, holder.unconfirmed = {}, {}
-        return effects + self._put_back(again, now) + lost
+        return effects + self._put_back(again, now) + repeated
 
     def wake(self, now: float) -> Effects:
         """Try again replicas that had rejected; to be called SATURATED_S after a rejection."""
@@ -363,7 +369,9 @@ class Router:
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
         ticket.backend = table.tag
-        self._tickets.limit(ticket, table)
+        ticket.budget = endpoint.budgets[table.tag]
+        if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
+            self._tickets.limit(ticket, table)
         if not backend.queue.size and (
             replica := backend.choose(ticket, table.max_ongoing_requests)
         ):
@@ -373,25 +381,10 @@ class Router:
         return self._queue(ticket, backend, now)
 
     def _queue(self, ticket: Ticket, backend: RoutedBackend, now: float) -> Effects:
-        """Have a ticket wait, unless it would for too long, or too many wait already.
-
-        Where the queue is full, the longest line gives one up for a line that is clearly shorter:
-        else a flood of one endpoint would have others refused.
-        """
-        if wait_s := backend.too_slow_for(ticket, now):
-            return self._refuse(ticket, backend, too_slow(ticket, wait_s, now), now)
-        effects: Effects = []
-        if backend.is_full:
-            given_up = backend.queue.longest_beside(ticket.endpoint)
-            if given_up is None:
-                return self._refuse(ticket, backend, full(ticket, backend), now)
-            text = full(given_up, backend)
-            backend.queue.remove(given_up)
-            effects = self._refuse(given_up, backend, text, now)
-        if not (backend.queue.size or backend.replicas):
-            effects.append(Starved(ticket.backend))
-        backend.wait(ticket, now)
-        return effects
+        starved = not (backend.queue.size or backend.replicas)
+        refused = backend.let_wait(ticket, now)
+        effects = [e for each, text in refused for e in self._refuse(each, backend, text, now)]
+        return effects or ([Starved(ticket.backend)] if starved else [])
 
     def _refuse(self, ticket: Ticket, backend: RoutedBackend, text: str, now: float) -> Effects:
         """Have a caller come back later."""
@@ -487,9 +480,3 @@ class Router:
         return (
             [ended] if ticket.is_copy else [refusal(ticket.caller, ticket.query, kind, text), ended]
         )
-
-
-def _may_repeat(ticket: Ticket) -> bool:
-    if ticket.is_copy or ticket.begun:
-        return False
-    return ticket.query.repeatable and ticket.attempts < MAX_ATTEMPTS

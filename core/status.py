@@ -24,7 +24,7 @@ def backends(cluster: Cluster) -> dict[str, Any]:
 
 
 def endpoints(cluster: Cluster) -> dict[str, Any]:
-    """Return name -> route, methods, traffic, shadows; and compares, where shadows are compared."""
+    """Return name -> route, methods, traffic, shadows; retryable and compares where set."""
     return {name: _endpoint(record) for name, record in sorted(cluster.endpoints.items())}
 
 
@@ -35,6 +35,8 @@ def _endpoint(record: EndpointRecord) -> dict[str, Any]:
         "traffic": dict(record.traffic),
         "shadows": dict(record.shadows),
     }
+    if record.retryable is not None:
+        shown["retryable"] = record.retryable
     if record.compares:
         shown["compares"] = {tag: str(each) for tag, each in record.compares.items()}
     return shown

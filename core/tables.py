@@ -29,13 +29,17 @@ class ReplicaTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTable:
-    """A backend's running replicas and limits. ``unavailable`` says why none is to be expected."""
+    """A backend's running replicas and limits. ``unavailable`` says why none is to be expected.
+
+    ``retryable``: whether queries may be run again, by its author's word; None if that is not said.
+    """
 
     tag: str
     replicas: tuple[ReplicaTable, ...] = ()
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
     request_timeout_s: float | None = None
+    retryable: bool | None = None
     unavailable: str = ""
 
 
@@ -43,6 +47,7 @@ class BackendTable:
 class EndpointTable:
     """An endpoint's route and methods, and where its queries go. ``methods`` empty means all.
 
+    ``retryable`` is that of backends, said by who made the endpoint; it goes before theirs.
     ``traffic`` is backend -> weight, ``shadows`` backend -> proportion of queries to copy there,
     and ``compares`` has (id, settings) for the shadows whose answers are compared.
     """
@@ -50,6 +55,7 @@ class EndpointTable:
     name: str
     route: str | None = None
     methods: tuple[str, ...] = ()
+    retryable: bool | None = None
     traffic: Mapping[str, float] = field(default_factory=dict)
     shadows: Mapping[str, float] = field(default_factory=dict)
     compares: Mapping[str, tuple[str, Any]] = field(default_factory=dict)

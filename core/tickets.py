@@ -35,8 +35,8 @@ class QueryLike(Protocol):
         """Its own time limit; None for the backend's."""
 
     @property
-    def repeatable(self) -> bool:
-        """Whether it may be sent again where it may have run already."""
+    def retryable(self) -> bool | None:
+        """Whether it may be run again, by its caller's word; None where that is not said."""
 
     @property
     def shard_key(self) -> str | None:
@@ -79,7 +79,8 @@ class Ticket:
     backend: str = ""
     deadline_at: float | None = None
     replica: str | None = None  # which has it; None while it is queued
-    assigned_at: float = 0.0
+    assigned_at: float = -1.0  # the last time; below 0 is never
+    budget: Any = None  # core.repeats.RepeatBudget, of all like it; None for a copy
     attempts: int = 0  # replicas that may have begun to run it
     abandoned: int = 0  # the status it was ended with while its replica may still be busy with it
     begun: bool = False  # a part of its answer has left, so it cannot be repeated
@@ -92,6 +93,10 @@ class Ticket:
     def time_limit_s(self) -> float:
         """How long it may take in all."""
         return inf if self.deadline_at is None else self.deadline_at - self.submitted_at
+
+    def left_s(self, now: float) -> float:
+        """Return how much of that is left."""
+        return inf if self.deadline_at is None else self.deadline_at - now
 
     @property
     def is_copy(self) -> bool:
@@ -146,8 +151,15 @@ class Dropped(NamedTuple):
     backend: str
 
 
-class Lost(NamedTuple):
-    """For the judgement of a rollout: a replica died with a query, which is sent to another."""
+class Repeated(NamedTuple):
+    """For metrics and rollouts: a replica died with a query, which is sent to another."""
+
+    endpoint: str
+    backend: str
+
+
+class NotRepeated(NamedTuple):
+    """For the metrics: a query ended as its replica died and there were too many repeats."""
 
     endpoint: str
     backend: str
@@ -159,5 +171,5 @@ class Starved(NamedTuple):
     backend: str
 
 
-Effect = Assign | Cancel | Refuse | Ended | Dropped | Lost | Starved
+Effect = Assign | Cancel | Refuse | Ended | Dropped | Repeated | NotRepeated | Starved
 Effects = list[Effect]

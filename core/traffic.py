@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import log
 
+from understudy.core.repeats import RepeatBudget
 from understudy.core.tables import EndpointTable
 from understudy.core.tickets import Ticket
 
@@ -70,14 +71,22 @@ class Split:
         return chosen
 
 
+_NONE: Mapping[str, RepeatBudget] = {}
+
+
 class RoutedEndpoint:
-    """An endpoint's table, ready for use."""
+    """An endpoint's table, ready for use; ``budgets`` for repeats go on from those that are known.
 
-    __slots__ = ("split", "table")
+    Each backend has its own: what many queries elsewhere pay in must not be spent on one of which
+    every replica dies.
+    """
 
-    def __init__(self, table: EndpointTable) -> None:
+    __slots__ = ("budgets", "split", "table")
+
+    def __init__(self, table: EndpointTable, known: Mapping[str, RepeatBudget] = _NONE) -> None:
         self.table = table
         self.split = Split(table.traffic)
+        self.budgets = {tag: known.get(tag, RepeatBudget()) for tag in self.split.tags}
 
     def places(self) -> set[tuple[str, bool]]:
         """Return (backend, whether as a shadow) of all that queries or copies may go to."""

@@ -34,7 +34,6 @@ _logger = logging.getLogger(__name__)
 PAGE_TIMEOUT_S = 5.0
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
 HOOKS = frozenset({"reconfigure", "check_health"})
-REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
 
 T = TypeVar("T")
@@ -101,7 +100,6 @@ class QuerySink:
             call=pickle.dumps(http_call(exchange), 5),
             request_id=exchange.request_id,
             timeout_s=self._timeout_s if timeout is None else parse_timeout(timeout),
-            repeatable=exchange.method in REPEATABLE,
             shard_key=None if shard_key is None else parse_text(shard_key),
             multiplexed_model_id="" if model_id is None else parse_text(model_id),
         )

@@ -33,7 +33,6 @@ class Dispatcher(Protocol):
         call: bytes,
         request_id: str,
         timeout_s: float | None,
-        repeatable: bool,
         shard_key: str | None,
         multiplexed_model_id: str,
     ) -> HttpAnswer | FailedAnswer | Stream:

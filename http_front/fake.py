@@ -22,7 +22,6 @@ class Asked(NamedTuple):
     call: HttpCall
     request_id: str
     timeout_s: float | None
-    repeatable: bool
     shard_key: str | None
     multiplexed_model_id: str
 
@@ -63,7 +62,6 @@ class FakeDispatcher:
         call: bytes,
         request_id: str,
         timeout_s: float | None,
-        repeatable: bool,
         shard_key: str | None,
         multiplexed_model_id: str,
     ) -> HttpOutcome:
@@ -75,7 +73,6 @@ class FakeDispatcher:
             pickle.loads(call),
             request_id,
             timeout_s,
-            repeatable,
             shard_key,
             multiplexed_model_id,
         )

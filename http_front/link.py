@@ -73,7 +73,6 @@ class Link:
         call: bytes,
         request_id: str,
         timeout_s: float | None,
-        repeatable: bool,
         shard_key: str | None,
         multiplexed_model_id: str,
     ) -> HttpAnswer | FailedAnswer | Stream:
@@ -92,7 +91,7 @@ class Link:
             call=beside(call),
             request_id=request_id,
             timeout_s=timeout_s,
-            repeatable=repeatable,
+            retryable=None,
             shard_key=shard_key,
             multiplexed_model_id=multiplexed_model_id,
         )

@@ -41,7 +41,7 @@ from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.comparing import Compare
 from understudy.core.config import ActorOptions, BackendConfig, Settings, validated
-from understudy.core.endpoints import check_proportion, check_weights
+from understudy.core.endpoints import check_proportion, check_retryable, check_weights
 from understudy.core.errors import (
     InvalidRequestError,
     NotRunningError,
@@ -158,14 +158,24 @@ class Client:
         backend: str,
         route: str | None = None,
         methods: Sequence[str] = ("GET",),
+        retryable: bool | None = None,
     ) -> None:
-        """Name a backend; without a route it can be called through handles only."""
+        """Name a backend; without a route it can be called through handles only.
+
+        ``retryable``: whether a query may be run again when its replica died under it; None leaves
+        it to the backend's own setting, and where there is none to the HTTP method.
+        """
         _check_name("name", name)
         _check_name("backend", backend)
         if problem := operations.route_problem("route", route):
             raise InvalidRequestError(problem)
         request = new(
-            CreateEndpoint, name=name, backend=backend, route=route, methods=_methods(methods)
+            CreateEndpoint,
+            name=name,
+            backend=backend,
+            route=route,
+            methods=_methods(methods),
+            retryable=check_retryable(name, retryable),
         )
         self._connection.request(request)
 

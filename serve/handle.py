@@ -27,7 +27,7 @@ class HandleOptions:
 
     method_name: str = "__call__"
     shard_key: str | None = None
-    retryable: bool = False
+    retryable: bool | None = None  # None leaves it to the endpoint and its deployment
     multiplexed_model_id: str = ""
     stream: bool = False
 
@@ -66,7 +66,8 @@ class DeploymentHandle:
         """Return a handle with some of these changed.
 
         ``method_name``: which method is called. ``shard_key``: calls with the same key go to the
-        same backend. ``retryable``: a call may be run again when its replica died under it.
+        same backend. ``retryable``: whether a call may be run again when its replica died under
+        it; None leaves it to the endpoint and the deployment, without whose word it may not.
         ``multiplexed_model_id``: which model it is for; a replica that has it is preferred.
         ``stream``: the method is a generator, whose values come one by one.
         """
@@ -117,7 +118,7 @@ class DeploymentHandle:
             call_method="" if method == "__call__" else method,
             call=pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL),
             timeout_s=None if deadline_at is None else deadline_at - time.monotonic(),
-            repeatable=self._options.retryable,
+            retryable=self._options.retryable,
             shard_key=self._options.shard_key,
             for_shadow=origin.for_shadow,
             multiplexed_model_id=self._options.multiplexed_model_id,
@@ -184,8 +185,11 @@ def _problems(changes: dict[str, Any]) -> list[str]:
 
 
 def _value_problem(name: str, value: Any) -> str | None:
-    if name in {"retryable", "stream"}:
+    if name == "stream":
         return None if isinstance(value, bool) else "must be True or False"
+    if name == "retryable":
+        good = value is None or isinstance(value, bool)
+        return None if good else "must be True, False or None"
     if name == "multiplexed_model_id":
         return None if isinstance(value, str) else "must be a string"
     if name == "shard_key":

@@ -290,7 +290,7 @@ class ReplicaByHand:
             call=pickle.dumps(call),
             request_id=f"by-hand-{ticket}",
             timeout_s=None,
-            repeatable=False,
+            retryable=False,
             shard_key=None,
         )
         return m.Assignment(

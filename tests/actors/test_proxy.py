@@ -86,7 +86,7 @@ class ProxyByHand:
             call=pickle.dumps(m.PythonCall("__call__", pack_arguments("it", (argument,), {}))),
             request_id=f"query-{self._query_id}",
             timeout_s=None,
-            repeatable=True,
+            retryable=True,
             shard_key=None,
         )
         self.hand.send(

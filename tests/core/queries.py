@@ -21,7 +21,7 @@ class Query:
     path: str = ""
     http_method: str = ""
     timeout_s: float | None = None
-    repeatable: bool = True
+    retryable: bool | None = True
     shard_key: str | None = None
     multiplexed_model_id: str = ""
     call: bytes = b"call"

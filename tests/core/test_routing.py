@@ -2,9 +2,10 @@ import pytest
 
 from understudy.core.deadlines import SPARE
 from understudy.core.holders import SATURATED_S
-from understudy.core.routing import MAX_ATTEMPTS, Router
+from understudy.core.repeats import MAX_ATTEMPTS
+from understudy.core.routing import Router
 from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Assign, Cancel, Ended, Lost, Refuse, Starved
+from understudy.core.tickets import Assign, Cancel, Ended, Refuse, Repeated, Starved
 
 from .queries import (  # noqa: TID251 - the tests' own folder
     Query,
@@ -316,7 +317,7 @@ def test_a_lost_caller_takes_its_queries_along_and_no_others() -> None:
 def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_repeated() -> None:
     made = router(backend("r1", limit=9))
     submit(made, 1)
-    submit(made, 2, repeatable=False)
+    submit(made, 2, retryable=False)
     made.set_backend("b", backend("r1", "r2", limit=9), 0.0)
     effects = made.replica_lost("r1", (), 1.0)
     text = "e: the replica died with this query under way; it may have run"
@@ -327,7 +328,7 @@ def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_repeated() -> N
 
 def test_what_never_left_for_a_dead_replica_is_sent_again_whatever_it_is() -> None:
     made = router(backend("r1", "r2", limit=1))
-    unsent = submit(made, 1, repeatable=False)
+    unsent = submit(made, 1, retryable=False)
     effects = made.replica_lost("r1", numbers(unsent), 1.0)
     assert assigned(effects) == [("r2", 1)]
     assert unsent[0].ticket.attempts == 1, "the dead replica had no chance to run it"
@@ -335,7 +336,7 @@ def test_what_never_left_for_a_dead_replica_is_sent_again_whatever_it_is() -> No
 
 def test_it_is_not_sent_to_the_dead_replica_again() -> None:
     made = router(backend("r1", limit=5))
-    unsent = submit(made, 1, repeatable=False)
+    unsent = submit(made, 1, retryable=False)
     assert made.replica_lost("r1", numbers(unsent), 1.0) == []
     assert assigned(made.set_backend("b", backend("r2"), 2.0)) == [("r2", 1)]
 
@@ -343,6 +344,8 @@ def test_it_is_not_sent_to_the_dead_replica_again() -> None:
 def test_a_query_kills_at_most_three_replicas() -> None:
     tags = [f"r{i}" for i in range(MAX_ATTEMPTS + 1)]
     made = router(backend(*tags, limit=1))
+    for effect in submit(made, 2, 3):  # others have paid for repeats
+        made.finished(effect.replica, [(effect.ticket.number, 200)], 0.0)
     effects = submit(made, 1)
     for _ in range(MAX_ATTEMPTS):
         effects = made.replica_lost(effects[0].replica, (), 1.0)
@@ -362,7 +365,7 @@ def test_what_is_sent_again_goes_before_what_waits_and_in_order() -> None:
 def test_a_query_that_a_replica_took_along_counts_against_its_backend() -> None:
     made = router(backend("r1", "r2", limit=1))
     submit(made, 1)
-    assert Lost("e", "b") in made.replica_lost("r1", (), 1.0)
+    assert Repeated("e", "b") in made.replica_lost("r1", (), 1.0)
 
 
 def test_queries_that_are_open_for_long_are_counted_by_endpoint_and_backend() -> None:
@@ -441,7 +444,7 @@ def test_a_retired_replica_that_is_back_has_its_tickets_still() -> None:
 
 def test_another_process_under_the_same_tag_means_that_the_first_is_lost() -> None:
     made = router(backend("r1", limit=1))
-    submit(made, 1, repeatable=False)
+    submit(made, 1, retryable=False)
     reborn = BackendTable(tag="b", replicas=(replica("r1", life=2),), max_ongoing_requests=1)
     effects = made.set_backend("b", reborn, 1.0)
     assert refused(effects)[0][:2] == (1, "ReplicaUnavailableError")
@@ -500,7 +503,7 @@ def test_an_answer_that_may_not_have_arrived_is_made_again_elsewhere() -> None:
 
 def test_an_answer_that_may_not_have_arrived_and_not_be_repeated_is_a_refusal() -> None:
     made = router(backend("r1", "r2"))
-    (number,) = numbers(submit(made, 1, repeatable=False))
+    (number,) = numbers(submit(made, 1, retryable=False))
     made.answered("r1", [(number, 200)], 1.0)
     effects = made.replica_lost("r1", (), 2.0)
     assert [kind for _, kind, _ in refused(effects)] == ["ReplicaUnavailableError"]

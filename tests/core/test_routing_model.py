@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 from hypothesis import settings
@@ -10,9 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from understudy.core.holders import SATURATED_S
-from understudy.core.routing import MAX_ATTEMPTS, Router
+from understudy.core.repeats import MAX_ATTEMPTS, may_repeat
+from understudy.core.routing import Router
 from understudy.core.tables import BackendTable
-from understudy.core.tickets import Assign, Cancel, Dropped, Ended, Lost, Refuse, Starved, Ticket
+from understudy.core.tickets import (
+    Assign,
+    Cancel,
+    Dropped,
+    Ended,
+    NotRepeated,
+    Refuse,
+    Repeated,
+    Starved,
+    Ticket,
+)
 
 from .queries import Query, endpoint, is_empty, load, replica  # noqa: TID251 - the tests' own folder
 
@@ -39,6 +51,8 @@ class RouterModel(RuleBasedStateMachine):
         self.outcomes: dict[tuple[str, int], list[str]] = {}
         self.ends: dict[int, int] = {}  # ended tickets, to be one per ticket
         self.assignments: dict[tuple[str, int], int] = {}
+        self.first_runs: Counter[tuple[str, str]] = Counter()  # by endpoint and backend
+        self.repeats: Counter[tuple[str, str]] = Counter()
         self.cancelled: set[tuple[str, int]] = set()
         for tag in BACKENDS:
             self.run(self.router.set_endpoint(f"e-{tag}", endpoint(f"e-{tag}", to=tag), 0.0))
@@ -57,6 +71,8 @@ class RouterModel(RuleBasedStateMachine):
                     assert effect.ticket.attempts == 1, "a copy runs once"
                     continue
                 key = (str(effect.ticket.caller), effect.ticket.query.id)
+                pair = (effect.ticket.endpoint, tag)
+                self.first_runs[pair] += key not in self.assignments
                 self.assignments[key] = self.assignments.get(key, 0) + 1
             elif isinstance(effect, Refuse):
                 got = self.outcomes[str(effect.caller), effect.query_id]
@@ -64,8 +80,10 @@ class RouterModel(RuleBasedStateMachine):
                     got.append(effect.kind)
             elif isinstance(effect, Cancel):
                 assert effect.ticket.number in self.held[effect.replica]
+            elif isinstance(effect, Repeated):
+                self.repeats[effect] += 1
             else:
-                assert isinstance(effect, Ended | Dropped | Lost | Starved)
+                assert isinstance(effect, Ended | Dropped | NotRepeated | Starved)
 
     def publish(self, tag: str, **settings: Any) -> None:
         table = BackendTable(
@@ -125,11 +143,12 @@ class RouterModel(RuleBasedStateMachine):
     @rule(
         caller=CALLERS,
         tag=st.sampled_from(BACKENDS),
-        repeatable=st.booleans(),
+        retryable=st.sampled_from([None, True, False]),
+        http_method=st.sampled_from(["", "GET"]),
         timeout_s=st.sampled_from([None, 1.0]),
     )
-    def submit(self, caller: str, tag: str, repeatable: bool, timeout_s: float | None) -> None:
-        query = Query(next(self.ids), f"e-{tag}", timeout_s=timeout_s, repeatable=repeatable)
+    def submit(self, caller: str, tag: str, **options: Any) -> None:
+        query = Query(next(self.ids), f"e-{tag}", **options)
         self.queries[caller, query.id] = query
         self.outcomes[caller, query.id] = []
         self.run(self.router.submit(caller, query, self.now))
@@ -239,7 +258,9 @@ class RouterModel(RuleBasedStateMachine):
                 assert unsent or ticket.number not in self.router._tickets.copies.open
             elif ticket.query.id in refused and self.queries_left(ticket):
                 assert not unsent
-                assert not ticket.query.repeatable or ticket.attempts >= MAX_ATTEMPTS
+                over_budget = NotRepeated(ticket.endpoint, ticket.backend) in effects
+                tired = ticket.attempts >= MAX_ATTEMPTS or over_budget
+                assert tired or not may_repeat(ticket.query, None, None)
 
     def queries_left(self, ticket: Ticket) -> bool:
         kinds = self.outcomes[str(ticket.caller), ticket.query.id]
@@ -261,6 +282,10 @@ class RouterModel(RuleBasedStateMachine):
     def no_query_ends_twice_or_runs_too_often(self) -> None:
         assert all(len(got) <= 1 for got in self.outcomes.values())
         assert all(times <= MAX_ATTEMPTS for times in self.assignments.values())
+
+    @invariant()
+    def repeats_never_more_than_double_the_load(self) -> None:
+        assert all(repeats <= self.first_runs[pair] for pair, repeats in self.repeats.items())
 
     @invariant()
     def nobody_waits_beside_a_free_replica(self) -> None:

@@ -84,6 +84,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "max_ongoing_requests": 100,
         "max_queued_requests": -1,
         "request_timeout_s": None,
+        "retryable": None,
         "health_check_period_s": 10,
         "health_check_timeout_s": 30,
         "graceful_shutdown_timeout_s": 20,

@@ -167,15 +167,6 @@ def test_a_method_that_is_not_public_cannot_be_called(app, value):
     assert not app.dispatcher.asked
 
 
-def test_only_methods_without_harm_may_be_repeated(app):
-    methods = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "POST", "PATCH", "PURGE")
-    for method in methods:
-        app.ask(method)
-    repeatable = [asked.http_method for asked in app.dispatcher.asked if asked.repeatable]
-    assert repeatable == ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"]
-    assert len(app.dispatcher.asked) == len(methods)
-
-
 def test_health_is_success_once_there_is_a_route_table(app):
     app.dispatcher.ready = False
     unready = app.ask(path="/-/healthz")

@@ -75,7 +75,7 @@ def test_a_call_returns_its_value_with_its_request_id(handle, queries):
     (query,) = queries.submitted
     assert query.request_id == response.request_id
     assert (query.endpoint, query.call_method) == ("a#Model", "")
-    assert query.repeatable is False
+    assert query.retryable is None
 
 
 def test_a_method_is_called_by_name_or_by_option(handle, queries):
@@ -88,7 +88,7 @@ def test_options_travel_with_the_query(handle, queries):
     options = {"shard_key": "k", "retryable": True, "multiplexed_model_id": "m"}
     handle.options(**options).double.remote(1).result()
     (query,) = queries.submitted
-    assert (query.shard_key, query.repeatable) == ("k", True)
+    assert (query.shard_key, query.retryable) == ("k", True)
     assert query.multiplexed_model_id == "m"
 
 
@@ -100,7 +100,7 @@ def test_options_travel_with_the_query(handle, queries):
         ({"method": "m"}, "method: no such option; there are method_name, shard_key, retryable"),
         ({"method_name": ""}, "must be the name of a method"),
         ({"method_name": "_private"}, "private methods"),
-        ({"retryable": 1}, "retryable=1: must be True or False"),
+        ({"retryable": 1}, "retryable=1: must be True, False or None"),
         ({"shard_key": 1}, "shard_key=1: must be a string"),
     ],
 )

@@ -55,7 +55,7 @@ class SimCaller:
             call=uid.encode(),
             request_id=uid,
             timeout_s=rng.choice([None, None, None, 0.3, 2.0]),
-            repeatable=rng.random() < 0.5,
+            retryable=rng.choice([None, True, False]),
             shard_key=rng.choice([None, None, "a", "b"]),
         )
         checks.submitted(uid, query, self.process)

@@ -130,15 +130,15 @@ MUTATIONS = {
         "no traffic reaches a backend without weight",
     ),
     "repeats_what_may_not_be_repeated": Mutation(
-        "core.routing",
-        "ticket.query.repeatable and ticket.attempts < MAX_ATTEMPTS",
-        "ticket.attempts < MAX_ATTEMPTS",
+        "core.repeats",
+        "    return query.http_method in REPEATABLE_METHODS",
+        "    return True",
         "a query that may not be repeated runs once",
     ),
     "sends_again_to_the_next_proxy": Mutation(
-        "actors.dispatch",
-        "            elif entry.sent and not entry.query.repeatable:\n",
-        "            elif False:\n",
+        "core.routing",
+        "        if resent and not may_be_resent(",
+        "        if False and not may_be_resent(",
         "a query that may not be repeated runs once",
     ),
     "passes_on_second_answers": Mutation(

@@ -143,6 +143,9 @@ class _Os:
         """A pidfd is only a number."""
 
 
+METRICS = ("ended", "dropped", "repeated", "not_repeated")
+
+
 def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
     world = simulation.world
     current = lambda: world.current  # noqa: E731
@@ -189,7 +192,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (FileStore, simulation.disk),
         (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
         (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
-        (metrics.Metrics, lambda: SimpleNamespace(ended=nothing, dropped=nothing)),
+        (metrics.Metrics, lambda: SimpleNamespace(**dict.fromkeys(METRICS, nothing))),
     ]
 
 

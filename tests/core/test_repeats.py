@@ -1,0 +1,175 @@
+"""Which queries are run again when their replica has died, and how many."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from understudy.core.repeats import MAX_ATTEMPTS, MIN_BUDGET, RepeatBudget, may_repeat
+from understudy.core.routing import Router
+from understudy.core.tables import BackendTable
+from understudy.core.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
+
+from .queries import (  # noqa: TID251 - the tests' own folder
+    Query,
+    assigned,
+    backend,
+    endpoint,
+    is_empty,
+    numbers,
+    only,
+    replica,
+    router,
+)
+
+
+@pytest.mark.parametrize(
+    ("handle", "of_endpoint", "deployment", "method", "may"),
+    [
+        (True, False, False, "POST", True),
+        (False, True, True, "GET", False),
+        (None, True, False, "POST", True),
+        (None, False, True, "GET", False),
+        (None, None, True, "POST", True),
+        (None, None, False, "GET", False),
+        *(
+            (None, None, None, m, True)
+            for m in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE")
+        ),
+        *((None, None, None, m, False) for m in ("POST", "PATCH", "PURGE", "")),
+    ],
+)
+def test_the_nearest_who_says_so_decides(
+    handle: bool | None,
+    of_endpoint: bool | None,
+    deployment: bool | None,
+    method: str,
+    may: bool,
+) -> None:
+    query = Query(1, retryable=handle, http_method=method)
+    assert may_repeat(query, of_endpoint, deployment) is may
+    made = router(backend("r1", "r2", retryable=deployment))
+    made.set_endpoint("e", endpoint(retryable=of_endpoint), 0.0)
+    made.submit("c", query, 0.0)
+    assert bool(assigned(made.replica_lost("r1", (), 1.0))) is may
+    sent_elsewhere = Query(2, retryable=handle, http_method=method)
+    assert bool(assigned(made.submit("c", sent_elsewhere, 1.0, resent=True))) is may
+
+
+def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_repeated() -> None:
+    made = router(backend("r1"))
+    (refusal,) = only(Refuse, made.submit("c", Query(1, retryable=None), 0.0, resent=True))
+    assert refusal.kind == "ReplicaUnavailableError"
+    assert refusal.text == "e: the proxy died with this query under way; it may have run"
+    assert is_empty(made)
+
+
+def test_it_may_be_repeated_only_if_it_may_at_every_backend_where_it_could_have_been() -> None:
+    made = router(backend("r1", retryable=True), backend("s1", tag="other"))
+    query = Query(1, retryable=None)
+    made.set_endpoint("e", endpoint(), 0.0)
+    assert assigned(made.submit("c", query, 0.0, resent=True)) == [("r1", 1)]
+    split = endpoint()
+    split.traffic.update({"b": 0.5, "other": 0.5})  # type: ignore[attr-defined]
+    made.set_endpoint("e", split, 0.0)
+    assert only(Refuse, made.submit("c", Query(2, retryable=None), 0.0, resent=True))
+
+
+def deadly(made: Router, effects: Effects, lives: itertools.count[int]) -> int:
+    """Have each replica die of each query, and be replaced; return how many were run."""
+    runs = 0
+    while started := only(Assign, effects):
+        runs += len(started)
+        effects = [e for tag in {each.replica for each in started} for e in dies(made, tag, lives)]
+    return runs
+
+
+def dies(made: Router, tag: str, lives: itertools.count[int]) -> Effects:
+    effects = made.replica_lost(tag, (), 1.0)
+    replicas = tuple(replica(f"r{i}", next(lives)) for i in range(4))
+    table = BackendTable(tag="b", replicas=replicas, max_ongoing_requests=25)
+    return effects + made.set_backend("b", table, 1.0)
+
+
+@pytest.mark.parametrize("queries", [1, 7, 100, 1000])
+def test_where_every_query_kills_its_replica_the_load_is_at_most_doubled(queries: int) -> None:
+    made, lives = router(backend("r0", "r1", "r2", "r3", limit=25)), itertools.count(2)
+    effects = [e for i in range(queries) for e in made.submit("c", Query(i), 0.0)]
+    runs = deadly(made, effects, lives)
+    assert queries <= runs <= 2 * queries
+    assert is_empty(made)
+
+
+def test_what_is_repeated_too_often_hears_why_and_is_counted() -> None:
+    made = router(backend("r1", "r2", "r3", limit=9))
+    effects = made.submit("c", Query(1), 0.0)
+    effects = made.replica_lost(effects[0].replica, (), 1.0)
+    assert only(Repeated, effects) == [Repeated("e", "b")]
+    effects = made.replica_lost(only(Assign, effects)[0].replica, (), 1.0)
+    assert only(NotRepeated, effects) == [NotRepeated("e", "b")]
+    (refusal,) = only(Refuse, effects)
+    assert (refusal.kind, refusal.retry_after_s) == ("ReplicaUnavailableError", 1.0)
+    assert refusal.text == (
+        "e: the replica died with this query under way, and it is not sent to another: "
+        "retries are limited to as many as there are queries, and used up"
+    )
+
+
+def test_a_replica_that_dies_with_all_its_slots_taken_costs_nobody_anything() -> None:
+    made = router(backend("r1", limit=100))
+    for i in range(100):
+        made.submit("c", Query(i), 0.0)
+    made.set_backend("b", backend("r1", "r2", limit=100), 0.0)
+    effects = made.replica_lost("r1", (), 1.0)
+    assert len(assigned(effects)) == 100
+
+
+def test_one_endpoint_does_not_spend_what_another_has_paid_in() -> None:
+    made = router(backend("r1", "r2", "r3", limit=9))
+    made.set_endpoint("other", endpoint("other"), 0.0)
+    for i in range(5):
+        effects = made.submit("d", Query(i, "other"), 0.0)
+        made.finished(effects[0].replica, [(numbers(effects)[0], 200)], 0.0)
+    effects = made.submit("c", Query(1), 0.0)
+    effects = made.replica_lost(effects[0].replica, (), 1.0)
+    effects = made.replica_lost(only(Assign, effects)[0].replica, (), 1.0)
+    assert only(Refuse, effects)
+    effects = made.submit("d", Query(9, "other"), 2.0)
+    effects = made.replica_lost(effects[0].replica, (), 3.0)
+    assert only(Repeated, effects) == [Repeated("other", "b")]
+
+
+def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
+    made = router(backend("r1", limit=1))
+    effects = made.submit("c", Query(1), 0.0)
+    for second in range(1, 2 * MAX_ATTEMPTS):
+        made.rejected("r1", numbers(effects), float(second), draining=False)
+        effects = made.wake(second + 0.5)
+        assert assigned(effects) == [("r1", 1)]
+    made.set_backend("b", backend("r1", "r2", limit=1), 9.0)
+    effects = made.replica_lost("r1", numbers(effects), 9.0)
+    assert assigned(effects) == [("r2", 1)]
+    assert only(Assign, effects)[0].ticket.attempts == 1
+    assert made._endpoints["e"].budgets["b"].tokens == 1, "it paid in once, and took out nothing"
+
+
+def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
+    budget = RepeatBudget()
+    assert not budget.take_out()
+    for _ in range(1000):
+        budget.pay_in(50)
+    assert sum(budget.take_out() for _ in range(1000)) == 50
+    for _ in range(1000):
+        budget.pay_in(0)
+    assert budget.tokens == MIN_BUDGET
+
+
+def test_traffic_that_moves_takes_its_budget_along_where_it_stays() -> None:
+    made = router(backend("r1", "r2", limit=9))
+    effects = made.submit("c", Query(1), 0.0)
+    made.finished(effects[0].replica, [(numbers(effects)[0], 200)], 0.0)
+    made.set_endpoint("e", endpoint(methods=("GET",)), 0.0)
+    effects = made.submit("c", Query(2), 0.0)
+    effects = made.replica_lost(effects[0].replica, (), 1.0)
+    assert made._endpoints["e"].budgets["b"].tokens == 1
