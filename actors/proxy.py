@@ -126,9 +126,9 @@ class Proxy(LoopActor):
             tickets.Cancel: self._cancel,
             tickets.Refuse: self._refuse,
             tickets.Ended: self._ended,
-            tickets.Dropped: self._dropped,
+            tickets.Dropped: lambda effect: self._metrics.dropped(*effect),
             tickets.Repeated: self._repeated,
-            tickets.NotRepeated: self._not_repeated,
+            tickets.NotRepeated: lambda effect: self._metrics.not_repeated(*effect),
             tickets.Starved: self._starved,
         }
 
@@ -439,12 +439,6 @@ class Proxy(LoopActor):
     def _repeated(self, effect: tickets.Repeated) -> None:
         self._metrics.repeated(*effect)
         self._tallies.lost(*effect)
-
-    def _not_repeated(self, effect: tickets.NotRepeated) -> None:
-        self._metrics.not_repeated(*effect)
-
-    def _dropped(self, effect: tickets.Dropped) -> None:
-        self._metrics.dropped(*effect)
 
     def _starved(self, _effect: tickets.Starved) -> None:
         self._report_load_now()

@@ -184,16 +184,18 @@ def _problems(changes: dict[str, Any]) -> list[str]:
     return problems
 
 
+_EXPECTED: dict[str, tuple[tuple[type, ...], str]] = {
+    "stream": ((bool,), "must be True or False"),
+    "retryable": ((bool, type(None)), "must be True, False or None"),
+    "multiplexed_model_id": ((str,), "must be a string"),
+    "shard_key": ((str, type(None)), "must be a string or None"),
+}
+
+
 def _value_problem(name: str, value: Any) -> str | None:
-    if name == "stream":
-        return None if isinstance(value, bool) else "must be True or False"
-    if name == "retryable":
-        good = value is None or isinstance(value, bool)
-        return None if good else "must be True, False or None"
-    if name == "multiplexed_model_id":
-        return None if isinstance(value, str) else "must be a string"
-    if name == "shard_key":
-        return None if value is None or isinstance(value, str) else "must be a string or None"
+    if name in _EXPECTED:
+        kinds, problem = _EXPECTED[name]
+        return None if isinstance(value, kinds) else problem
     if not isinstance(value, str) or not value:
         return "must be the name of a method"
     if value.startswith("_") and value != "__call__":
