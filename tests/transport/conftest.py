@@ -7,6 +7,7 @@ from thespian.actors import ActorSystem
 
 from tests.support.systems import free_port
 from tests.transport.workers import Worker
+from tests.transport.worlds import World
 from understudy.actors.transport.base import install
 
 
@@ -34,3 +35,16 @@ def system(start):
 @pytest.fixture
 def worker(system):
     return system.createActor(Worker)
+
+
+@pytest.fixture
+def world():
+    """Processes of several hosts, which addresses of 127.0.0.0/8 are."""
+    world = World()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def port():
+    return free_port()

@@ -10,26 +10,11 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.systems import free_port
-from tests.transport.worlds import KEY, World
+from tests.transport.worlds import HERE, KEY, THERE
 from understudy.actors.transport import admission, strangers
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.greeting import MAGIC
 from understudy.actors.transport.routes import write_route
-
-HERE, THERE = "127.0.0.2", "127.0.0.3"
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    world.close()
-
-
-@pytest.fixture
-def port():
-    return free_port()
 
 
 @pytest.fixture

@@ -12,14 +12,11 @@ from contextlib import closing
 import pytest
 
 from tests.support.certificates import certificate
-from tests.support.systems import free_port
-from tests.transport.worlds import KEY, World
+from tests.transport.worlds import HERE, KEY, THERE
 from understudy.actors.transport.addresses import drawn_address
 from understudy.actors.transport.network import tls_of
 from understudy.actors.transport.routes import ROUTED_SIZE, write_route
 from understudy.actors.transport.tls import Tls, TlsError
-
-HERE, THERE = "127.0.0.2", "127.0.0.3"
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +36,6 @@ def here_tls(folder):
 @pytest.fixture(scope="module")
 def there_tls(folder):
     return load(certificate(folder, "there"))
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    world.close()
-
-
-@pytest.fixture
-def port():
-    return free_port()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from understudy.actors.transport.network import Network
 from understudy.actors.transport.peers import Peers
 
 DEADLINE_S = 10.0
-HOST = "127.0.0.1"
+HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 KEY = bytes(range(32))
 
 
