@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.coroutines import Task, pause
 from understudy.actors import messages as m
 from understudy.actors.dispatch import Caller
 from understudy.actors.port import PROXY, Finder, Port
+from understudy.actors.streams import Stream
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -28,6 +30,7 @@ class SimCaller:
         self._pace_s = self._rng.choice([0.05, 0.2, 0.5])
         port = Port(ADMIN_PORT + host, process.identity, process)  # type: ignore[arg-type]
         self.caller = caller = Caller(port.loop, process.identity)
+        self._readers: dict[str, tuple[Stream, Task]] = {}
         port.on(m.AnswerQueries, caller.answered)
         port.on(m.AttachCallerReply, lambda message, _: caller.attached(message))
         Finder(port, PROXY, caller.met_proxy, caller.lost_proxy).start()
@@ -58,14 +61,40 @@ class SimCaller:
             retryable=rng.choice([None, True, False]),
             shard_key=rng.choice([None, None, "a", "b"]),
         )
-        checks.submitted(uid, query, self.process)
-        self.caller.submit(query, partial(checks.answered, uid))
+        checks.queries.submitted(uid, query, self.process)
+        self.caller.submit(query, partial(self._answered, uid))
         if rng.random() < 0.05:
             self.process.call_later(rng.random(), lambda: self._cancel(uid, query_id))
 
+    def _answered(self, uid: str, answer: m.Answer | Stream) -> None:
+        queries = self._simulation.checks.queries
+        if isinstance(answer, Stream):
+            queries.stream_begun(uid)
+            ended = partial(queries.stream_ended, uid)
+            self._readers[uid] = answer, Task(self._read(uid, answer), ended)
+        else:
+            queries.answered(uid, answer)
+
+    async def _read(self, uid: str, stream: Stream) -> str:
+        rng = self._rng
+        reads = rng.randint(0, 8) if rng.random() < 0.2 else 99
+        for _ in range(reads):
+            if (data := await stream.next()) is None:
+                return "to its end"
+            self._simulation.checks.queries.part(uid, data)
+            await pause(self.process, 0.0 if rng.random() < 0.5 else rng.expovariate(5.0))
+        stream.close()
+        return "until it was closed"
+
     def _cancel(self, uid: str, query_id: int) -> None:
-        self._simulation.checks.cancelled(uid)
-        self.caller.cancel(query_id)
+        stream, reader = self._readers.get(uid, (None, None))
+        if stream is None:
+            self._simulation.checks.queries.cancelled(uid)
+            self.caller.cancel(query_id)
+        elif reader is not None and not reader.is_over:
+            reader.cancel()
+            stream.close()
+            self._simulation.checks.queries.stream_ended(uid, "until it was closed")
 
     @property
     def waits_for(self) -> list[Any]:

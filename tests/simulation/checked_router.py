@@ -21,6 +21,8 @@ _WATCHED = {
     "expire",
     "finished",
     "answered",
+    "delivered",
+    "begun",
     "rejected",
     "replica_lost",
     "wake",
@@ -39,6 +41,7 @@ class CheckedRouter:
         self._checks = simulation.checks
         self._who = simulation.world.current
         self._holds: dict[str, set[int]] = {}  # replica -> tickets
+        self._begun: set[int] = set()  # tickets whose answers have begun to come in parts
         self._replicas: dict[str, ReplicaTable] = {}
         simulation.routers[self._who.pid] = self
 
@@ -51,7 +54,7 @@ class CheckedRouter:
             self._take(name, args)
             queued = self._queued() if name == "submit" else None
             effects = method(*args, **kwargs)
-            self._check(effects)
+            self._check(effects or [])
             if queued is not None:
                 self._check_queues(queued)
             return effects
@@ -69,6 +72,8 @@ class CheckedRouter:
                 if self._replicas.get(replica.tag) != replica:  # a new process
                     self._holds.pop(replica.tag, None)
                 self._replicas[replica.tag] = replica
+        elif name == "begun":
+            self._begun.update(args[1])
         elif name in {"finished", "answered"}:
             self._holds.get(args[0], set()).difference_update(number for number, _ in args[1])
         elif name == "rejected":
@@ -78,6 +83,7 @@ class CheckedRouter:
 
     def _check(self, effects: list[Any]) -> None:
         for effect in effects:
+            self._checks.rollouts.effect(effect)
             if isinstance(effect, Assign):
                 self._check_assignment(effect)
 
@@ -88,6 +94,8 @@ class CheckedRouter:
         held = self._holds.setdefault(effect.replica, set())
         held.add(ticket.number)
         expect = self._checks.expect
+        begun = ticket.number in self._begun
+        expect(not begun, f"{self._who} sends {ticket} again, whose answer had begun")
         if table is None or endpoint is None:
             expect(False, f"{self._who} sends a query where it has no table: {ticket}")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections import Counter
 from collections.abc import Mapping
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clients import SHARED
 from tests.simulation.expected import Owned
+from tests.simulation.history_checks import HistoryChecks
+from tests.simulation.query_checks import QueryChecks
 from tests.simulation.rest import tag_of, unsettled
+from tests.simulation.rollout_checks import RolloutChecks
 from tests.simulation.world import InvariantError, SimProcess
 from understudy.actors import admin_messages as am
-from understudy.actors import messages as m
-from understudy.core.repeats import may_repeat
 from understudy.core.tables import EndpointTable
 from understudy.persistence.errors import StoreError
 
@@ -21,7 +23,15 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 VERSION_BYTES = 4  # before the pickle of a record
-HELD = (am.CreateEndpoint, am.DeleteEndpoint, am.SetTraffic, am.ShadowTraffic)
+HELD = (
+    am.CreateEndpoint,
+    am.DeleteEndpoint,
+    am.SetTraffic,
+    am.ShadowTraffic,
+    am.AbortRollout,
+    am.PromoteRollout,
+)
+READS = (am.GetDeployment, am.ListHistory, am.GetDifferences)
 REFUSALS = {"ConflictError", "UnknownNameError", "InvalidRequestError"}
 
 
@@ -29,7 +39,7 @@ class Checks:
     """Takes note of what happens, and raises InvariantError for what must not."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
+        self.simulation = simulation
         self.on_disk: dict[tuple[str, str], Any] = {}  # (kind, name) -> record
         self._owned: dict[int, Owned] = {}
         self._asked: dict[int, am.Request] = {}
@@ -37,11 +47,12 @@ class Checks:
         self._rolled_back = False
         self._recorded: set[str] = set()  # proxies that were on disk at some time
         self._deletes: dict[str, str] = {}  # goal -> tag
-        self._queries: dict[str, tuple[m.Query, SimProcess]] = {}
-        self._answers: Counter[str] = Counter()
-        self._runs: Counter[tuple[str, str]] = Counter()  # by query and shadow, "" for none
-        self._cancelled: set[str] = set()
+        self._blocked: dict[int, bool] = {}  # by a rollout, when it was asked
+        self._kinds: dict[str, bytes] = {}  # of code, by its digest
         self.counts: Counter[str] = Counter()  # for reports
+        self.queries = QueryChecks(self)
+        self.rollouts = RolloutChecks(self)
+        self.history = HistoryChecks(self)
 
     # --- Failing ----------------------------------------------------------------------------------
 
@@ -51,7 +62,7 @@ class Checks:
 
     def failed(self, error: BaseException | None, cause: BaseException | None = None) -> None:
         """End the run; shells catch exceptions, so it is kept for who runs the world, too."""
-        self._simulation.world.at(0.0, lambda: self._raise(error, cause))
+        self.simulation.world.at(0.0, lambda: self._raise(error, cause))
         self._raise(error, cause)
 
     def _raise(self, error: BaseException | None, cause: BaseException | None) -> None:
@@ -65,21 +76,48 @@ class Checks:
 
     def saved(self, puts: Mapping[str, bytes], deletes: list[str]) -> None:
         """Look at what a controller has put on the disk."""
-        changed = []
-        for key, value in puts.items():
-            kind, _, name = key.partition("/")
-            if kind != "code":
-                self.on_disk[kind, name] = pickle.loads(value[VERSION_BYTES:])
-                changed.append((kind, name))
-        for key in deletes:
-            kind, _, name = key.partition("/")
-            self.on_disk.pop((kind, name), None)
-            changed.append((kind, name))
-        for kind, name in changed:
-            if kind in {"backend", "endpoint"}:
-                self._compare(kind, name)
-            elif kind == "listener":
-                self._recorded.add(name)
+        records = {k: pickle.loads(v[VERSION_BYTES:]) for k, v in puts.items() if k[:5] != "code/"}
+        changed = {_split(key): record for key, record in records.items()}
+        changed |= dict.fromkeys(map(_split, deletes))
+        before = {key: self.on_disk.get(key) for key in changed}
+        for key, record in changed.items():
+            self.on_disk[key] = record
+            if record is None:
+                del self.on_disk[key]
+        self._recorded |= {name for kind, name in changed if kind == "listener"}
+        for name in sorted({name for kind, name in changed if kind in {"endpoint", "rollout"}}):
+            self._follow_rollout(name, before)
+        entries = [
+            each for (kind, _), each in sorted(changed.items()) if kind == "history" and each
+        ]
+        things = {
+            key: record for key, record in before.items() if key[0] in {"backend", "endpoint"}
+        }
+        self.history.saved(entries, things)
+        for entry in entries:
+            self._follow_undo(entry)
+        for kind, name in things:
+            self._compare(kind, name)
+
+    def _follow_rollout(self, name: str, before: dict[tuple[str, str], Any]) -> None:
+        old = [
+            before[kind, name] if (kind, name) in before else self.on_disk.get((kind, name))
+            for kind in ("rollout", "endpoint")
+        ]
+        if self.rollouts.saved(name, *old):
+            self._adopt("endpoint", name, self.on_disk["endpoint", name])
+
+    def _follow_undo(self, entry: Any) -> None:
+        for request in self._asked.values():
+            if isinstance(request, am.UndoChange) and request.request_id == entry.request_id:
+                self.history.undone(request, entry)
+                for (kind, name), definition in entry.after.items():
+                    self._adopt(kind, name, definition)
+
+    def _adopt(self, kind: str, name: str, definition: Any) -> None:
+        """Take over what the cluster has made of a client's thing, as it was allowed to."""
+        owner = int(name[1])
+        self._owned[owner] = self._owned[owner].adopting(kind, name, definition)
 
     def _compare(self, kind: str, name: str) -> None:
         record = self.on_disk.get((kind, name))
@@ -102,6 +140,24 @@ class Checks:
         """A client is about to ask for this."""
         self.owned(client)
         self._asked[client] = request
+        self._blocked[client] = self._is_blocked(client, request)
+        code = getattr(request, "code", None) or getattr(
+            getattr(request, "spec", None), "code", None
+        )
+        if code is not None:
+            self._kinds[hashlib.sha256(code).hexdigest()] = code.split()[0]
+
+    def _is_blocked(self, client: int, request: am.Request) -> bool:
+        return self.rollouts.blocks(request, self.on_disk.get(("rollout", f"c{client}e")))
+
+    def pending(self, name: str) -> am.Request | None:
+        """Return what the owner of a thing asks for at present."""
+        return self._asked.get(int(name[1]))
+
+    def kind_of(self, backend: str) -> bytes:
+        """Return what kind of code a backend has."""
+        record = self.on_disk.get(("backend", backend))
+        return self._kinds.get(record.code_digest, b"") if record is not None else b""
 
     def told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:
         """A client has its answer: what that says is on disk."""
@@ -109,23 +165,52 @@ class Checks:
         self.counts[f"{type(request).__name__} {reply.error_kind or 'done'}"] += 1
         if isinstance(request, am.WaitForGoal):
             self._goal_ended(request, reply)
-            return
-        if isinstance(request, am.GetDeployment):
-            return
-        if isinstance(request, am.DeployDeployment) and request.spec.name == SHARED:
+        elif isinstance(request, am.DeployDeployment) and request.spec.name == SHARED:
             self._share_told(request, reply)
-            return
+            self.history.told(request, reply, changed=True)
+        elif isinstance(request, am.UndoChange):
+            self.history.told(request, reply, changed=True)
+        elif isinstance(request, am.AbortRollout | am.PromoteRollout):
+            self.rollouts.told(request, reply)
+            self._is_acknowledged(request, reply)
+        elif not isinstance(request, READS):
+            self._change_told(client, request, reply)
+
+    def _change_told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:
         refused = reply.error_kind in REFUSALS
-        after = self._owned[client].after(request)
+        owned = self._owned[client]
+        after = owned.after(request)
         if refused and after is not None and "being deleted" in reply.error:
             after = None
+        if self._blocked[client] or self._is_blocked(client, request):
+            after = self._where_blocked(client, request, after, refused=refused)
         self.expect(refused == (after is None), f"{request} was answered {reply}, in {after}")
+        changed = after is not None and after.differs(owned)
+        self.history.told(request, reply, changed=changed)
         if after is not None:
             self._owned[client] = after
         for kind, names in _names(request):
             self._compare(kind, names)
         if isinstance(request, am.DeleteBackend) and reply.value:
             self._deletes[reply.value] = request.tag
+        self._is_acknowledged(request, reply)
+
+    def _where_blocked(
+        self, client: int, request: am.Request, after: Owned | None, *, refused: bool
+    ) -> Owned | None:
+        """Return what a request leads to that a rollout forbade, when it was asked or is now."""
+        if refused:
+            self.expect(self._blocked[client] or after is None, f"{request} was refused too early")
+            return None
+        record = self.on_disk.get(("rollout", f"c{client}e"))
+        if isinstance(request, am.SetTraffic) and record is not None:
+            held = dict(self.on_disk["endpoint", request.endpoint].traffic)
+            if request.weights == {record.to: 0.0, **record.before}:  # no change, at the beginning
+                return after if held == request.weights else self._owned[client]
+        self.expect(not self._is_blocked(client, request), f"{request} was done amid {record}")
+        return after
+
+    def _is_acknowledged(self, request: am.Request, reply: am.RequestReply) -> None:
         if isinstance(request, HELD) and not reply.error_kind:
             self._is_held(request)
 
@@ -148,15 +233,15 @@ class Checks:
         tag = self._deletes.get(request.goal_id)
         if tag is None or reply.error_kind or ("backend", tag) in self.on_disk:
             return
-        left = [p for p in self._simulation.replicas() if tag_of(p).rpartition("#")[0] == tag]
+        left = [p for p in self.simulation.replicas() if tag_of(p).rpartition("#")[0] == tag]
         left = [p for p in left if not p.was_stopped]
         self.expect(not left, f"backend {tag} is deleted, and {left} live")
 
     def _is_held(self, request: am.Request) -> None:
         name: str = getattr(request, "name", "") or getattr(request, "endpoint", "")
         record = self.on_disk.get(("endpoint", name))
-        for process in self._simulation.proxies():
-            router = self._simulation.routers.get(process.pid)
+        for process in self.simulation.proxies():
+            router = self.simulation.routers.get(process.pid)
             if router is None or not process.actor._ready:
                 continue
             table: EndpointTable | None = router.endpoints.get(name)
@@ -175,59 +260,15 @@ class Checks:
         there = [name for owned in self._owned.values() for name in owned.endpoints]
         return [*there, *there, *there, SHARED, f"c{len(self._owned) - 1}e", "none"]
 
-    # --- Queries ----------------------------------------------------------------------------------
-
-    def submitted(self, uid: str, query: m.Query, caller: SimProcess) -> None:
-        self._queries[uid] = (query, caller)
-
-    def cancelled(self, uid: str) -> None:
-        self._cancelled.add(uid)
-
-    def began(self, code: Any, assignment: m.Assignment, running: int) -> None:
-        """User code begins to run a query."""
-        replica = code.process.actor
-        uid = assignment.query.call.decode()
-        backend = replica._tag.rpartition("#")[0] if assignment.caller is None else ""
-        self._runs[uid, backend] += 1
-        self.expect(
-            may_repeat(assignment.query, None, None) or self._runs[uid, backend] == 1,
-            f"query {uid} may not be repeated, and runs again at {replica._tag} as a {backend!r}",
-        )
-        limit = replica._config["max_ongoing_requests"]
-        self.expect(running <= limit, f"{replica._tag} runs {running} queries, above {limit}")
-        self.expect(
-            replica._state == "running", f"{replica._tag} is {replica._state}, and runs one"
-        )
-
-    def answered(self, uid: str, answer: m.Answer) -> None:
-        """A caller's user has an answer."""
-        query, _ = self._queries[uid]
-        self._answers[uid] += 1
-        self.expect(self._answers[uid] == 1, f"query {uid} is answered again: {answer}")
-        self.expect(uid not in self._cancelled, f"query {uid} is answered after it was cancelled")
-        kind = getattr(answer, "kind", "done")
-        self.counts[f"query {kind}"] += 1
-        if kind in {"done", "UserCodeError"}:
-            said = answer.value if isinstance(answer, m.ValueAnswer) else answer.text.encode()
-            self.expect(said == query.call, f"query {uid} has the answer of {said!r}")
-            self.expect(self._runs[uid, ""] > 0, f"query {uid} is answered, and never ran")
-        elif kind == "ReplicaUnavailableError":
-            text = getattr(answer, "text", "")
-            repeatable = may_repeat(query, None, None)
-            enough = "3 replicas died" in text or "as many as" in text
-            may = enough if repeatable else not self._simulation.faults.calm
-            may = may or "the replica died" in text  # by its own code, in calm times
-            self.expect(may, f"query {uid}, repeatable: {repeatable}, failed: {text}")
-
     # --- At rest ----------------------------------------------------------------------------------
 
     def unsettled(self) -> str:
         """Return what has yet to come to rest, "" for nothing."""
-        return unsettled(self._simulation)
+        return unsettled(self.simulation)
 
     def at_the_end(self) -> None:
         """Look at all that was said and done."""
-        for client in self._simulation.clients:
+        for client in self.simulation.clients:
             owned = self._owned[client.number]
             for kind, names in (
                 ("backend", [*client.backends, client.deployment]),
@@ -236,9 +277,12 @@ class Checks:
                 for name in names:
                     record = self.on_disk.get((kind, name))
                     self.expect(owned.fits(kind, name, record), f"{name} is {record}, not {owned}")
-        for uid, (_, caller) in self._queries.items():
-            if caller.alive and uid not in self._cancelled:
-                self.expect(self._answers[uid] == 1, f"query {uid} has no answer")
+        self.queries.at_the_end()
+
+
+def _split(key: str) -> tuple[str, str]:
+    kind, _, name = key.partition("/")
+    return kind, name
 
 
 def _names(request: Any) -> list[tuple[str, str]]:
@@ -247,6 +291,6 @@ def _names(request: Any) -> list[tuple[str, str]]:
     if isinstance(request, (am.DeployDeployment, am.DeleteDeployment)):
         name = request.spec.name if isinstance(request, am.DeployDeployment) else request.name
         return [("backend", name), ("endpoint", name)]
-    if isinstance(request, (am.SetTraffic, am.ShadowTraffic)):
+    if isinstance(request, (am.SetTraffic, am.ShadowTraffic, am.StartRollout)):
         return [("endpoint", request.endpoint)]
     return [("endpoint", request.name)]

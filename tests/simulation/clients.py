@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.callers import ADMIN_PORT
-from tests.simulation.scripted_code import BROKEN, DEADLY, FLAKY, PLAIN, SLOW
+from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, PLAIN, SLOW
 from understudy.actors import admin_messages as am
 from understudy.actors.port import CONTROLLER, Finder, Port
 from understudy.core.config import BackendConfig
@@ -40,6 +40,7 @@ class Client:
         self._codes = 0
         self._requests = 0
         self._goals: list[str] = []
+        self._rollout_goals: list[str | None] = []
         self._pending: am.Request | None = None
         self._script = self._work()
         self.process = simulation.spawn("client")
@@ -85,8 +86,12 @@ class Client:
             return
         self._pending = None
         self.checks.told(self.number, request, reply)
-        if isinstance(reply.value, str):
+        if isinstance(request, am.StartRollout):  # it may go on for as long as it is let
+            self._rollout_goals.append(reply.value)
+        elif isinstance(reply.value, str):
             self._goals.append(reply.value)
+        elif isinstance(request, am.UndoChange) and not reply.error_kind:
+            self._goals.append(reply.value["goal"])
         self._go_on(reply)
 
     # --- What it asks for -------------------------------------------------------------------------
@@ -107,6 +112,12 @@ class Client:
             self._deploy,
             self._undeploy,
             self._share,
+            self._roll_out,
+            self._roll_out,
+            self._roll_out,
+            self._end_rollout,
+            self._undo,
+            self._undo,
             self._await_goal,
             self._await_goal,
         ]
@@ -118,6 +129,7 @@ class Client:
                 yield self.rng.expovariate(1.0)
         if self.rng.random() < 0.3:
             yield from self._leave()
+        yield from self._end_rollout()
         while self._goals:
             yield from self._await_goal()
 
@@ -135,7 +147,7 @@ class Client:
 
     def _code(self) -> bytes:
         self._codes += 1
-        kind = self.rng.choice([PLAIN, PLAIN, PLAIN, SLOW, FLAKY, DEADLY, BROKEN])
+        kind = self.rng.choice([PLAIN, PLAIN, PLAIN, SLOW, FLAKY, DEADLY, BROKEN, FAILING])
         return kind + b" %d.%d" % (self.number, self._codes)
 
     def _settings(self) -> dict[str, Any]:
@@ -226,6 +238,41 @@ class Client:
         self._codes += 1
         code = b"plain %d.%d" % (self.number, self._codes)
         yield self._deploying(SHARED, code, version)
+
+    def _roll_out(self) -> Script:
+        rng = self.rng
+        rules = [{"error_rate": 0.2}, {"error_rate_increase": 0.0}, {"p95_latency_s": 1.0}]
+        some = rng.sample(rules, rng.randint(1, 2))
+        yield am.StartRollout(
+            request_id="",
+            endpoint=self.endpoint,
+            to=self._tag(there=True),
+            steps=rng.choice([(0.37, 1.0), (0.13, 0.61, 1.0), (1.0,)]),
+            hold_s=rng.choice([0.2, 1.0, 3.0]),
+            abort_if={name: limit for rule in some for name, limit in rule.items()},
+            alpha=rng.choice([0.01, 0.5]),
+            min_samples=rng.choice([1, 3]),
+            ready_timeout_s=rng.choice([1.0, 10.0]),
+        )
+        if rng.random() < 0.7:
+            yield rng.uniform(1.0, 5.0)
+
+    def _end_rollout(self) -> Script:
+        kind = self.rng.choice([am.AbortRollout, am.AbortRollout, am.PromoteRollout])
+        yield kind(request_id="", endpoint=self.endpoint)
+        self._goals += [goal for goal in self._rollout_goals if goal is not None]
+        self._rollout_goals.clear()
+
+    def _undo(self) -> Script:
+        """Undo one of the last changes of things of its own."""
+        reply = yield am.ListHistory(request_id="")
+        mine = [
+            entry["id"]
+            for entry in reply.value
+            if all(change["name"].startswith(f"c{self.number}") for change in entry["changes"])
+        ]
+        if mine:
+            yield am.UndoChange(request_id="", change_id=self.rng.choice(mine[-6:]))
 
     def _await_goal(self) -> Script:
         if self._goals:

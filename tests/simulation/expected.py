@@ -37,6 +37,24 @@ class Owned:
         """Return what a request leads to; None where it is to be refused."""
         return _RULES.get(type(request), _unchanged)(self, request)
 
+    def adopting(self, kind: str, name: str, definition: Any) -> Owned:
+        """Return it with a thing that the cluster has changed by itself, or for an undo."""
+        if kind == "endpoint":
+            made = None
+            if definition is not None:
+                shares = dict(definition.traffic), dict(definition.shadows)
+                made = Endpoint(shares[0], definition.made_with, shares[1])
+            return _with_endpoint(self, name, made)
+        if definition is None:
+            return _with_backend(self, name, None)
+        version = definition.code_digest, dict(definition.config)
+        return _with_backend(self, name, [version, *self.backends.get(name, [])])
+
+    def differs(self, earlier: Owned) -> bool:
+        """Tell whether anything that is wanted is another."""
+        newest = [{n: v[0] for n, v in each.backends.items()} for each in (self, earlier)]
+        return newest[0] != newest[1] or self.endpoints != earlier.endpoints
+
     def fits(self, kind: str, name: str, record: Any) -> bool:
         """Tell whether a record on disk, or its absence, is as it should be."""
         if kind == "endpoint":
@@ -122,6 +140,10 @@ def _shadow_traffic(owned: Owned, r: am.ShadowTraffic) -> Owned | None:
     return _with_endpoint(owned, r.endpoint, replace(present, shadows=shadows))
 
 
+def _start_rollout(owned: Owned, r: am.StartRollout) -> Owned | None:
+    return owned if r.endpoint in owned.endpoints and r.to in owned.backends else None
+
+
 def _deploy(owned: Owned, r: am.DeployDeployment) -> Owned:
     name = r.spec.name
     versions = [_version(r.spec.code, r.spec.config), *owned.backends.get(name, [])]
@@ -142,6 +164,7 @@ _RULES: dict[type[am.Request], Callable[[Owned, Any], Owned | None]] = {
     am.CreateEndpoint: _create_endpoint,
     am.SetTraffic: _set_traffic,
     am.ShadowTraffic: _shadow_traffic,
+    am.StartRollout: _start_rollout,
     am.DeleteEndpoint: lambda owned, r: _with_endpoint(owned, r.name, None),
     am.DeployDeployment: _deploy,
     am.DeleteDeployment: _undeploy,

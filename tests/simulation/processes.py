@@ -7,6 +7,7 @@ store, user code, and the transports.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -14,11 +15,13 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.checked_router import CheckedRouter
+from tests.simulation.coroutines import Asyncio
 from tests.simulation.scripted_code import ScriptedCode
 from tests.simulation.world import Address, Killed, SimProcess, World
 from understudy.actors import (
@@ -30,6 +33,7 @@ from understudy.actors import (
     processes,
     settings,
     status_file,
+    streams,
     user_code,
     user_logging,
 )
@@ -146,6 +150,25 @@ class _Os:
 METRICS = ("ended", "dropped", "repeated", "not_repeated")
 
 
+class Thread:
+    """A pool of one thread: what it is given is done some time later, one after the other."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._free_at = 0.0
+        process = world.current
+        assert process is not None
+        self._process = process
+
+    def submit(self, call: Callable[..., None], *args: Any) -> None:
+        begins = max(self._free_at, self._world.clock())
+        self._free_at = begins + self._world.rng.uniform(0.0, 0.2)
+        self._process.call_later(self._free_at - self._world.clock(), call, *args)
+
+
+WINDOW = 1024  # of a stream; few parts of one are ahead of a slow reader then
+
+
 def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
     world = simulation.world
     current = lambda: world.current  # noqa: E731
@@ -174,6 +197,8 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (random, world.rng),
         (secrets, tokens),
         (os, _Os(world)),
+        (asyncio, Asyncio(world)),
+        (ThreadPoolExecutor, lambda *_: Thread(world)),
         (bases, SimpleNamespace(get=lambda _: SimpleNamespace(attach=attach))),
         (processes.this_process, lambda: current().identity),
         (processes.open_pidfd, world.open_pidfd),
@@ -200,7 +225,8 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
 def replaced(simulation: Simulation) -> Iterator[None]:
     """Have every module of ours use the simulation's; one at a time."""
     by_id = {id(old): new for old, new in _replacements(simulation)}
-    undo = []
+    undo = [(streams, "WINDOW", streams.WINDOW)]
+    streams.WINDOW = WINDOW
     for name, module in list(sys.modules.items()):
         if not name.startswith(("understudy.actors", "understudy.core")) or module is processes:
             continue

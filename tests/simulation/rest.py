@@ -71,6 +71,7 @@ def _wrong_with(process: Any, record: Any) -> str:
         "user_config": (code.user_config, config["user_config"]),
         "limit": (queries.limit, config["max_ongoing_requests"]),
         "running queries": (queries.running, 0),
+        "open streams": (len(queries._streams), 0),
         "undelivered answers": (queries.undelivered, 0),
     }
     wrong = [
@@ -102,6 +103,8 @@ def _queries(simulation: Simulation) -> str:
             return "a caller is to be started"
         if caller.waits_for:
             return f"{caller.process} waits for {[entry.query for entry in caller.waits_for]}"
+    if unread := simulation.checks.queries.unread():
+        return f"streams are read: {unread}"
     for process in simulation.proxies():
         router = simulation.routers[process.pid]
         if left := router.busy():

@@ -6,18 +6,21 @@ Code is bytes such as ``b"plain 1"``: its first word says how it behaves.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.coroutines import Task, pause
 from tests.simulation.world import Killed, Timer
-from understudy.actors.messages import FailedAnswer, ValueAnswer
+from understudy.actors.messages import FailedAnswer, StreamEnded, ValueAnswer
 from understudy.actors.user_code import Failure
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 PLAIN, SLOW, BROKEN, FLAKY, DEADLY = b"plain", b"slow", b"broken", b"flaky", b"deadly"
+FAILING = b"failing"  # starts, and fails every query
 BOOM = Failure("RuntimeError: boom", "Traceback: boom", None)
 OnFailure = Callable[["Failure | None"], None]
 
@@ -25,11 +28,13 @@ OnFailure = Callable[["Failure | None"], None]
 class _Running:
     """A query that runs."""
 
-    __slots__ = ("cancelled", "is_sync", "timer")
+    __slots__ = ("cancelled", "is_sync", "reply", "stream", "timer")
 
-    def __init__(self, timer: Timer, *, is_sync: bool) -> None:
+    def __init__(self, reply: Any, timer: Timer, *, is_sync: bool) -> None:
+        self.reply = reply
         self.timer = timer
         self.is_sync = is_sync
+        self.stream: Task | None = None  # once its answer has begun to come in parts
         self.cancelled = False
 
 
@@ -101,24 +106,57 @@ class ScriptedCode:
 
     def run(self, reply: Any) -> None:
         rng = self._simulation.world.rng
-        self._simulation.checks.began(self, reply.assignment, len(self._running) + 1)
+        self._simulation.checks.queries.began(self, reply.assignment, len(self._running) + 1)
         long = self.kind == SLOW or rng.random() < 0.1
         seconds = rng.uniform(0.2, 4.0) if long else rng.expovariate(20.0)
         if self._simulation.quiet:
             seconds *= 0.02  # or long queues would be there for minutes
         if self.kind == DEADLY and rng.random() < 0.1:
             self.loop.call_later(seconds * rng.random(), self._die)
-        timer = self.loop.call_later(seconds, lambda: self._ended(reply))
-        self._running[reply.key] = _Running(timer, is_sync=rng.random() < 0.5)
+        streams = reply.assignment.query.http_method and rng.random() < 0.3
+        then = self._stream if streams else self._ended
+        timer = self.loop.call_later(seconds, lambda: then(reply))
+        self._running[reply.key] = _Running(
+            reply, timer, is_sync=not streams and rng.random() < 0.5
+        )
+
+    def _stream(self, reply: Any) -> None:
+        running = self._running[reply.key]
+        if running.cancelled:
+            self._ended(reply)
+            return
+        running.stream = Task(self._parts(reply), lambda error: self._streamed(reply, error))
+
+    async def _parts(self, reply: Any) -> None:
+        rng, query = self._simulation.world.rng, reply.assignment.query
+        count, fails = rng.randint(0, 8), self._fails()
+        run = self._simulation.checks.queries.begins_stream(query.call.decode())
+        reply.begin(200, ())
+        for number in range(count):
+            await reply.send(pickle.dumps((query.call, run, number, count)))
+            await pause(self.process, 0.0 if rng.random() < 0.5 else rng.expovariate(20.0))
+        if fails:
+            reply.answer(FailedAnswer(query.id, "UserCodeError", query.call.decode()))
+        else:
+            reply.answer(StreamEnded(query.id, 200))
+
+    def _streamed(self, reply: Any, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+        del self._running[reply.key]
+        reply.end()
+
+    def _fails(self) -> bool:
+        return self.kind == FAILING or self._simulation.world.rng.random() < 0.05
 
     def _ended(self, reply: Any) -> None:
         running = self._running.pop(reply.key)
         query = reply.assignment.query
         if not running.cancelled:
-            if self._simulation.world.rng.random() < 0.05:
+            if self._fails():
                 reply.answer(FailedAnswer(query.id, "UserCodeError", query.call.decode()))
             else:
-                reply.answer(ValueAnswer(query.id, query.call))
+                reply.answer(ValueAnswer(query.id, pickle.dumps(query.call)))
         reply.end()
 
     def cancel(self, key: Any) -> None:
@@ -126,7 +164,11 @@ class ScriptedCode:
         if running is None or running.cancelled:
             return
         running.cancelled = True
-        if not running.is_sync and (ended := running.timer.call) is not None:
+        if running.stream is not None:
+            running.stream.cancel()
+            del self._running[key]
+            self.loop.call_later(0.0, running.reply.end)
+        elif not running.is_sync and (ended := running.timer.call) is not None:
             running.timer.cancel()  # what runs on a thread runs on, unheard
             self.loop.call_later(0.0, ended)
 

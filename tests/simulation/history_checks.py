@@ -1,0 +1,62 @@
+"""The history: each acknowledged change once, as it was; and an undo restores what was before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from understudy.actors import admin_messages as am
+from understudy.core.definitions import BACKEND, backend_definition
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+KINDS = ("backend", "endpoint")
+
+
+class HistoryChecks:
+    """Follows the history from save to save."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._last_id = 0
+        self._by_request: dict[str, Any] = {}
+
+    def saved(self, entries: list[Any], before: dict[tuple[str, str], Any]) -> None:
+        """Look at the entries of a save, in their order, and at what it found on disk."""
+        expect = self._checks.expect
+        now = {key: _definition(key, record) for key, record in before.items()}
+        for entry in entries:
+            expect(entry.id == self._last_id + 1, f"{entry} comes after {self._last_id}")
+            self._last_id = entry.id
+            if entry.request_id:
+                again = self._by_request.setdefault(entry.request_id, entry)
+                expect(again is entry, f"{entry.request_id} is in the history again: {entry}")
+            for key, definition in entry.before.items():
+                if key in now:
+                    told = f"{entry} found {key} as {definition}, and it was {now[key]}"
+                    expect(definition == now[key], told)
+                now[key] = entry.after[key]
+        for key in {key for entry in entries for key in entry.after if key in before}:
+            found = _definition(key, self._checks.on_disk.get(key))
+            expect(found == now[key], f"{key} is {found}, and the history says {now[key]}")
+
+    def undone(self, request: am.UndoChange, entry: Any) -> None:
+        """A change was undone: each thing that differs is as it was before."""
+        asked = self._checks.on_disk.get(("history", f"{request.change_id:010d}"))
+        self._checks.expect(asked is not None, f"{request} undid what is not in the history")
+        for key, definition in entry.after.items():
+            wanted = asked.before.get(key)
+            told = f"{request} made {key} {definition}, and it was {wanted}"
+            self._checks.expect(definition == wanted, told)
+
+    def told(self, request: am.Request, reply: am.RequestReply, *, changed: bool) -> None:
+        """A client has its answer: what it changed is an entry, and what was refused is none."""
+        entry = self._by_request.get(request.request_id)
+        if reply.error_kind and reply.error_kind != "UnderstudyError":
+            self._checks.expect(entry is None, f"{request} was refused, and {entry} is there")
+        elif changed:
+            self._checks.expect(entry is not None, f"{request} changed what is not in the history")
+
+
+def _definition(key: tuple[str, str], record: Any) -> Any:
+    return backend_definition(record) if key[0] == BACKEND and record is not None else record

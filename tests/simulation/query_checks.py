@@ -1,0 +1,119 @@
+"""What must hold of queries: when user code begins, when a caller is answered, and in the end."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.world import SimProcess
+from understudy.actors import messages as m
+from understudy.actors.streams import StreamFailedError
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+
+class QueryChecks:
+    """Follows every query from its caller to user code and back."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._expect = checks.expect
+        self._queries: dict[str, tuple[m.Query, SimProcess]] = {}
+        self._answers: Counter[str] = Counter()
+        self._runs: Counter[tuple[str, str]] = Counter()  # by query and shadow, "" for none
+        self._cancelled: set[str] = set()
+        self._begun: set[str] = set()  # answered in parts, by some replica
+        self._streams: dict[str, list[tuple[int, int]]] = {}  # being read: (run, parts in all)
+
+    def submitted(self, uid: str, query: m.Query, caller: SimProcess) -> None:
+        self._queries[uid] = (query, caller)
+
+    def cancelled(self, uid: str) -> None:
+        self._cancelled.add(uid)
+
+    def began(self, code: Any, assignment: m.Assignment, running: int) -> None:
+        """User code begins to run a query."""
+        replica = code.process.actor
+        uid = assignment.query.call.decode()
+        backend = replica._tag.rpartition("#")[0] if assignment.caller is None else ""
+        self._runs[uid, backend] += 1
+        self._expect(
+            assignment.query.repeatable or self._runs[uid, backend] == 1,
+            f"query {uid} may not be repeated, and runs again at {replica._tag} as a {backend!r}",
+        )
+        limit = replica._config["max_ongoing_requests"]
+        self._expect(running <= limit, f"{replica._tag} runs {running} queries, above {limit}")
+        self._expect(
+            replica._state == "running", f"{replica._tag} is {replica._state}, and runs one"
+        )
+
+    def answered(self, uid: str, answer: m.Answer) -> None:
+        """A caller's user has an answer."""
+        query, _ = self._queries[uid]
+        self._answers[uid] += 1
+        self._expect(self._answers[uid] == 1, f"query {uid} is answered again: {answer}")
+        self._expect(uid not in self._cancelled, f"query {uid} is answered after it was cancelled")
+        kind = getattr(answer, "kind", "done")
+        self._checks.counts[f"query {kind}"] += 1
+        if kind in {"done", "UserCodeError"}:
+            is_value = isinstance(answer, m.ValueAnswer)
+            said = pickle.loads(answer.value) if is_value else answer.text.encode()
+            self._expect(said == query.call, f"query {uid} has the answer of {said!r}")
+            self._expect(self._runs[uid, ""] > 0, f"query {uid} is answered, and never ran")
+        elif kind == "ReplicaUnavailableError":
+            text = getattr(answer, "text", "")
+            may = (
+                "3 replicas died" in text
+                if query.repeatable
+                else not self._checks.simulation.faults.calm
+            )
+            may = (
+                may or uid in self._begun or "the replica died" in text
+            )  # by its own code, in calm times
+            self._expect(may, f"query {uid}, repeatable: {query.repeatable}, failed: {text}")
+
+    # --- Streams ----------------------------------------------------------------------------------
+
+    def begins_stream(self, uid: str) -> int:
+        """User code begins to answer in parts; return how often it has run the query so far."""
+        self._begun.add(uid)
+        return self._runs[uid, ""]
+
+    def stream_begun(self, uid: str) -> None:
+        """A caller's user has an answer that comes in parts."""
+        self._answers[uid] += 1
+        self._expect(self._answers[uid] == 1, f"query {uid} is answered again: by a stream")
+        self._expect(uid not in self._cancelled, f"query {uid} is answered after it was cancelled")
+        self._streams[uid] = []
+
+    def part(self, uid: str, data: bytes) -> None:
+        """A caller's user has read the next part."""
+        call, run, number, count = pickle.loads(data)
+        parts = self._streams[uid]
+        parts.append((run, count))
+        told = f"query {uid} has part {number} of {count} of run {run} of {call!r}, after {parts}"
+        self._expect(call == self._queries[uid][0].call and number == len(parts) - 1, told)
+        self._expect(set(parts) == {(run, count)}, told)
+
+    def stream_ended(self, uid: str, outcome: object) -> None:
+        """A caller's user has read a stream, or it broke off."""
+        parts = self._streams.pop(uid)
+        if isinstance(outcome, Exception):
+            self._expect(isinstance(outcome, StreamFailedError), f"{uid}: {outcome!r}")
+            outcome = "until it broke off"
+        elif outcome == "to its end" and parts:
+            count = parts[0][1]
+            self._expect(len(parts) == count, f"query {uid} has {len(parts)} parts of {count}")
+        self._checks.counts[f"stream read {outcome}"] += 1
+
+    def unread(self) -> list[str]:
+        """Return the streams that callers still read."""
+        return [uid for uid in self._streams if self._queries[uid][1].alive]
+
+    def at_the_end(self) -> None:
+        """Look whether every caller that lives has its answers."""
+        for uid, (_, caller) in self._queries.items():
+            if caller.alive and uid not in self._cancelled:
+                self._expect(self._answers[uid] == 1, f"query {uid} has no answer")
