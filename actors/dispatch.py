@@ -35,6 +35,7 @@ from understudy.actors.messages import (
     Process,
     Query,
     StreamBegun,
+    StreamEnded,
     StreamPart,
     SubmitQueries,
 )
@@ -269,15 +270,19 @@ class Caller:
                 continue
             answer = arrived(sent)
             entry = self._forget(answer.query_id)
-            if entry is not None:
-                entry.finish(answer)
+            if entry is None:
+                continue
+            if entry.stream is not None and not isinstance(answer, StreamEnded):
+                entry.stream.tell_stopped()  # the answer is perhaps of another replica
+            entry.finish(answer)
 
     def _streamed(self, item: Piece, sender: Address) -> None:
         entry = self._entries.get(item.query_id)
         if isinstance(item, FeedWanted):
             self._feed_wanted(entry, item, sender)
         elif entry is None:
-            return
+            if isinstance(item, StreamBegun):
+                self._refuse(item, sender)
         elif isinstance(item, FeedTaken):
             if entry.feed is not None:
                 entry.feed.taken(item)
@@ -290,6 +295,7 @@ class Caller:
     def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
         if entry.stream is not None:  # it ran twice, because its first replica died at once
             text = "its replica died with its answer under way"
+            self._refuse(begun, sender)
             self.fail(begun.query_id, _unavailable(begun.query_id, text))
             return
         entry.process, entry.process_at = begun.process, sender
@@ -297,6 +303,13 @@ class Caller:
         if entry.query.follows == SOCKET and entry.timer is not None:
             entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
         entry.on_answer(entry.stream.stream)
+
+    def _refuse(self, begun: StreamBegun, sender: Address) -> None:
+        """Have a replica end what nobody takes; it would wait for ever with its window full."""
+        stop = ControlStreams(
+            incarnation=self.process.incarnation, taken=(), stopped=(begun.query_id,)
+        )
+        self.loop.send(sender, stop)
 
     def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
         if entry is None or entry.on_fed is None:  # nobody has anything for it any more

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clients import SHARED
+from tests.simulation.comparison_checks import ComparisonChecks
 from tests.simulation.expected import Owned
 from tests.simulation.history_checks import HistoryChecks
 from tests.simulation.query_checks import QueryChecks
@@ -22,6 +23,7 @@ from understudy.persistence.errors import StoreError
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
+CONTROLLER = "controller"
 VERSION_BYTES = 4  # before the pickle of a record
 HELD = (
     am.CreateEndpoint,
@@ -31,7 +33,7 @@ HELD = (
     am.AbortRollout,
     am.PromoteRollout,
 )
-READS = (am.GetDeployment, am.ListHistory, am.GetDifferences)
+READS = (am.GetDeployment, am.ListHistory)
 REFUSALS = {"ConflictError", "UnknownNameError", "InvalidRequestError"}
 
 
@@ -53,6 +55,7 @@ class Checks:
         self.queries = QueryChecks(self)
         self.rollouts = RolloutChecks(self)
         self.history = HistoryChecks(self)
+        self.comparisons = ComparisonChecks(self)
 
     # --- Failing ----------------------------------------------------------------------------------
 
@@ -168,6 +171,8 @@ class Checks:
         elif isinstance(request, am.DeployDeployment) and request.spec.name == SHARED:
             self._share_told(request, reply)
             self.history.told(request, reply, changed=True)
+        elif isinstance(request, am.GetDifferences):
+            self.comparisons.told(request, reply)
         elif isinstance(request, am.UndoChange):
             self.history.told(request, reply, changed=True)
         elif isinstance(request, am.AbortRollout | am.PromoteRollout):
@@ -278,6 +283,11 @@ class Checks:
                     record = self.on_disk.get((kind, name))
                     self.expect(owned.fits(kind, name, record), f"{name} is {record}, not {owned}")
         self.queries.at_the_end()
+        (controller,) = (
+            p for p in self.simulation.world.processes.values() if p.role == CONTROLLER
+        )
+        endpoints = {name: r for (kind, name), r in self.on_disk.items() if kind == "endpoint"}
+        self.comparisons.at_the_end(controller.actor._cluster.differences, endpoints)
 
 
 def _split(key: str) -> tuple[str, str]:

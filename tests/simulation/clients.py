@@ -106,6 +106,8 @@ class Client:
             self._split,
             self._split,
             self._shadow,
+            self._shadow,
+            self._look,
             self._name,
             self._unname,
             self._deploy,
@@ -210,7 +212,11 @@ class Client:
             endpoint=self.endpoint,
             backend=self._tag(there=True),
             proportion=self.rng.choice([0.0, 0.5, 1.0]),
+            compare=self.rng.choice([None, {"how": "status"}, {"how": "json"}]),
         )
+
+    def _look(self) -> Script:
+        yield am.GetDifferences(request_id="", endpoint=self.endpoint)
 
     def _unname(self) -> Script:
         yield am.DeleteEndpoint(request_id="", name=self.endpoint)

@@ -37,17 +37,20 @@ class HistoryChecks:
                     expect(definition == now[key], told)
                 now[key] = entry.after[key]
         for key in {key for entry in entries for key in entry.after if key in before}:
-            found = _definition(key, self._checks.on_disk.get(key))
+            found = self._now(key)
             expect(found == now[key], f"{key} is {found}, and the history says {now[key]}")
 
     def undone(self, request: am.UndoChange, entry: Any) -> None:
         """A change was undone: each thing that differs is as it was before."""
         asked = self._checks.on_disk.get(("history", f"{request.change_id:010d}"))
         self._checks.expect(asked is not None, f"{request} undid what is not in the history")
-        for key, definition in entry.after.items():
-            wanted = asked.before.get(key)
-            told = f"{request} made {key} {definition}, and it was {wanted}"
-            self._checks.expect(definition == wanted, told)
+        for key, wanted in asked.before.items():
+            found = entry.after[key] if key in entry.after else self._now(key)
+            told = f"{request} made {key} {found}, and it was {wanted}"
+            self._checks.expect(found == wanted, told)
+
+    def _now(self, key: tuple[str, str]) -> Any:
+        return _definition(key, self._checks.on_disk.get(key))
 
     def told(self, request: am.Request, reply: am.RequestReply, *, changed: bool) -> None:
         """A client has its answer: what it changed is an entry, and what was refused is none."""

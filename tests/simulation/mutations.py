@@ -50,11 +50,10 @@ MUTATIONS = {
         "            pass\n",
         "a changed endpoint is acknowledged when every proxy routes by it",
     ),
-    "tells_proxies_before_they_are_on_record": Mutation(
-        "actors.controller",
-        "            self._news[listener.incarnation] = news\n",
-        "            changed = cm.Changed(controller=self.process, **news._asdict())\n"
-        "            self.loop.send(sender, changed)\n",
+    "does_not_record_proxies": Mutation(
+        "core.listeners",
+        "            self._cluster.save(LISTENER, name, ListenerRecord(",
+        "            (lambda *_: None)(LISTENER, name, ListenerRecord(",
         "a new controller knows every proxy that was told anything",
     ),
     "forgets_that_ids_go_on_after_a_restart": Mutation(
@@ -135,11 +134,71 @@ MUTATIONS = {
         "    return True",
         "a query that may not be repeated runs once",
     ),
+    "repeats_answers_that_had_begun": Mutation(
+        "core.routing",
+        "    if ticket.is_copy or ticket.begun:\n",
+        "    if ticket.is_copy:\n",
+        "a begun stream is never repeated",
+    ),
+    "adds_up_what_proxies_report_again": Mutation(
+        "core.rollouts",
+        "            run.counted[proxy] = counted\n",
+        "            run.counted[f'{proxy} {len(run.counted)}'] = counted\n",
+        "a rollout decides by what was really counted",
+    ),
+    "goes_on_without_queries": Mutation(
+        "core.rollouts",
+        "        if missing := judging.too_few(",
+        "        if False and judging.too_few(",
+        "a rollout goes on only after so many queries of the new backend",
+    ),
+    "goes_on_whatever_the_evidence": Mutation(
+        "core.rollouts",
+        "        if evidence_of(record, run.evidence) < 1 / record.alpha:\n",
+        "        run.evidence = dict.fromkeys(run.evidence, 0.0)\n        if True:\n",
+        "a backend that only fails gets no further step",
+    ),
+    "goes_back_to_another_traffic": Mutation(
+        "core.rollouts",
+        "{record.to: 1.0} if state == PROMOTED else dict(record.before)",
+        "{record.to: 1.0} if state == PROMOTED else weights_at(record)",
+        "a rollout that goes back leaves the traffic as it was before",
+    ),
+    "lets_others_set_the_traffic_of_a_rollout": Mutation(
+        "core.cluster",
+        "            self.rollouts.check_traffic(name)\n",
+        "",
+        "a rollout's weights are only those of its steps",
+    ),
+    "forgets_rollouts_at_a_restart": Mutation(
+        "core.rollouts",
+        "            if record.state == UNDER_WAY\n",
+        "            if False\n",
+        "rollouts survive crashes of the controller, and their goals end",
+    ),
+    "undoes_a_part": Mutation(
+        "core.history",
+        "        if now == before:\n            continue\n",
+        "        if now == before or key[0] == ENDPOINT:\n            continue\n",
+        "an undo restores what was before",
+    ),
+    "counts_comparisons_again_after_a_restart": Mutation(
+        "core.differences",
+        "            reports[replica] = plain\n",
+        "            reports[replica, len(reports)] = plain\n",
+        "what comparisons count is bounded by the copies that were made",
+    ),
     "sends_again_to_the_next_proxy": Mutation(
         "core.routing",
         "        if resent and not may_be_resent(",
         "        if False and not may_be_resent(",
         "a query that may not be repeated runs once",
+    ),
+    "leaves_unwanted_streams_waiting": Mutation(
+        "actors.dispatch",
+        "                self._refuse(item, sender)\n",
+        "                pass\n",
+        "no query and no slot is left anywhere",
     ),
     "passes_on_second_answers": Mutation(
         "actors.dispatch",

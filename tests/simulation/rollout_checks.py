@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
 
 UNDER_WAY, PROMOTED, WENT_BACK = "under way", "promoted", "went back"
+INTERRUPTED = "interrupted"
 CANCELLED_STATUS = 499
 QUERIES, ERRORS = 0, 1  # of a tally
 _STATES: dict[type[am.Request], str] = {am.AbortRollout: WENT_BACK, am.PromoteRollout: PROMOTED}
@@ -107,6 +108,8 @@ class RolloutChecks:
             if not by_request:
                 self._expect(name, new.steps[old.step + 1] == 1, f"was promoted at {old.step}")
                 self._advanced(old)
+        elif new.state == INTERRUPTED:
+            self._expect(name, not isinstance(asked, am.SetTraffic), f"gave way to {asked}")
         elif new.state == WENT_BACK:
             self._expect(name, traffic == dict(new.before), f"went back, with {traffic}")
             if new.reason.startswith("error_rate"):

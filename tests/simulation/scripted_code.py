@@ -131,6 +131,7 @@ class ScriptedCode:
         rng, query = self._simulation.world.rng, reply.assignment.query
         count, fails = rng.randint(0, 8), self._fails()
         run = self._simulation.checks.queries.begins_stream(query.call.decode())
+        self._simulation.checks.comparisons.is_odd(query.call.decode())
         reply.begin(200, ())
         for number in range(count):
             await reply.send(pickle.dumps((query.call, run, number, count)))
@@ -153,8 +154,13 @@ class ScriptedCode:
         running = self._running.pop(reply.key)
         query = reply.assignment.query
         if not running.cancelled:
+            uid, checks = query.call.decode(), self._simulation.checks
             if self._fails():
-                reply.answer(FailedAnswer(query.id, "UserCodeError", query.call.decode()))
+                checks.comparisons.is_odd(uid)
+                reply.answer(FailedAnswer(query.id, "UserCodeError", uid))
+            elif reply.assignment.caller is None and self._simulation.world.rng.random() < 0.2:
+                checks.comparisons.is_odd(uid)
+                reply.answer(ValueAnswer(query.id, pickle.dumps(b"another")))
             else:
                 reply.answer(ValueAnswer(query.id, pickle.dumps(query.call)))
         reply.end()
