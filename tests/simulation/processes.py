@@ -166,7 +166,7 @@ class Thread:
         self._process.call_later(self._free_at - self._world.clock(), call, *args)
 
 
-WINDOW = 1024  # of a stream; few parts of one are ahead of a slow reader then
+WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
 
 
 def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:

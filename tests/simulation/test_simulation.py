@@ -15,6 +15,18 @@ from tests.simulation.mutations import MUTATIONS
 ROOT = Path(__file__).parents[2]
 SEEDS = 60
 MUTATED_SEEDS = 200  # within which each mutation is found; most are in the first
+TRIED = (
+    "query done",
+    "stream read to its end",
+    "WaitForGoal done",
+    "DeployDeployment done",
+    "SetTraffic done",
+    "UndoChange done",
+    "rollout took a step",
+    "rollout promoted by itself",
+    "rollout went back by itself",
+    "comparison made",
+)
 NO_SUCH_TEXT = """
 from tests.simulation import mutations
 mutations.MUTATIONS["x"] = mutations.Mutation("core.goals", "not there", "", "")
@@ -42,10 +54,10 @@ def simulate(*options: str, fails: bool = False, **environ: str) -> str:
 def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
     told = simulate("--seeds", str(SEEDS))
     assert f"{SEEDS} seeds from 0: 0 failed" in told
-    for what in ("query done", "WaitForGoal done", "DeployDeployment done", "SetTraffic done"):
+    for what in TRIED:
         count = re.search(rf"(\d+) {what}", told)
         assert count, told
-        assert int(count[1]) > SEEDS / 2, f"{what} is hardly ever tried"
+        assert int(count[1]) > SEEDS / 10, f"{what} is hardly ever tried"
 
 
 def test_a_seed_replays_exactly_in_whatever_process() -> None:
