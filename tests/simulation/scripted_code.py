@@ -113,7 +113,7 @@ class ScriptedCode:
             seconds *= 0.02  # or long queues would be there for minutes
         if self.kind == DEADLY and rng.random() < 0.1:
             self.loop.call_later(seconds * rng.random(), self._die)
-        streams = reply.assignment.query.http_method and rng.random() < 0.3
+        streams = reply.assignment.query.http_method and rng.random() < 0.5
         then = self._stream if streams else self._ended
         timer = self.loop.call_later(seconds, lambda: then(reply))
         self._running[reply.key] = _Running(
@@ -129,7 +129,7 @@ class ScriptedCode:
 
     async def _parts(self, reply: Any) -> None:
         rng, query = self._simulation.world.rng, reply.assignment.query
-        count, fails = rng.choice([0, 1, 5, 9]), self._fails()
+        count, fails = rng.choice([0, 2, 5, 9]), self._fails()
         run = self._simulation.checks.queries.begins_stream(query.call.decode())
         self._simulation.checks.comparisons.is_odd(query.call.decode())
         reply.begin(200, ())
