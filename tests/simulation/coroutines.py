@@ -83,7 +83,11 @@ class Asyncio:
     def get_running_loop(self) -> Any:
         process = self._world.current
         assert process is not None
-        return SimpleNamespace(create_future=lambda: SimFuture(process))
+        return SimpleNamespace(
+            create_future=lambda: SimFuture(process),
+            time=self._world.clock,
+            call_later=process.call_later,
+        )
 
     async def sleep(self, _seconds: float) -> None:
         """Go on at once: what is slept for is that others get their turn."""

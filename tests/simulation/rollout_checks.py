@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.scripted_code import FAILING
 from understudy.actors import admin_messages as am
-from understudy.core.tickets import Ended, Lost
+from understudy.core.tickets import Ended, Repeated
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -36,7 +36,7 @@ class RolloutChecks:
 
     def effect(self, effect: Any) -> None:
         """A proxy's router has said what became of a query."""
-        if isinstance(effect, Lost):
+        if isinstance(effect, Repeated):
             self._count(effect.endpoint, effect.backend, is_bad=True)
         elif isinstance(effect, Ended) and not effect.is_copy and effect.status != CANCELLED_STATUS:
             is_bad = effect.status >= 500 or effect.status == 408
