@@ -55,7 +55,7 @@ def asked() -> tuple[Caller, _Loop, list[Any]]:
         call=b"",
         request_id="r",
         timeout_s=None,
-        repeatable=True,
+        retryable=True,
         shard_key=None,
     )
     caller.submit(query, answers.append)
