@@ -315,7 +315,7 @@ class Caller:
         if entry is None or entry.on_fed is None:  # nobody has anything for it any more
             self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
             return
-        feed = entry.feed or Feed(self._outlets, partial(self._fail, entry))
+        feed = entry.feed or self._make_feed(wanted.query_id)
         if not feed.begin(wanted, sender):
             text = "its replica died when more of what followed the query was gone than is kept"
             self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
@@ -325,6 +325,12 @@ class Caller:
         if entry.feed is None:
             entry.feed = feed
             entry.on_fed(feed)
+
+    def _make_feed(self, query_id: int) -> Feed:
+        def fail(kind: str, text: str) -> None:
+            self.fail(query_id, FailedAnswer(query_id, kind, text))
+
+        return Feed(self._outlets, fail, lambda: self.let_go(query_id))
 
     def _watch(self, entry: _Entry, replica: Process) -> None:
         """Notice the end of a query's replica: the proxy that would have told it is dead."""

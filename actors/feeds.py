@@ -28,6 +28,7 @@ from understudy.actors.messages import (
     StreamPart,
 )
 from understudy.actors.streams import Parts, Window, cost, pieces
+from understudy.core.errors import ReplicaUnavailableError
 
 KEPT = 256 * 1024
 MAX_OUTLETS = 64  # before idle ones are dropped
@@ -79,12 +80,16 @@ class Outlets:
 class Feed:
     """The caller's end, on its loop: what is sent here reaches whichever replica runs the query.
 
-    ``on_failed`` is told why it can go on no more.
+    ``fail(kind, text)`` answers the query with an error, and ends it wherever it is; ``let_go``
+    wants no answer any more.
     """
 
-    def __init__(self, outlets: Outlets, on_failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, outlets: Outlets, fail: Callable[[str, str], None], let_go: Callback
+    ) -> None:
         self._outlets = outlets
-        self._on_failed = on_failed
+        self.fail = fail
+        self._let_go = let_go
         self._wanted: tuple[FeedWanted, Address] | None = None
         self._window = Window()
         self._kept: list[StreamPart] | None = []
@@ -124,6 +129,11 @@ class Feed:
             self._put(StreamPart(self._wanted[0].number, data, END))
         self.close()
 
+    def leave(self, data: bytes) -> None:
+        """Send the end, and want no answer any more; the query may go on to its end."""
+        self.end(data)
+        self._let_go()
+
     def taken(self, taken: FeedTaken) -> None:
         """Count what was taken."""
         if self._wanted is not None and taken.number == self._wanted[0].number:
@@ -144,7 +154,8 @@ class Feed:
         """Give up, for the replica lacks a part."""
         process = self.process
         if process is not None and process.incarnation == replica:
-            self._on_failed("its replica did not take what followed the query")
+            text = "its replica did not take what followed the query"
+            self.fail(ReplicaUnavailableError.__name__, text)
 
     def _put(self, part: StreamPart) -> None:
         assert self._wanted is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from understudy.actors.binding import read_binding
 from understudy.actors.capacity import read_capacity
-from understudy.core.config import HTTPOptions, validated
+from understudy.core.config import NO_LIMIT, HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
 from understudy.core.names import MAX_TAG_BYTES, wrong_with
 
@@ -43,6 +43,8 @@ VARIABLES = {
     "UNDERSTUDY_HTTP_KEEP_ALIVE_TIMEOUT_S": "http.keep_alive_timeout_s",
     "UNDERSTUDY_HTTP_HEADER_TIMEOUT_S": "http.header_timeout_s",
     "UNDERSTUDY_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
+    "UNDERSTUDY_HTTP_BODY_TIMEOUT_S": "http.body_timeout_s",
+    "UNDERSTUDY_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES": "http.max_websocket_message_bytes",
     "UNDERSTUDY_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
     "UNDERSTUDY_HTTP_SSL_CERTFILE": "http.ssl_certfile",
     "UNDERSTUDY_HTTP_MIDDLEWARES": "http.middlewares",
@@ -135,6 +137,8 @@ class HostSettings:
         if path in {"http.middlewares", "http.cors"}:
             plain = self.http.model_dump()[path[5:]]
             return json.dumps(plain) if plain else None
+        if path == "http.max_body_bytes":
+            return NO_LIMIT if self.http.max_body_bytes is None else self.http.max_body_bytes
         if path == "http.middlewares_dir" and self.http.middlewares:
             return self.http.middlewares_dir or Path.cwd()  # the host's processes leave it
         return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)

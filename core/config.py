@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
+MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
+NO_LIMIT = "none"  # where None cannot be written: in the environment
 
 
 class ActorOptions(Settings):
@@ -138,10 +140,17 @@ class HTTPOptions(Settings):
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     workers: int = Field(default=1, ge=1, le=64)
-    max_body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1)
+    max_body_bytes: int | None = Field(default=MAX_BODY_BYTES, ge=1)  # None is no limit
+    body_timeout_s: float = Field(default=30, gt=0)
+    max_websocket_message_bytes: int = Field(default=MAX_WEBSOCKET_MESSAGE_BYTES, ge=1)
     middlewares: tuple[MiddlewareOptions, ...] = ()
     middlewares_dir: str | None = None
     cors: CorsOptions | None = None
+
+    @field_validator("max_body_bytes", mode="before")
+    @classmethod
+    def _read_none(cls, value: Any) -> Any:
+        return None if value == NO_LIMIT else value
 
     _read_middlewares = field_validator("middlewares", mode="before")(read_middlewares)
     _read_cors = field_validator("cors", mode="before")(read_cors)

@@ -52,6 +52,18 @@ class InvalidRequestError(UnderstudyError, ValueError):
     http_status = 400
 
 
+class BodyTooLargeError(InvalidRequestError):
+    """The request's body is over the limit, by its declaration or by what has come."""
+
+    http_status = 413
+
+
+class BodyIncompleteError(InvalidRequestError):
+    """The client left, or fell silent, before the end of the body it had announced."""
+
+    http_status = 408
+
+
 class RouteNotFoundError(UnderstudyError):
     """No endpoint has a route that covers the path."""
 
@@ -119,6 +131,8 @@ ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
         UnknownNameError,
         ConflictError,
         InvalidRequestError,
+        BodyTooLargeError,
+        BodyIncompleteError,
         RouteNotFoundError,
         MethodNotAllowedError,
         BackPressureError,

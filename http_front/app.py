@@ -8,22 +8,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
-import pickle
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import falcon
 import falcon.asgi
 
-from understudy.actors.messages import FailedAnswer, HttpCall
+from understudy.actors.messages import FailedAnswer
 from understudy.actors.streams import Stream
-from understudy.core.errors import InvalidRequestError, NotRunningError, UnderstudyError
+from understudy.core.errors import NotRunningError, UnderstudyError
+from understudy.core.tickets import BODY
 from understudy.http_front.access_log import AccessLog
 from understudy.http_front.answers import error_reply, failed_reply, reply_to
+from understudy.http_front.asking import Ask, Asker
 from understudy.http_front.dispatcher import Dispatcher
 from understudy.http_front.exchange import SCOPE_KEY, Exchange, Reply
 from understudy.http_front.front import Front
+from understudy.http_front.sockets import Sockets
 from understudy.http_front.streaming import stream_with
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 PAGE_TIMEOUT_S = 5.0
-MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
-HOOKS = frozenset({"reconfigure", "check_health"})
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
 
 T = TypeVar("T")
@@ -42,22 +41,20 @@ T = TypeVar("T")
 def make_app(settings: HostSettings, dispatcher: Dispatcher) -> Front:
     """Make one worker's ASGI app; its lifespan starts and stops ``dispatcher``."""
     access_log = AccessLog(settings.logs_dir / "access.log")
+    ask = Asker(settings.http.request_timeout_s, dispatcher).ask
     return Front(
-        settings.http,
-        dispatcher,
-        make_falcon_app(settings.http.request_timeout_s, dispatcher),
-        access_log,
+        settings.http, dispatcher, make_falcon_app(ask, dispatcher), Sockets(ask), access_log
     )
 
 
-def make_falcon_app(timeout_s: float | None, dispatcher: Dispatcher) -> falcon.asgi.App[Any, Any]:
+def make_falcon_app(ask: Ask, dispatcher: Dispatcher) -> falcon.asgi.App[Any, Any]:
     """Make the Falcon app, which expects an Exchange in each scope."""
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App()
     app.resp_options.default_media_type = None  # type: ignore[assignment]  # None: add no header
     app.add_route("/-/healthz", HealthPage(dispatcher))
     app.add_route("/-/routes", RoutesPage(dispatcher))
     app.add_route("/-/metrics", MetricsPage(dispatcher))
-    sink = QuerySink(timeout_s, dispatcher).answer
+    sink = QuerySink(ask).answer
     app.add_sink(sink, "/")  # type: ignore[arg-type]  # Falcon's protocol lets resp be None
     app.set_error_serializer(_serialize)
     app.add_error_handler(UnderstudyError, _answer_our_error)
@@ -81,95 +78,23 @@ def answer_with(reply: Reply, resp: falcon.asgi.Response, exchange: Exchange) ->
 class QuerySink:
     """Answers every path that is not a page of our own, by asking the router."""
 
-    def __init__(self, timeout_s: float | None, dispatcher: Dispatcher) -> None:
-        self._timeout_s = timeout_s
-        self._ask = dispatcher.ask
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
 
     async def answer(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Ask and answer; cancelled when the client leaves, which cancels the query."""
         exchange = exchange_of(req)
-        head = exchange.head
-        timeout = head.get(b"x-request-timeout-seconds")
-        call_method = head.get(b"x-serve-call-method")
-        shard_key = head.get(b"x-serve-shard-key")
-        model_id = head.get(MODEL_HEADER)
-        answer = await self._ask(
-            path=exchange.path,
-            http_method=exchange.method,
-            call_method="" if call_method is None else parse_call_method(call_method),
-            call=pickle.dumps(http_call(exchange), 5),
-            request_id=exchange.request_id,
-            timeout_s=self._timeout_s if timeout is None else parse_timeout(timeout),
-            shard_key=None if shard_key is None else parse_text(shard_key),
-            multiplexed_model_id="" if model_id is None else parse_text(model_id),
-        )
+        upload = exchange.upload
+        if upload is None:
+            answer = await self._ask(exchange)
+        else:
+            answer = await self._ask(exchange, BODY, upload.begin)
         if isinstance(answer, Stream):
             reply = stream_with(answer, resp, exchange)
         else:
             reply = reply_to(answer, exchange)
         if reply is not None:
             answer_with(reply, resp, exchange)
-
-
-def http_call(exchange: Exchange) -> HttpCall:
-    """Return the request as user code will see it; its path includes the root path, as in ASGI.
-
-    Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
-    for one, X_Forwarded_For would pass for X-Forwarded-For.
-    """
-    scope = exchange.scope
-    full_path = exchange.full_path
-    return HttpCall(
-        exchange.method,
-        full_path,
-        exchange.raw_path,
-        scope["query_string"],
-        tuple(
-            [each for each in scope["headers"] if b"_" not in each[0] or each[0] == MODEL_HEADER]
-        ),
-        exchange.body,
-        scope["scheme"],
-        scope["http_version"],
-        scope["client"],
-        scope["server"],
-        full_path[: len(full_path) - len(exchange.path)] if full_path != exchange.path else "",
-    )
-
-
-def parse_timeout(value: bytes) -> float:
-    """Read X-Request-Timeout-Seconds; raises InvalidRequestError naming header and value."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise _bad_header("X-Request-Timeout-Seconds", value, "a positive number of seconds")
-    return seconds
-
-
-def parse_call_method(value: bytes) -> str:
-    """Read X-Serve-Call-Method; raises InvalidRequestError naming header and value."""
-    name = value.decode("latin-1")
-    if name == "__call__":
-        return ""
-    # A client must not reach what a class keeps to itself, its __init__ above all, nor what it has
-    # for the controller.
-    if not name.isidentifier() or name.startswith("_") or name in HOOKS:
-        raise _bad_header("X-Serve-Call-Method", value, "the name of a public method")
-    return name
-
-
-def parse_text(value: bytes) -> str:
-    """Read a shard key or model id: UTF-8, so that it is the same as a handle's, else Latin-1."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
-
-
-def _bad_header(name: str, value: bytes, expected: str) -> InvalidRequestError:
-    shown = value[:100].decode("latin-1")
-    return InvalidRequestError(f"header {name}: {shown!r} is not {expected}")
 
 
 class HealthPage:

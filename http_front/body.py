@@ -1,46 +1,175 @@
-"""Reading a request body: whole, within the limit, or not at all."""
+"""Request bodies: within their limits of size and time, whole or in parts, or not at all.
+
+A body of up to WHOLE bytes is read before its query leaves, and goes with it. A larger one follows
+it (:class:`Upload`), from the moment a replica wants it: a request that is refused before costs the
+client nothing but its headers, if it asked by ``Expect: 100-continue``. So does a body of unknown
+length that is not there at once, so that user code sees its parts when they come.
+
+A client may keep us waiting for its body ``timeout_s`` in all, and a second more for every
+MIN_RATE bytes. What user code takes does not count: nothing is read meanwhile.
+"""
 
 from __future__ import annotations
 
-from understudy.http_front.exchange import Receive
+import asyncio
+import logging
+from typing import NamedTuple
+
+from understudy.actors.streams import NobodyListensError
+from understudy.core.errors import BodyIncompleteError, BodyTooLargeError, UnderstudyError
+from understudy.http_front.dispatcher import Feed
+from understudy.http_front.exchange import Event, Receive
+
+_logger = logging.getLogger(__name__)
+
+WHOLE = 1024 * 1024
+AT_ONCE_S = 0.02  # how long a body of unknown length may take to go whole
+MIN_RATE = 500  # bytes per second
 
 
-class BodyTooLargeError(Exception):
-    """The body is over the limit; ``size`` is what was declared, or None for a chunked body."""
+class BodyLimits(NamedTuple):
+    """What a client may send, and for how long."""
 
-    def __init__(self, size: int | None = None) -> None:
-        super().__init__(size)
-        self.size = size
-
-
-class BodyIncompleteError(Exception):
-    """The client left, or fell silent, before the end of the body it had announced."""
+    max_bytes: int | None
+    timeout_s: float
 
 
-async def read_body(receive: Receive, declared: bytes | None, limit: int) -> bytes:
-    """Return the whole body; raises BodyTooLargeError or BodyIncompleteError.
+class Body:
+    """One request's body as it comes.
 
-    ``declared`` is the content-length header, which the server has already found to be a number.
-    A body that came in one piece, as nearly all do, is returned as it is, without a copy.
+    ``declared`` is the content-length header, which the server has found to be a number.
     """
-    if declared is not None and int(declared) > limit:
-        raise BodyTooLargeError(int(declared))
-    event = await receive()
-    if event["type"] == "http.request" and not event.get("more_body", False):
-        body: bytes = event.get("body", b"")
-        if len(body) > limit:
-            raise BodyTooLargeError
-        return body
-    pieces = []
-    size = 0
-    while event["type"] == "http.request":
-        piece = event.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            raise BodyTooLargeError
-        pieces.append(piece)
-        if not event.get("more_body", False):
-            return b"".join(pieces)
-        event = await receive()
-    # Falcon's stream would give what came as if it were everything.
-    raise BodyIncompleteError
+
+    __slots__ = ("_declared", "_event", "_limits", "_receive", "_waited_s", "is_complete", "size")
+
+    def __init__(self, receive: Receive, declared: bytes | None, limits: BodyLimits) -> None:
+        self.size = 0  # of what has come
+        self.is_complete = False
+        self._receive = receive
+        self._declared = None if declared is None else int(declared)
+        self._limits = limits
+        self._event: asyncio.Future[Event] | None = None
+        self._waited_s = 0.0
+
+    async def begin(self) -> bytes:
+        """Return the body, or what is to go with the query when the rest follows.
+
+        Raises BodyTooLargeError, or BodyIncompleteError. What came in one piece, as nearly all do,
+        is returned without a copy.
+        """
+        declared, limit = self._declared, self._limits.max_bytes
+        if declared is not None:
+            if limit is not None and declared > limit:
+                raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
+            if declared > WHOLE:
+                return b""
+        piece = await self._first()
+        if self.is_complete:
+            return piece
+        pieces: list[bytes] = [piece]
+        while not self.is_complete and self.size < WHOLE:
+            if declared is None and not await self._comes_at_once():
+                break
+            pieces.append(await self.next())
+        return b"".join(pieces)
+
+    async def next(self) -> bytes:
+        """Return the next bytes, perhaps none; the last ones make it complete."""
+        event = await self._next_event()
+        self._event = None
+        return self._take(event)
+
+    async def close(self) -> None:
+        """Ask for no more; what was asked for and has not come stays with the server."""
+        event, self._event = self._event, None
+        if event is not None:
+            event.cancel()
+            await asyncio.wait((event,))
+
+    async def _first(self) -> bytes:
+        """Return the first bytes; by a timer rather than a task, which costs every POST less."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        timer = loop.call_later(self._limits.timeout_s, task.cancel)
+        try:
+            event = await self._receive()
+        except asyncio.CancelledError:
+            if timer.when() > loop.time():
+                raise
+            if hasattr(task, "uncancel"):  # since 3.11
+                task.uncancel()
+            raise BodyIncompleteError(_too_slow(self.size)) from None
+        finally:
+            timer.cancel()
+        return self._take(event)
+
+    async def _comes_at_once(self) -> bool:
+        """Tell whether the next event is there, or nearly; it is kept."""
+        if self._event is None:
+            self._event = asyncio.ensure_future(self._receive())
+        done, _ = await asyncio.wait((self._event,), timeout=AT_ONCE_S)
+        return bool(done)
+
+    async def _next_event(self) -> Event:
+        if self._event is None:
+            self._event = asyncio.ensure_future(self._receive())
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        left_s = self._limits.timeout_s + self.size / MIN_RATE - self._waited_s
+        done, _ = await asyncio.wait((self._event,), timeout=max(left_s, 0))
+        self._waited_s += loop.time() - begun
+        if not done or left_s <= 0:
+            raise BodyIncompleteError(_too_slow(self.size))
+        return self._event.result()
+
+    def _take(self, event: Event) -> bytes:
+        if event["type"] != "http.request":
+            # Falcon's stream would give what came as if it were everything.
+            raise BodyIncompleteError("the request body did not arrive in full")
+        piece: bytes = event.get("body", b"")
+        self.size += len(piece)
+        limit = self._limits.max_bytes
+        if limit is not None and self.size > limit:
+            raise BodyTooLargeError(_too_large("", limit))
+        self.is_complete = not event.get("more_body", False)
+        return piece
+
+
+class Upload:
+    """Sends on a body that follows its query."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self._sending: asyncio.Task[None] | None = None
+
+    def begin(self, feed: Feed) -> None:
+        """Send it to ``feed`` from now on."""
+        self._sending = asyncio.create_task(self._send(feed))
+
+    async def end(self) -> None:
+        """Send no more: the query is over."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait((self._sending,))
+        await self.body.close()
+
+    async def _send(self, feed: Feed) -> None:
+        try:
+            while not self.body.is_complete:
+                await feed.send(await self.body.next())
+            feed.end()
+        except NobodyListensError:
+            return
+        except UnderstudyError as error:
+            feed.fail(type(error).__name__, str(error))
+        except Exception:
+            _logger.exception("a request body could not be sent on")
+            feed.fail("UnderstudyError", "the request body could not be sent on")
+
+
+def _too_large(size: str, limit: int) -> str:
+    return f"the body{size} is over the limit of {limit} bytes"
+
+
+def _too_slow(size: int) -> str:
+    return f"the request body came too slowly: {size} bytes so far"

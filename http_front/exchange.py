@@ -12,7 +12,10 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from understudy.http_front.body import Upload
 
 Scope = dict[str, Any]
 Event = dict[str, Any]
@@ -79,6 +82,7 @@ class Exchange:
         "scope",
         "started_at",
         "status",
+        "upload",
     )
 
     def __init__(self, scope: Scope, send: Send, ids: RequestIds, front: Leaving) -> None:
@@ -90,7 +94,8 @@ class Exchange:
         self.path: str = scope["path"]
         self.full_path = self.path
         self.raw_path: bytes = scope["raw_path"]
-        self.body = b""
+        self.body = b""  # or what comes before the rest of it, which is to be sent on
+        self.upload: Upload | None = None
         # Headers to send in place of Falcon's: it keeps one value per name, as str.
         self.reply_headers: Headers | None = None
         self.status = 0  # 0 until the answer has begun
@@ -127,12 +132,17 @@ class Exchange:
             headers.append((b"x-request-id", self.request_id.encode("ascii")))
             # Also to what was asked before the front began to leave: the client's next request
             # on this connection would be refused.
-            if self._front.leaving and CLOSE not in headers:
+            if (self._front.leaving or self._has_body_left) and CLOSE not in headers:
                 headers.append(CLOSE)
             event = {"type": "http.response.start", "status": self.status, "headers": headers}
         else:
             self.bytes_out += len(event.get("body", b""))
         await self._send(event)
+
+    @property
+    def _has_body_left(self) -> bool:
+        """Whether the client would have to send the rest before its next request."""
+        return self.upload is not None and not self.upload.body.is_complete
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole answer from outside Falcon."""
@@ -167,6 +177,9 @@ class InnerExchange(Exchange):
         """Pass an ASGI event of the answer to the innermost middleware."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
-            if self.reply_headers is not None:
-                event = {**event, "headers": self.reply_headers}
+            headers = self.reply_headers
+            if headers is not None:
+                if self._has_body_left and CLOSE not in headers:
+                    headers.append(CLOSE)
+                event = {**event, "headers": headers}
         await self._send(event)

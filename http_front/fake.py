@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import pickle
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from understudy.actors.messages import FailedAnswer, HttpAnswer, HttpCall
+from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer, HttpCall
 from understudy.actors.streams import Stream
+from understudy.core.tickets import BODY
+from understudy.http_front.dispatcher import Feed
 
 HttpOutcome = HttpAnswer | FailedAnswer | Stream
 
@@ -32,6 +35,30 @@ Handler = Callable[[Asked], HttpOutcome | Awaitable[HttpOutcome]]
 def ok(asked: Asked) -> HttpOutcome:
     """Answer 200 ``ok``."""
     return HttpAnswer(0, 200, ((b"content-type", b"text/plain"),), b"ok")
+
+
+class FakeFeed:
+    """Gathers what follows a query; ``all`` is it, or the failure in its place."""
+
+    def __init__(self) -> None:
+        self.all: asyncio.Future[bytes | FailedAnswer] = asyncio.get_running_loop().create_future()
+        self._parts: list[bytes] = []
+
+    async def send(self, data: bytes, ends: int = MORE) -> None:
+        """See Feed."""
+        self._parts.append(data)
+
+    def end(self, data: bytes = b"") -> None:
+        """See Feed."""
+        self.all.set_result(b"".join([*self._parts, data]))
+
+    def fail(self, kind: str, text: str) -> None:
+        """See Feed."""
+        self.all.set_result(FailedAnswer(0, kind, text))
+
+    def leave(self, data: bytes) -> None:
+        """See Feed."""
+        self.end(data)
 
 
 class FakeDispatcher:
@@ -64,13 +91,23 @@ class FakeDispatcher:
         timeout_s: float | None,
         shard_key: str | None,
         multiplexed_model_id: str,
+        follows: str = "",
+        on_fed: Callable[[Feed], None] | None = None,
     ) -> HttpOutcome:
-        """Answer by the handler; counts the awaits that were cancelled."""
+        """Answer by the handler, once all is here; counts the awaits that were cancelled."""
+        http_call: HttpCall = pickle.loads(call)
+        if follows == BODY and on_fed is not None:
+            fed = FakeFeed()
+            on_fed(fed)
+            rest = await fed.all
+            if isinstance(rest, FailedAnswer):
+                return rest
+            http_call = http_call._replace(body=http_call.body + rest)
         asked = Asked(
             path,
             http_method,
             call_method,
-            pickle.loads(call),
+            http_call,
             request_id,
             timeout_s,
             shard_key,

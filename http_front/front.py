@@ -1,9 +1,9 @@
 """The outermost ASGI layer of a worker: what must hold for every request, whoever answers it.
 
 In this order, for each request: give it an id; take it through the middlewares, where the settings
-name any; refuse it when draining or malformed; read its body within the limit; let Falcon answer;
-write its line in the access log. The body is read here, before Falcon, because Falcon takes a
-truncated body for a whole one and has no limit.
+name any; refuse it when draining or malformed; read its body within the limits, or what is to go
+with its query; let Falcon answer; write its line in the access log. The body is read here, before
+Falcon, because Falcon takes a truncated body for a whole one and has no limit.
 
 States: serving, then draining (set by the worker on SIGTERM, never taken back). While draining,
 what is in flight goes on and everything new is answered 503. A worker whose master died hands over
@@ -20,13 +20,10 @@ from time import perf_counter, time
 
 from understudy.actors.streams import StreamFailedError
 from understudy.core.config import HTTPOptions
+from understudy.core.errors import BodyIncompleteError, BodyTooLargeError
 from understudy.http_front.access_log import AccessLog, Entry
 from understudy.http_front.answers import error_reply, retry_after
-from understudy.http_front.body import (
-    BodyIncompleteError,
-    BodyTooLargeError,
-    read_body,
-)
+from understudy.http_front.body import Body, BodyLimits, Upload
 from understudy.http_front.dispatcher import Dispatcher
 from understudy.http_front.exchange import (
     CLIENT_LEFT,
@@ -41,6 +38,7 @@ from understudy.http_front.exchange import (
     Send,
 )
 from understudy.http_front.malformed import reply_at_once
+from understudy.http_front.sockets import SocketExchange, Sockets, refuse
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +55,12 @@ class Front:
     """The ASGI application of one worker, around the Falcon one; make it after the fork."""
 
     def __init__(
-        self, options: HTTPOptions, dispatcher: Dispatcher, answer: App, access_log: AccessLog
+        self,
+        options: HTTPOptions,
+        dispatcher: Dispatcher,
+        answer: App,
+        sockets: Sockets,
+        access_log: AccessLog,
     ) -> None:
         self.draining = False
         self.leaving = False
@@ -65,14 +68,17 @@ class Front:
         self.access_log = access_log
         self._dispatcher = dispatcher
         self._answer = answer
+        self._sockets = sockets
         self._serve_one = self._take_and_answer
+        self._converse_one = self._open_socket
         if options.middlewares or options.cors:
             from understudy.http_front.middlewares import Chain  # noqa: PLC0415  # for who has some
 
-            self._serve_one = Chain(options, self._take_and_answer).serve
+            chain = Chain(options, self._take_and_answer, self._open_socket)
+            self._serve_one, self._converse_one = chain.serve, chain.converse
         self._ids = RequestIds()
         self._root_path = options.root_path.rstrip("/")
-        self._max_body_bytes = options.max_body_bytes
+        self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         self.header_timeout_s = options.header_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +89,7 @@ class Front:
         elif kind == "lifespan":
             await self._live(receive, send)
         else:
-            await self._refuse_websocket(scope, receive, send)
+            await self._converse(scope, receive, send)
 
     async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         self.in_flight += 1
@@ -109,30 +115,36 @@ class Front:
 
     async def _take_and_answer(self, exchange: Exchange, receive: Receive) -> None:
         reply = await self._take(exchange, receive)
-        if reply is None:
-            await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
-        else:
-            await exchange.reply(reply)
+        try:
+            if reply is None:
+                await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
+            else:
+                await exchange.reply(reply)
+        finally:
+            if exchange.upload is not None:
+                await exchange.upload.end()
 
     async def _take(self, exchange: Exchange, receive: Receive) -> Reply | None:
         """Read the request; return the refusal if it is not to be answered by Falcon."""
+        reply = self._refusal(exchange)
+        if reply is not None:
+            return reply
+        body = Body(receive, exchange.head.get(b"content-length"), self._body_limits)
+        try:
+            exchange.body = await body.begin()
+        except (BodyTooLargeError, BodyIncompleteError) as error:
+            exchange.upload = Upload(body)
+            kind = type(error).__name__
+            return error_reply(error.http_status, kind, str(error), exchange, [CLOSE])
+        if not body.is_complete:
+            exchange.upload = Upload(body)
+        return None
+
+    def _refusal(self, exchange: Exchange) -> Reply | None:
         if self.draining:
             text = "this server is stopping"
             return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), CLOSE])
-        reply = reply_at_once(exchange)
-        if reply is not None:
-            return reply
-        try:
-            declared = exchange.head.get(b"content-length")
-            exchange.body = await read_body(receive, declared, self._max_body_bytes)
-        except BodyTooLargeError as error:
-            size = "" if error.size is None else f" of {error.size} bytes"
-            text = f"the body{size} is over the limit of {self._max_body_bytes} bytes"
-            return error_reply(413, "InvalidRequestError", text, exchange, [CLOSE])
-        except BodyIncompleteError:
-            text = "the request body did not arrive in full"
-            return error_reply(408, "InvalidRequestError", text, exchange, [CLOSE])
-        return None
+        return reply_at_once(exchange)
 
     def _scope_for_falcon(self, exchange: Exchange) -> Scope:
         scope = exchange.scope
@@ -160,13 +172,35 @@ class Front:
             )
         )
 
-    async def _refuse_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403: a replica answers queries, it holds no connections."""
-        exchange = Exchange({**scope, "method": "GET"}, send, self._ids, self)
-        await receive()
-        await send({"type": "websocket.close", "code": 1008})
-        exchange.status = 403
-        self._log(exchange)
+    async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket from its opening to its end."""
+        exchange = SocketExchange({**scope, "method": "GET"}, send, self._ids, self)
+        self.in_flight += 1
+        try:
+            await self._converse_one(exchange, receive)
+        except asyncio.CancelledError:
+            exchange.status = exchange.status or CLIENT_LEFT
+            raise
+        except Exception:
+            _logger.exception("WebSocket %s failed", exchange.request_id)
+            raise  # the server refuses or closes it
+        finally:
+            self.in_flight -= 1
+            self._log(exchange)
+
+    async def _open_socket(self, exchange: Exchange, receive: Receive) -> None:
+        await receive()  # websocket.connect
+        reply = self._refusal(exchange)
+        if reply is not None:
+            await refuse(exchange, reply)
+            return
+        if self._root_path or exchange.path[:1] != "/":
+            exchange.resolve_target(self._root_path)
+        await self._sockets.serve(exchange, receive)
+
+    def close_sockets(self) -> None:
+        """Close all WebSockets with 1012, and those that are being opened."""
+        self._sockets.close_all()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Follow the lifespan protocol; never fails, for gunicorn would stop all workers then."""

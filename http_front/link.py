@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from understudy.actors.processes import RunRecords, this_process
 from understudy.actors.settings import HostSettings
 from understudy.actors.streams import Stream
 from understudy.core.errors import DeploymentUnavailableError
+from understudy.http_front.dispatcher import Feed
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -75,6 +77,8 @@ class Link:
         timeout_s: float | None,
         shard_key: str | None,
         multiplexed_model_id: str,
+        follows: str = "",
+        on_fed: Callable[[Feed], None] | None = None,
     ) -> HttpAnswer | FailedAnswer | Stream:
         """Have a query answered; cancelling this cancels the query wherever it is."""
         caller = self._caller or await self._wait_connected()
@@ -94,9 +98,10 @@ class Link:
             retryable=None,
             shard_key=shard_key,
             multiplexed_model_id=multiplexed_model_id,
+            follows=follows,
         )
         future: asyncio.Future[HttpAnswer | FailedAnswer | Stream] = self._loop.create_future()
-        caller.submit(query, partial(_settle, future))
+        caller.submit(query, partial(_settle, future), on_fed)
         try:
             return await future
         except asyncio.CancelledError:

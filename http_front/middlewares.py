@@ -29,6 +29,7 @@ from understudy.http_front.exchange import (
 )
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Serve = Callable[[Exchange, Receive], Awaitable[None]]
 HEALTH = "/-/healthz"
 CHECK_FAILED = 1
 
@@ -40,10 +41,9 @@ class BrokenAnswerError(Exception):
 class Chain:
     """The middlewares of one worker around ``answer``; make it after the fork."""
 
-    def __init__(
-        self, options: HTTPOptions, answer: Callable[[Exchange, Receive], Awaitable[None]]
-    ) -> None:
+    def __init__(self, options: HTTPOptions, answer: Serve, converse: Serve) -> None:
         self._answer = answer
+        self._converse = converse
         self._passed_by = {HEALTH, options.root_path.rstrip("/") + HEALTH}
         self._app = wrapped(options, self._inside)
 
@@ -57,8 +57,14 @@ class Chain:
         await self._app(exchange.scope, receive, answer.send)
         answer.check_complete()
 
+    async def converse(self, exchange: Exchange, receive: Receive) -> None:
+        """Take a WebSocket through those that are for such; the others pass it on."""
+        exchange.scope[SCOPE_KEY] = exchange
+        await self._app(exchange.scope, receive, exchange.send)
+
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(InnerExchange(scope, send, scope[SCOPE_KEY]), receive)
+        serve = self._converse if scope["type"] == "websocket" else self._answer
+        await serve(InnerExchange(scope, send, scope[SCOPE_KEY]), receive)
 
 
 class _Answer:

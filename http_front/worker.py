@@ -143,6 +143,7 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
             await self._hand_over()
         else:
             self.asgi.draining = self.asgi.leaving = True
+        self.asgi.close_sockets()
         closing = asyncio.create_task(self._keep_closing_waiting())
         if not self._quick_shutdown:
             await self._drain()

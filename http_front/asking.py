@@ -1,0 +1,124 @@
+"""A request as a query: what the router and the replica are told of it."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from understudy.actors.messages import FailedAnswer, HttpAnswer, HttpCall
+from understudy.actors.streams import Stream
+from understudy.core.errors import InvalidRequestError
+from understudy.http_front.dispatcher import Dispatcher, Feed
+from understudy.http_front.exchange import Exchange
+
+MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
+HOOKS = frozenset({"reconfigure", "check_health"})
+Outcome = HttpAnswer | FailedAnswer | Stream
+
+
+class Ask(Protocol):
+    """What has a request answered; see :meth:`Asker.ask`."""
+
+    def __call__(
+        self,
+        exchange: Exchange,
+        follows: str = "",
+        on_fed: Callable[[Feed], None] | None = None,
+    ) -> Awaitable[Outcome]:
+        """Have it answered."""
+
+
+class Asker:
+    """Has requests answered by the router's replicas; ``timeout_s`` where they do not say."""
+
+    def __init__(self, timeout_s: float | None, dispatcher: Dispatcher) -> None:
+        self._timeout_s = timeout_s
+        self._ask = dispatcher.ask
+
+    def ask(
+        self,
+        exchange: Exchange,
+        follows: str = "",
+        on_fed: Callable[[Feed], None] | None = None,
+    ) -> Awaitable[Outcome]:
+        """Have a request answered; raises InvalidRequestError for a bad header."""
+        head = exchange.head
+        timeout = head.get(b"x-request-timeout-seconds")
+        call_method = head.get(b"x-serve-call-method")
+        shard_key = head.get(b"x-serve-shard-key")
+        model_id = head.get(MODEL_HEADER)
+        return self._ask(
+            path=exchange.path,
+            http_method=exchange.method,
+            call_method="" if call_method is None else parse_call_method(call_method),
+            call=pickle.dumps(http_call(exchange), 5),
+            request_id=exchange.request_id,
+            timeout_s=self._timeout_s if timeout is None else parse_timeout(timeout),
+            shard_key=None if shard_key is None else parse_text(shard_key),
+            multiplexed_model_id="" if model_id is None else parse_text(model_id),
+            follows=follows,
+            on_fed=on_fed,
+        )
+
+
+def http_call(exchange: Exchange) -> HttpCall:
+    """Return the request as user code will see it; its path includes the root path, as in ASGI.
+
+    Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
+    for one, X_Forwarded_For would pass for X-Forwarded-For.
+    """
+    scope = exchange.scope
+    full_path = exchange.full_path
+    return HttpCall(
+        exchange.method,
+        full_path,
+        exchange.raw_path,
+        scope["query_string"],
+        tuple(
+            [each for each in scope["headers"] if b"_" not in each[0] or each[0] == MODEL_HEADER]
+        ),
+        exchange.body,
+        scope["scheme"],
+        scope["http_version"],
+        scope["client"],
+        scope["server"],
+        full_path[: len(full_path) - len(exchange.path)] if full_path != exchange.path else "",
+    )
+
+
+def parse_timeout(value: bytes) -> float:
+    """Read X-Request-Timeout-Seconds; raises InvalidRequestError naming header and value."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise _bad_header("X-Request-Timeout-Seconds", value, "a positive number of seconds")
+    return seconds
+
+
+def parse_call_method(value: bytes) -> str:
+    """Read X-Serve-Call-Method; raises InvalidRequestError naming header and value."""
+    name = value.decode("latin-1")
+    if name == "__call__":
+        return ""
+    # A client must not reach what a class keeps to itself, its __init__ above all, nor what it has
+    # for the controller.
+    if not name.isidentifier() or name.startswith("_") or name in HOOKS:
+        raise _bad_header("X-Serve-Call-Method", value, "the name of a public method")
+    return name
+
+
+def parse_text(value: bytes) -> str:
+    """Read a shard key or model id: UTF-8, so that it is the same as a handle's, else Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _bad_header(name: str, value: bytes, expected: str) -> InvalidRequestError:
+    shown = value[:100].decode("latin-1")
+    return InvalidRequestError(f"header {name}: {shown!r} is not {expected}")

@@ -1,0 +1,571 @@
+"""WebSockets through real HTTP: openings, messages, closes of every kind, back-pressure, deaths."""
+# No postponed annotations: FastAPI resolves them in the replica, where this module's code is by
+# value.
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import WebSocketRoute
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.support.systems import RunningSystem, running_system, wait_until
+from understudy import serve
+
+DEADLINE_S = 30
+api = FastAPI()
+
+
+@serve.deployment(max_ongoing_requests=600)
+@serve.ingress(api)
+class Talk:
+    """Whatever the tests below need; ``folder`` is where they meet."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def note(self, text: str) -> None:
+        with (self.folder / "notes").open("a") as notes:
+            notes.write(f"{text}\n")
+
+    @api.get("/pid")
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @api.websocket("/echo")
+    async def echo(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        while (event := await websocket.receive())["type"] != "websocket.disconnect":
+            await websocket.send({**event, "type": "websocket.send"})
+        self.note(f"{event['code']} {event['reason']}")
+
+    @api.websocket("/rooms/{room}")
+    async def about(self, websocket: WebSocket, room: str, who: str = "?") -> None:
+        subprotocols = websocket.scope["subprotocols"]
+        chosen = subprotocols[-1] if subprotocols else None
+        await websocket.accept(subprotocol=chosen, headers=[(b"x-own", b"1"), (b"X-B", b"2")])
+        context = serve.get_request_context()
+        await websocket.send_json(
+            {
+                "room": room,
+                "who": who,
+                "path": websocket.scope["path"],
+                "root_path": websocket.scope["root_path"],
+                "scheme": websocket.scope["scheme"],
+                "subprotocols": subprotocols,
+                "request_id": context.request_id,
+                "model": serve.get_multiplexed_model_id(),
+                "user": websocket.headers.get("x-user"),
+            }
+        )
+
+    @api.websocket("/close/{code}")
+    async def close(self, websocket: WebSocket, code: int, reason: str = "") -> None:
+        await websocket.accept()
+        await websocket.close(code, reason)
+        self.note("closed")
+
+    @api.websocket("/raise")
+    async def fail(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        raise ValueError("broken on purpose")
+
+    @api.websocket("/raise-first")
+    async def fail_first(self, websocket: WebSocket) -> None:
+        raise ValueError("broken on purpose")
+
+    @api.websocket("/refuse")
+    async def refuse(self, websocket: WebSocket) -> None:
+        await websocket.close(4000)
+
+    @api.websocket("/deny")
+    async def deny(self, websocket: WebSocket) -> None:
+        body = {"error": "no ticket"}
+        await websocket.send_denial_response(JSONResponse(body, 401, {"www-authenticate": "x"}))
+
+    @api.websocket("/receive")
+    async def receive(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        try:
+            while True:
+                await websocket.receive_text()
+        except WebSocketDisconnect as error:
+            self.note(f"left {error.code}")
+            raise
+
+    @api.websocket("/flood")
+    async def flood(self, websocket: WebSocket, size: int = 100_000) -> None:
+        await websocket.accept()
+        try:
+            while True:
+                await websocket.send_bytes(b"x" * size)
+                with (self.folder / "sent").open("ab") as sent:
+                    sent.write(b".")
+        finally:
+            self.note("flood over")
+
+    @api.websocket("/gated")
+    async def gated(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        while not (self.folder / "gate").exists():
+            await asyncio.sleep(0.01)
+        total = 0
+        while (event := await websocket.receive()).get("text") != "end":
+            total += len(event["bytes"])
+        await websocket.send_text(str(total))
+
+    @api.websocket("/later")
+    async def later(self, websocket: WebSocket, accept_s: float, send_s: float) -> None:
+        await asyncio.sleep(accept_s)
+        await websocket.accept()
+        await asyncio.sleep(send_s)
+        await websocket.send_text("still here")
+
+
+@pytest.fixture
+def url(running: RunningSystem, name: str) -> str:
+    return f"ws://127.0.0.1:{running.settings.http.port}/{name}"
+
+
+@pytest.fixture
+def talk(url: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
+    deployed(Talk.bind(str(tmp_path)))
+    return url
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Callable[[str], None]:
+    """Wait until the deployment has noted this."""
+
+    def wait(text: str) -> None:
+        path = tmp_path / "notes"
+        wait_until(
+            lambda: path.exists() and text in path.read_text().splitlines(), DEADLINE_S, text
+        )
+
+    return wait
+
+
+def run(conversation: Awaitable[Any]) -> Any:
+    async def within() -> Any:
+        return await asyncio.wait_for(conversation, DEADLINE_S)
+
+    return asyncio.run(within())
+
+
+async def first(url: str, **options: Any) -> Any:
+    async with connect(url, **options) as client:
+        return await client.recv()
+
+
+async def end_of(client: ClientConnection) -> tuple[int, str]:
+    """Read to the end; return the close code and reason."""
+    with contextlib.suppress(ConnectionClosed):
+        async for _ in client:
+            pass
+    return client.close_code or 1006, client.close_reason or ""
+
+
+def refusal(url: str, **options: Any) -> Any:
+    with pytest.raises(InvalidStatus) as caught:
+        run(first(url, **options))
+    return caught.value.response
+
+
+def ongoing(running: RunningSystem, name: str) -> int:
+    deployments = running.status()["applications"][name]["deployments"].values()
+    return sum(replica["ongoing"] for each in deployments for replica in each["replicas"])
+
+
+# --- openings ---------------------------------------------------------------------------------
+
+
+def test_a_route_sees_its_class_and_all_of_the_opening(talk: str, name: str) -> None:
+    async def converse() -> None:
+        async with connect(
+            f"{talk}/rooms/a%20b?who=Ada",
+            subprotocols=["v1", "v2"],
+            additional_headers={
+                "X-Request-ID": "mine",
+                "X-User": "ada",
+                "serve_multiplexed_model_id": "m7",
+                "X-Serve-Shard-Key": "k",
+            },
+        ) as client:
+            assert client.subprotocol == "v2"
+            assert client.response is not None
+            head = client.response.headers
+            assert (head["x-own"], head["x-b"], head["x-request-id"]) == ("1", "2", "mine")
+            assert await client.recv() == (
+                '{"room":"a b","who":"Ada",'
+                f'"path":"/{name}/rooms/a b","root_path":"/{name}","scheme":"ws",'
+                '"subprotocols":["v1","v2"],"request_id":"mine","model":"m7","user":"ada"}'
+            )
+
+    run(converse())
+
+
+def test_an_app_alone_takes_them_too(url: str, deployed: Callable[..., Any]) -> None:
+    def make() -> Starlette:
+        async def shout(websocket: Any) -> None:
+            await websocket.accept()
+            await websocket.send_text((await websocket.receive_text()).upper())
+            await websocket.close()
+
+        return Starlette(routes=[WebSocketRoute("/shout", shout)])
+
+    deployed(serve.deployment(serve.ingress(make)()).bind())
+
+    async def converse() -> None:
+        async with connect(f"{url}/shout") as client:
+            await client.send("ä")
+            assert await client.recv() == "Ä"
+            assert await end_of(client) == (1000, "")
+
+    run(converse())
+    assert refusal(f"{url}/else").status_code == 403, "as Starlette answers an unknown path"
+
+
+def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk: str) -> None:
+    assert refusal(f"{talk}/refuse").status_code == 403
+    denied = refusal(f"{talk}/deny", additional_headers={"X-Request-ID": "mine"})
+    assert (denied.status_code, denied.body) == (401, b'{"error":"no ticket"}')
+    assert (denied.headers["www-authenticate"], denied.headers["x-request-id"]) == ("x", "mine")
+    assert refusal(f"{talk}/raise-first").status_code == 500
+
+
+def test_what_is_no_asgi_app_says_that_it_takes_none(
+    url: str, deployed: Callable[..., Any]
+) -> None:
+    async def hello(request: Any) -> str:
+        return "hello"
+
+    deployed(serve.deployment(hello).bind())
+    refused = refusal(url)
+    assert refused.status_code == 400
+    assert b"takes no WebSockets" in refused.body
+    assert b"serve.ingress" in refused.body
+
+
+def test_refusals_of_our_own_are_those_of_the_http_table(talk: str, running: RunningSystem) -> None:
+    port = running.settings.http.port
+    assert refusal(f"ws://127.0.0.1:{port}/nowhere/at-all").status_code == 404
+    bad = refusal(f"{talk}/echo", additional_headers={"X-Request-Timeout-Seconds": "soon"})
+    assert (bad.status_code, b"X-Request-Timeout-Seconds" in bad.body) == (400, True)
+    named = refusal(f"{talk}/echo", additional_headers={"X-Serve-Call-Method": "pid"})
+    assert (named.status_code, b"takes no WebSockets" in named.body) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"Sec-WebSocket-Version": "8"}, b"426"),
+        ({"Sec-WebSocket-Key": "short"}, b"400"),
+        ({"Host": "bad host"}, b"400"),
+    ],
+)
+def test_a_malformed_opening_is_refused(
+    talk: str, running: RunningSystem, changed: dict[str, str], status: bytes
+) -> None:
+    path = talk.partition("://")[2].partition("/")[2]
+    headers = {
+        "Host": "test",
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        **changed,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection(("127.0.0.1", running.settings.http.port), 10) as raw:
+        raw.sendall(f"GET /{path}/echo HTTP/1.1\r\n{lines}\r\n".encode())
+        assert raw.recv(65536).split(b" ")[1] == status
+
+
+def test_the_time_limit_is_for_the_opening_alone(
+    url: str, deployed: Callable[..., Any], tmp_path: Path
+) -> None:
+    deployed(Talk.options(request_timeout_s=3).bind(str(tmp_path)))
+    assert run(first(f"{url}/later?accept_s=0&send_s=4")) == "still here"
+    limit = {"X-Request-Timeout-Seconds": "0.2"}
+    late = refusal(f"{url}/later?accept_s=20&send_s=0", additional_headers=limit)
+    assert late.status_code == 408
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
+    async def converse() -> None:
+        async with connect(f"{talk}/echo", max_size=None) as client:
+            for message in ("hello", "", "ä" * 100_000, b"", b"\0\xff", os.urandom(3_000_000)):
+                await client.send(message)
+                assert await client.recv() == message
+            await client.send(["in ", "three ", "frames"])
+            assert await client.recv() == "in three frames"
+
+    run(converse())
+
+
+def test_five_hundred_at_once_each_get_their_own(talk: str, running: RunningSystem) -> None:
+    async def one(number: int, all_open: asyncio.Barrier | Any) -> None:
+        async with connect(f"{talk}/echo", open_timeout=DEADLINE_S) as client:
+            await all_open.wait()
+            for turn in range(3):
+                await client.send(f"{number} {turn}")
+                assert await client.recv() == f"{number} {turn}"
+
+    async def converse() -> None:
+        count = 500
+        opened = 0
+        everybody = asyncio.Event()
+
+        class AllOpen:
+            async def wait(self) -> None:
+                nonlocal opened
+                opened += 1
+                if opened == count:
+                    everybody.set()
+                await everybody.wait()
+
+        await asyncio.gather(*(one(number, AllOpen()) for number in range(count)))
+
+    run(converse())
+
+
+def test_a_message_over_the_limit_is_closed_with_1009(tmp_path: Path) -> None:
+    with running_system(
+        tmp_path / "state", UNDERSTUDY_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES="1000"
+    ) as own:
+        own.deploy(Talk.bind(str(tmp_path)))
+
+        async def converse() -> None:
+            url = f"ws://127.0.0.1:{own.settings.http.port}/echo"
+            async with connect(url) as client:
+                await client.send("x" * 1000)
+                assert await client.recv() == "x" * 1000
+                await client.send("x" * 1001)
+                assert (await end_of(client))[0] == 1009
+
+        run(converse())
+
+
+def test_an_app_that_does_not_read_holds_its_client_back(talk: str, tmp_path: Path) -> None:
+    message = b"x" * 100_000
+
+    async def converse() -> int:
+        async with connect(f"{talk}/gated", ping_interval=None) as client:
+            sent = 0
+            while True:
+                try:
+                    await asyncio.wait_for(client.send(message), 1)
+                except asyncio.TimeoutError:
+                    break
+                sent += 1
+                assert sent < 500, "50 MB are somewhere"
+            (tmp_path / "gate").touch()
+            # What was given up was in the client's buffer already, whole.
+            await client.send("end")
+            total = int(await client.recv())
+            return total - sent * len(message)
+
+    assert run(converse()) in {0, len(message)}
+
+
+def test_a_client_that_does_not_read_holds_the_app_back(talk: str, tmp_path: Path) -> None:
+    def sent() -> int:
+        return (tmp_path / "sent").stat().st_size
+
+    async def converse() -> None:
+        async with connect(f"{talk}/flood", max_queue=1, ping_interval=None) as client:
+            await client.recv()
+            before = -1
+            while (now := sent()) != before:
+                before = now
+                await asyncio.sleep(0.5)
+            assert now < 300, "30 MB are somewhere"
+            for _ in range(now):
+                await client.recv()
+            assert sent() > now, "it goes on"
+
+    run(converse())
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "reason"),
+    [
+        ("close/1000", 1000, ""),
+        ("close/3003?reason=enough", 3003, "enough"),
+        ("close/4999?reason=" + "%C3%A4" * 100, 4999, "ä" * 61),
+        ("close/1006", 1011, "the deployment raised an exception"),
+        ("close/99999", 1011, "the deployment raised an exception"),
+        ("rooms/1", 1000, ""),
+        ("raise", 1011, "the deployment raised an exception"),
+    ],
+)
+def test_user_code_ends_it(talk: str, path: str, code: int, reason: str) -> None:
+    async def converse() -> None:
+        async with connect(f"{talk}/{path}") as client:
+            assert await end_of(client) == (code, reason)
+
+    run(converse())
+
+
+def test_user_code_hears_how_its_client_left(talk: str, notes: Callable[[str], None]) -> None:
+    async def converse() -> None:
+        async with connect(f"{talk}/echo") as client:
+            await client.close(4321, "lunch")
+        client = await connect(f"{talk}/receive")
+        client.transport.abort()
+
+    run(converse())
+    notes("4321 lunch")
+    notes("left 1006")
+
+
+def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
+    talk: str, notes: Callable[[str], None], running: RunningSystem, name: str
+) -> None:
+    async def converse() -> None:
+        client = await connect(f"{talk}/flood")
+        await client.recv()
+        client.transport.abort()
+
+    run(converse())
+    notes("flood over")
+    wait_until(lambda: ongoing(running, name) == 0, DEADLINE_S, "the slot is free")
+
+
+def test_an_open_one_is_an_ongoing_request(
+    url: str, deployed: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = {"max_ongoing_requests": 1, "max_queued_requests": 0}
+    deployed(Talk.options(**config).bind(str(tmp_path)))
+
+    async def converse() -> None:
+        async with connect(f"{url}/echo"):
+            with pytest.raises(InvalidStatus) as caught:
+                await first(f"{url}/rooms/1")
+            assert caught.value.response.status_code == 503
+            assert "retry-after" in caught.value.response.headers
+        while True:  # until the slot is known to be free
+            with contextlib.suppress(InvalidStatus):
+                assert '"room":"1"' in await first(f"{url}/rooms/1")
+                return
+
+    run(converse())
+
+
+# --- deaths and stops -------------------------------------------------------------------------
+
+
+def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
+    talk: str,
+    deployed: Callable[..., Any],
+    tmp_path: Path,
+    notes: Callable[[str], None],
+) -> None:
+    async def converse() -> None:
+        async with connect(f"{talk}/echo") as client:
+            loop = asyncio.get_running_loop()
+            newer = Talk.options(version="2").bind(str(tmp_path))
+            deploying = loop.run_in_executor(None, deployed, newer)
+            assert await end_of(client) == (1012, "the replica stops")
+            await deploying
+        async with connect(f"{talk}/echo") as client:
+            await client.send("again")
+            assert await client.recv() == "again"
+
+    run(converse())
+    notes("1012 the replica stops")
+
+
+def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
+    with running_system(tmp_path / "state") as own:
+        own.deploy(Talk.bind(str(tmp_path)))
+
+        async def converse() -> None:
+            url = f"ws://127.0.0.1:{own.settings.http.port}/echo"
+            async with connect(url) as client:
+                loop = asyncio.get_running_loop()
+                stopping = loop.run_in_executor(None, own.understudy, "stop")
+                code, _ = await end_of(client)
+                assert code == 1012
+                assert (await stopping).returncode == 0
+
+        run(converse())
+
+
+def test_a_killed_replica_closes_with_1011(talk: str, running: RunningSystem, name: str) -> None:
+    async def converse() -> None:
+        async with connect(f"{talk}/echo") as client:
+            os.kill(running.replica_pids(name)[0], signal.SIGKILL)
+            code, reason = await end_of(client)
+            assert (code, "died" in reason) == (1011, True)
+
+    run(converse())
+
+
+def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
+    tmp_path: Path, notes: Callable[[str], None]
+) -> None:
+    """The proxy that follows it knows nothing of it."""
+    with running_system(tmp_path / "state") as own:
+        own.deploy(Talk.bind(str(tmp_path)))
+        url = f"ws://127.0.0.1:{own.settings.http.port}"
+
+        async def converse() -> None:
+            async with connect(f"{url}/echo") as client, connect(f"{url}/receive") as other:
+                old = own.pid_of("proxy")
+                os.kill(old, signal.SIGKILL)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(
+                    None,
+                    wait_until,
+                    lambda: [p for r, p in own.pids() if r == "proxy" and p != old],
+                    DEADLINE_S,
+                    "another proxy",
+                )
+                await client.send("still here")
+                assert await client.recv() == "still here"
+                await client.close(1000, "bye")
+                os.kill(own.pid_of("http worker"), signal.SIGKILL)
+                assert (await end_of(other))[0] == 1006
+
+        run(converse())
+        notes("1000 bye")
+        wait_until(lambda: ongoing(own, "default") == 0, DEADLINE_S, "the slots are free")
+
+
+def test_a_shadow_gets_no_copy_of_it(
+    running: RunningSystem, client: serve.Client, name: str, tmp_path: Path
+) -> None:
+    main, shadow = f"{name}:main", f"{name}:shadow"
+    app = Talk.func_or_class
+    for tag in (main, shadow):
+        client.wait_for_goal(client.create_backend(tag, app, str(tmp_path)))
+    client.create_endpoint(name, backend=main, route=f"/{name}")
+    client.shadow_traffic(name, shadow, 1.0)
+    try:
+        url = f"ws://127.0.0.1:{running.settings.http.port}/{name}"
+        assert '"room":"1"' in run(first(f"{url}/rooms/1"))
+        metrics = running.get("/-/metrics")[1].decode()
+        lines = [line for line in metrics.splitlines() if shadow in line and "dropped" in line]
+        assert [line.rpartition(" ")[2] for line in lines if "total" in line] == ["1.0"], lines
+    finally:
+        client.delete_endpoint(name)
+        for tag in (main, shadow):
+            client.delete_backend(tag, force=True)
