@@ -53,6 +53,7 @@ class FrontSocket(websocket.WebSocketProtocol):  # type: ignore[misc]  # gunicor
         super().__init__(transport, scope, app, log, max_message_size, drain)
         scope["extensions"] = {RESPONSE: {}}
         self._refusal: dict[str, Any] | None = None
+        self._refusal_body = b""
         self._unread = 0  # bytes of messages that wait for the app
         self._has_heard = False
         self._acknowledged = 0
@@ -131,7 +132,9 @@ class FrontSocket(websocket.WebSocketProtocol):  # type: ignore[misc]  # gunicor
         if kind == f"{RESPONSE}.start" and not self.accepted:
             self._refusal = message
         elif kind == f"{RESPONSE}.body" and self._refusal is not None:
-            self._refuse(self._refusal, message.get("body", b""))
+            self._refusal_body += message.get("body", b"")
+            if not message.get("more_body", False):
+                self._refuse(self._refusal, self._refusal_body)
         else:
             await super()._send(message)
             if kind == "websocket.close" and self.accepted and not self._close_received:

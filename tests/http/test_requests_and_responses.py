@@ -205,18 +205,3 @@ def test_a_client_that_leaves_cancels_the_query_and_is_logged_as_499(app):
     assert app.dispatcher.cancelled == 1
     assert app.front.in_flight == 0
     assert app.log()[0]["status"] == 499
-
-
-def test_a_websocket_is_refused(app):
-    sent = []
-
-    async def receive():
-        return {"type": "websocket.connect"}
-
-    async def send(event):
-        sent.append(event["type"])
-
-    scope = {"type": "websocket", "path": "/ws", "raw_path": b"/ws", "headers": [], "client": None}
-    asyncio.run(app.front(scope, receive, send))
-    assert sent == ["websocket.close"]
-    assert app.log()[0]["status"] == 403
