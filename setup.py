@@ -37,6 +37,7 @@ setup(
         "gunicorn>=27.0,<28",  # http_front/worker.py reaches into its asgi worker
         "uvicorn>=0.54,<0.60",  # http_front/protocol.py reaches into its HTTP protocol
         "httptools>=0.6.4",
+        "websockets>=14",  # for uvicorn's protocol of them
         "starlette>=0.40",
         "pydantic>=2.5",
         "click>=8.1",

@@ -80,6 +80,7 @@ class Front:
         self._root_path = options.root_path.rstrip("/")
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         self.header_timeout_s = options.header_timeout_s
+        self.max_message_bytes = options.max_websocket_message_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope: a request, a websocket, or the worker's lifespan."""

@@ -25,6 +25,8 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
+
 MAX_LINE_BYTES = 4094
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190  # name and value
@@ -48,17 +50,27 @@ class Connections(ServerState):
     """What all connections of a worker share; uvicorn's protocols add and remove themselves."""
 
     def __init__(
-        self, app: Any, *, keep_alive_s: float, header_timeout_s: float, trusted: str
+        self,
+        app: Any,
+        *,
+        keep_alive_s: float,
+        header_timeout_s: float,
+        max_message_bytes: int,
+        trusted: str,
     ) -> None:
         super().__init__()
         self.header_timeout_s = header_timeout_s
         self.app = app
         self.forwarded_app = ProxyHeadersMiddleware(app, trusted)
         self.config = Config(
-            app,
+            self.forwarded_app,  # for WebSockets; requests take the one that they need
             interface="asgi3",
             http=FrontProtocol,
-            ws="none",
+            ws=FrontSocket,
+            ws_max_size=max_message_bytes,
+            ws_per_message_deflate=False,  # it would have all others wait
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=PONG_S,
             lifespan="off",
             log_config=None,
             log_level="error",
@@ -71,6 +83,10 @@ class Connections(ServerState):
     def make(self) -> FrontProtocol:
         """Make the protocol of a new connection; called on the loop."""
         return FrontProtocol(self)
+
+    def has_sockets(self) -> bool:
+        """Tell whether WebSockets are open, or are being closed."""
+        return any(isinstance(each, FrontSocket) for each in self.connections)
 
     def tell_time(self) -> None:
         """Set the Date of answers; to be called every second."""
@@ -204,6 +220,14 @@ class FrontProtocol(HttpToolsProtocol):
             raise self._refused(505, f"HTTP/{version} is not spoken here")
         self.app = self._shared.forwarded_app if self._is_forwarded else self._shared.app
         super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Become a WebSocket, unless requests before it are still being answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._refused(400, "a WebSocket cannot be opened before the request ahead is answered")
+            self.send_400_response("")
+        else:
+            super().handle_websocket_upgrade()
 
     # --- The response ---------------------------------------------------------------------------
 

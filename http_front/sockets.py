@@ -172,6 +172,8 @@ class _Conversation:
         try:
             while (event := await self._next_message()) is not None:
                 await self._exchange.send(event)
+        except OSError:  # the client has gone, and _from_client hears how
+            await asyncio.get_running_loop().create_future()
         except StreamFailedError as error:
             _logger.warning("WebSocket %s was cut off: %s", self._exchange.request_id, error)
             await self._close(close_frame(FAILED, str(error)))

@@ -103,6 +103,7 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
             self.asgi,
             keep_alive_s=self.cfg.keepalive,
             header_timeout_s=self.asgi.header_timeout_s,
+            max_message_bytes=self.asgi.max_message_bytes,
             trusted=self.cfg.forwarded_allow_ips,
         )
         ticking = asyncio.create_task(self._tick())
@@ -164,9 +165,12 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _drain(self) -> None:
         deadline = self.loop.time() + max(0.0, self.cfg.graceful_timeout - DRAIN_MARGIN_S)
-        while self.asgi.in_flight and self.loop.time() < deadline and not self._quick_shutdown:
+        while self._is_busy() and self.loop.time() < deadline and not self._quick_shutdown:
             self.notify()
             await asyncio.sleep(DRAIN_POLL_S)
+
+    def _is_busy(self) -> bool:
+        return self.asgi.in_flight > 0 or self.loop.connections.has_sockets()
 
     async def _keep_closing_waiting(self) -> None:
         while True:

@@ -269,7 +269,7 @@ def test_refusals_of_our_own_are_those_of_the_http_table(talk: str, running: Run
 @pytest.mark.parametrize(
     ("changed", "status"),
     [
-        ({"Sec-WebSocket-Version": "8"}, b"426"),
+        ({"Sec-WebSocket-Version": "8"}, b"400"),
         ({"Sec-WebSocket-Key": "short"}, b"400"),
         ({"Host": "bad host"}, b"400"),
     ],

@@ -5,15 +5,13 @@ import os
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from understudy.actors.messages import BINARY, END, MORE, TEXT, Process, StreamBegun, StreamPart
 from understudy.actors.streams import Stream
 from understudy.core.closing import close_frame
-from understudy.http_front import socket_protocol
+from understudy.http_front import protocol, socket_protocol
 from understudy.http_front.fake import FakeDispatcher
-from understudy.http_front.socket_protocol import MOST_UNREAD, FrontSocket
+from understudy.http_front.protocol import Connections
 
 SCOPE = {
     "type": "websocket",
@@ -180,47 +178,60 @@ def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app)
 # --- the protocol -----------------------------------------------------------------------------
 
 
-class Transport:
-    """A connection whose other side is the test."""
-
-    def __init__(self):
-        self.written = b""
-        self.paused = self.aborted = self.closed = False
-
-    def write(self, data):
-        self.written += data
-
-    def pause_reading(self):
-        self.paused = True
-
-    def resume_reading(self):
-        self.paused = False
-
-    def abort(self):
-        self.aborted = True
-
-    def close(self):
-        self.closed = True
-
-    def get_extra_info(self, _name):
-        return self
-
-    def getsockopt(self, *_):
-        raise OSError("no TCP")
+async def echo(_scope, receive, send):
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (event := await receive())["type"] != "websocket.disconnect":
+        await send({**event, "type": "websocket.send"})
 
 
-class Log:
-    def debug(self, *_):
-        pass
+class Client:
+    """A connection to a worker's protocol in this process, and what has come over it."""
 
-    exception = debug
+    def __init__(self, reader, writer):
+        self._reader = reader
+        self._writer = writer
+
+    async def open(self, path=b"/", **headers):
+        fields = {
+            "Host": "test",
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            **headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self.send(b"GET " + path + b" HTTP/1.1\r\n" + lines.encode() + b"\r\n")
+        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)
+        return int(head.split(b" ")[1])
+
+    def send(self, data):
+        self._writer.write(data)
+
+    async def read(self):
+        """Return the next frame's opcode and payload; None at the end."""
+        try:
+            first, size = await asyncio.wait_for(self._reader.readexactly(2), 10)
+            if size == 126:
+                size = int.from_bytes(await self._reader.readexactly(2), "big")
+            return first & 0xF, await self._reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def closed(self):
+        """Read to the end; return the close code that came."""
+        code = None
+        while (got := await self.read()) is not None:
+            if got[0] == CLOSE:
+                code = int.from_bytes(got[1][:2], "big")
+        return code
 
 
-async def no_wait():
-    pass
+CONT, TEXT_FRAME, BYTES, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 
-def frame(payload, opcode=2, *, fin=True):
+def frame(payload, opcode=BYTES, *, fin=True):
     mask = os.urandom(4)
     size = len(payload)
     if size < 126:
@@ -233,113 +244,219 @@ def frame(payload, opcode=2, *, fin=True):
     return bytes([0x80 * fin | opcode]) + length + mask + masked
 
 
-def speak(test, app=None):
-    """Run ``test(protocol, transport)`` beside an app that accepts."""
-
-    async def accepting(_scope, receive, send):
-        await send({"type": "websocket.accept"})
-        while (await receive())["type"] != "websocket.disconnect":
-            pass
+def speak(test, app=echo):
+    """Run ``test(client)`` against the worker's protocol around ``app``."""
 
     async def run():
-        transport = Transport()
-        scope = {"headers": [(b"sec-websocket-key", b"x")]}
-        protocol = FrontSocket(transport, scope, app or accepting, Log(), 2**24, no_wait)
-        running = asyncio.create_task(protocol.run())
-        await asyncio.wait_for(test(protocol, transport), 10)
-        protocol.feed_eof()
-        await asyncio.wait_for(running, 10)
+        connections = Connections(
+            app,
+            keep_alive_s=5,
+            header_timeout_s=5,
+            max_message_bytes=2**20,
+            trusted="127.0.0.1",
+        )
+        connections.tell_time()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(connections.make, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            await asyncio.wait_for(test(Client(reader, writer)), 20)
+        finally:
+            writer.close()
+            server.close()
+            while connections.tasks or connections.connections:
+                await asyncio.sleep(0.01)
 
     asyncio.run(run())
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(protocol, "PING_S", 0.1)
+    monkeypatch.setattr(protocol, "PONG_S", 0.1)
+    monkeypatch.setattr(socket_protocol, "MESSAGE_TIMEOUT_S", 0.3)
 
 
-@given(st.binary(max_size=10_000), st.binary(min_size=4, max_size=4))
-def test_unmasking_is_an_exclusive_or_by_the_key(payload, key):
-    expected = bytes(byte ^ key[at % 4] for at, byte in enumerate(payload))
-    assert FrontSocket._unmask(None, payload, key) == expected
-
-
-def test_a_client_that_neither_answers_nor_takes_anything_is_dropped(monkeypatch):
-    monkeypatch.setattr(socket_protocol, "PING_S", 0.1)
-
-    async def silent(_protocol, transport):
-        await until(lambda: transport.aborted)
-        assert b"\x89\x00" in transport.written, "it was pinged"
+def test_a_client_that_neither_answers_nor_takes_anything_is_dropped(hasty):
+    async def silent(client):
+        assert await client.open() == 101
+        # It acknowledges what it is sent, in its kernel, and no more from then on.
+        assert await client.closed() == 1011
 
     speak(silent)
 
 
-def test_a_client_that_answers_pings_stays(monkeypatch):
-    monkeypatch.setattr(socket_protocol, "PING_S", 0.1)
-
-    async def answering(protocol, transport):
-        for _ in range(5):
-            transport.written = b""
-            await until(lambda: b"\x89\x00" in transport.written)
-            protocol.feed_data(frame(b"", 0xA))
-        assert not transport.aborted
+def test_a_client_that_answers_pings_stays(hasty):
+    async def answering(client):
+        assert await client.open() == 101
+        for _ in range(10):
+            opcode, payload = await client.read()
+            assert opcode == PING
+            client.send(frame(payload, PONG))
+        client.send(frame(b"still here"))
+        while (got := await client.read())[0] == PING:
+            pass
+        assert got == (BYTES, b"still here")
 
     speak(answering)
 
 
-def test_a_message_that_never_ends_is_given_up(monkeypatch):
-    monkeypatch.setattr(socket_protocol, "PING_S", 0.1)
-    monkeypatch.setattr(socket_protocol, "MESSAGE_TIMEOUT_S", 0.3)
+def test_a_client_whose_messages_nobody_takes_stays(hasty):
+    gate = asyncio.Event()
 
-    async def dribbling(protocol, transport):
-        message = iter(frame(b"x" * 10_000))
-        while not transport.closed:
-            protocol.feed_data(bytes([next(message)]))
-            await asyncio.sleep(0.02)
-        assert struct.pack("!H", 1008) in transport.written
+    async def slow(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        await gate.wait()
+        await send({"type": "websocket.send", "bytes": (await receive())["bytes"]})
+
+    async def ignored(client):
+        assert await client.open() == 101
+        client.send(frame(b"message"))
+        for _ in range(5):
+            assert (await client.read())[0] == PING
+        gate.set()
+        while (got := await client.read())[0] == PING:
+            pass
+        assert got == (BYTES, b"message")
+
+    speak(ignored, slow)
+
+
+def test_a_message_that_never_ends_is_given_up(hasty):
+    async def dribbling(client):
+        assert await client.open() == 101
+        message = frame(b"x" * 10_000)
+        closed = asyncio.create_task(client.closed())
+        for at in range(len(message)):
+            client.send(message[at : at + 1])
+            await asyncio.wait((closed,), timeout=0.02)
+            if closed.done():
+                break
+        assert await closed == 1008
 
     speak(dribbling)
 
 
-def test_what_waits_for_an_app_that_does_not_read_is_bounded_in_bytes():
+def test_fragments_however_many_are_one_message():
+    async def fragmented(client):
+        assert await client.open() == 101
+        client.send(frame(b"a", fin=False))
+        client.send(frame(b"", CONT, fin=False) * 5_000)
+        client.send(frame(b"b", CONT, fin=False) * 10)
+        client.send(frame(b"c", CONT))
+        assert await client.read() == (BYTES, b"a" + b"b" * 10 + b"c")
+
+    speak(fragmented)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x82\x01x", 1002),  # not masked
+        (frame(b"x", CONT), 1002),  # of no message
+        (frame(b"x", 5), 1002),  # an opcode that is none
+        (frame(b"\xff", TEXT_FRAME), 1007),  # no UTF-8
+        (frame(b"x" * (2**20 + 1)), 1009),
+    ],
+)
+def test_what_breaks_the_protocol_is_closed_with_the_code_for_it(data, code):
+    async def breaking(client):
+        assert await client.open() == 101
+        client.send(data)
+        assert await client.closed() == code
+
+    speak(breaking)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-WebSocket-Version": "8"}, 400),
+        ({"Sec-WebSocket-Key": "short"}, 400),
+        ({"Host": "a\r\nHost: b"}, 400),
+    ],
+)
+def test_a_malformed_opening_is_refused(headers, status):
+    async def odd(client):
+        assert await client.open(**headers) == status
+
+    speak(odd)
+
+
+def test_a_path_that_is_no_ascii_is_refused():
+    async def odd(client):
+        assert await client.open(b"/\xff") == 400
+
+    speak(odd)
+
+
+def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
     gate = asyncio.Event()
-    got = []
 
-    async def slow(_scope, receive, send):
-        await send({"type": "websocket.accept"})
+    async def answering(scope, _receive, send):
+        assert scope["type"] == "http"
         await gate.wait()
-        while (event := await receive())["type"] != "websocket.disconnect":
-            got.append(event.get("bytes"))
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body"})
 
-    async def test(protocol, transport):
-        message = frame(b"x" * (MOST_UNREAD // 2))
-        for _ in range(10):
-            protocol.feed_data(message)
-            await asyncio.sleep(0)
-        await until(lambda: transport.paused)
-        waiting = sum(len(event.get("bytes", b"")) for event in protocol._receive_queue._queue)
-        assert waiting <= 2 * MOST_UNREAD
+    async def pipelining(client):
+        client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+        opening = asyncio.create_task(client.open())
+        await asyncio.wait((opening,), timeout=0.2)
         gate.set()
-        await until(lambda: len([each for each in got if each]) == 10)
+        assert await opening == 200, "that of the first"
+        assert await client._reader.read() == b"", "and the end"
 
-    speak(test, slow)
+    speak(pipelining, answering)
 
 
-@pytest.mark.parametrize("status", [401, 299])
-def test_a_refusal_of_the_apps_own_is_a_whole_response(status):
+def test_an_opening_whose_client_leaves_is_cancelled():
+    cancelled = asyncio.Event()
+
+    async def waiting(_scope, _receive, _send):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def leaving(client):
+        opening = asyncio.create_task(client.open())
+        await asyncio.wait((opening,), timeout=0.2)
+        opening.cancel()
+        client._writer.transport.abort()
+        await cancelled.wait()
+
+    speak(leaving, waiting)
+
+
+def test_a_refusal_of_the_apps_own_is_a_whole_response():
     async def refusing(_scope, _receive, send):
-        headers = [(b"x-why", b"1"), (b"content-length", b"99"), (b"transfer-encoding", b"x")]
-        start = {"type": "websocket.http.response.start", "status": status, "headers": headers}
-        await send(start)
+        headers = [(b"x-why", b"1")]
+        await send({"type": "websocket.http.response.start", "status": 401, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": b"n", "more_body": True})
         await send({"type": "websocket.http.response.body", "body": b"o"})
 
-    async def test(_protocol, transport):
-        await until(lambda: transport.closed)
-        head, _, body = transport.written.partition(b"\r\n\r\n")
-        first, *lines = head.split(b"\r\n")
-        assert first.startswith(b"HTTP/1.1 %d " % status)
-        assert lines == [b"x-why: 1", b"content-length: 2", b"connection: close"]
-        assert body == b"no"
+    async def refused(client):
+        assert await client.open() == 401
+        assert await client._reader.read() == b"no"
 
-    speak(test, refusing)
+    speak(refused, refusing)
+
+
+def test_a_failing_app_is_500_or_1011():
+    async def failing(scope, _receive, send):
+        if scope["path"] == "/later":
+            await send({"type": "websocket.accept"})
+        raise ValueError("broken on purpose")
+
+    async def at_once(client):
+        assert await client.open() == 500
+
+    async def later(client):
+        assert await client.open(b"/later") == 101
+        assert await client.closed() == 1011
+
+    speak(at_once, failing)
+    speak(later, failing)
