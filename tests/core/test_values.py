@@ -16,6 +16,8 @@ STATUSES = {
     "UnknownNameError": 404,
     "ConflictError": 409,
     "InvalidRequestError": 400,
+    "BodyTooLargeError": 413,
+    "BodyIncompleteError": 408,
     "RouteNotFoundError": 404,
     "MethodNotAllowedError": 405,
     "BackPressureError": 503,

@@ -57,6 +57,7 @@ class Server:
             self.answer,
             keep_alive_s=90,
             header_timeout_s=HEADERS_TIMEOUT_S,
+            max_message_bytes=1000,
             trusted="127.0.0.1",
         )
         self.protocol = FrontProtocol(self.connections)
