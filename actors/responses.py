@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -230,6 +231,8 @@ def _jsonable(value: Any) -> Any:
     # numpy scalars and arrays, without importing numpy
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, Mapping):  # a request's query_params or headers
+        return dict(value)
     # pydantic models, dataclasses, datetimes, UUIDs, enums, sets and the like
     return to_jsonable_python(value)
 

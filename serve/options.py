@@ -18,7 +18,15 @@ M = TypeVar("M", bound=BaseModel)
 
 _OWN = ("name", "version", "actor_options", "ray_actor_options")
 _KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
-_HINTS = {"route_prefix": "give it to serve.run(app, route_prefix=...)"}
+_HINTS = {
+    "route_prefix": "give it to serve.run(app, route_prefix=...)",
+    # Ray Serve's, of today and of once
+    "max_concurrent_queries": "it is called max_ongoing_requests",
+    "max_replicas_per_node": "it is called max_replicas_per_host",
+    "placement_group_bundles": "a replica is one process; say what it takes in actor_options",
+    "placement_group_strategy": "a replica is one process; say what it takes in actor_options",
+    "request_router_config": "queries go to the replica with the fewest",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

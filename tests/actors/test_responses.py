@@ -55,6 +55,7 @@ class Answers:
         self.folder = folder
 
     async def __call__(self, request: Any) -> Any:
+        self.request = request
         return getattr(self, request.url.path.rpartition("/")[2])()
 
     def text(self) -> Any:
@@ -98,6 +99,9 @@ class Answers:
     def objects(self) -> Any:
         day = dt.date(2020, 2, 29)
         return [Model(name="m", at=day), Point(1, 2), Colour.RED, uuid.UUID(int=1), {3}, day]
+
+    def query(self) -> Any:
+        return self.request.query_params
 
     def response(self) -> Any:
         response = JSONResponse({"made": True}, 201, headers={"X-A": "b", "Location": "/x"})
@@ -153,8 +157,8 @@ def ask(running: RunningSystem, folder: Path) -> Iterator[Ask]:
     deploy(running, serve.deployment(Answers).bind(str(folder)), NAME, f"/{NAME}")
     connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
 
-    def get(kind: str, method: str = "GET") -> Any:
-        connection.request(method, f"/{NAME}/{kind}")
+    def get(kind: str, method: str = "GET", query: str = "") -> Any:
+        connection.request(method, f"/{NAME}/{kind}{query}")
         response: Any = connection.getresponse()
         response.content = response.read()
         return response
@@ -217,6 +221,11 @@ def test_models_dataclasses_dates_enums_and_sets_are_json(ask: Ask) -> None:
         [3],
         "2020-02-29",
     ]
+
+
+def test_the_query_itself_is_json(ask: Ask) -> None:
+    got: Any = ask("query", query="?a=b&c=d")
+    assert json.loads(got.content) == {"a": "b", "c": "d"}
 
 
 def test_a_response_keeps_its_status_headers_and_each_cookie(ask: Ask) -> None:

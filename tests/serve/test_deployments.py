@@ -71,6 +71,8 @@ def test_num_replicas_none_means_one():
         ({"version": 3}, "version=3: must be a string"),
         ({"num_replica": 2}, "num_replica: no such option; did you mean num_replicas?"),
         ({"route_prefix": "/a"}, r"route_prefix: no such option; give it to serve.run"),
+        ({"max_concurrent_queries": 3}, "no such option; it is called max_ongoing_requests"),
+        ({"max_replicas_per_node": 3}, "no such option; it is called max_replicas_per_host"),
         ({"user_config": {1, 2}}, "must be JSON-able"),
         ({"ray_actor_options": {"num_cpu": 1}}, "ray_actor_options.num_cpu=1"),
         ({"actor_options": 3}, "actor_options=3: must be a dict"),
