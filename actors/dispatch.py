@@ -41,11 +41,14 @@ from understudy.actors.messages import (
 )
 from understudy.actors.streams import Stream
 from understudy.actors.value_streams import ValueStream
-from understudy.core.repeats import MIN_BUDGET, RepeatBudget
+from understudy.core.repeats import RepeatBudget
 from understudy.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
+# Of queries that were with a proxy that died. No budget as tight as the router's: it is hardly ever
+# a query that kills a proxy, and one that takes long may see several die.
+FIRST_REPEATS, MOST_REPEATS = 100, 1_000
 CLOSED = "the connection to the system was closed"
 
 
@@ -160,7 +163,7 @@ class Caller:
         self.left = False  # for good; may be read from any thread
         self.on_ready: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
-        self._budget = RepeatBudget(MIN_BUDGET)  # a long query may outlive several proxies
+        self._budget = RepeatBudget(FIRST_REPEATS)
         self._entries: dict[int, _Entry] = {}
         self._outbox: Outbox | None = None
         self._proxy: Process | None = None
@@ -178,7 +181,7 @@ class Caller:
         it.
         """
         entry = self._entries[query.id] = _Entry(query, on_answer, on_fed)
-        self._budget.pay_in(len(self._entries))
+        self._budget.pay_in(max(MOST_REPEATS, len(self._entries)))
         if self.left:
             self._fail(entry, CLOSED)
             return
@@ -245,7 +248,7 @@ class Caller:
             if entry.process is not None:
                 self._watch(entry, entry.process)
             elif entry.sent:
-                self._send_again(entry, "the proxy died with the query under way")
+                self._send_again(entry)
             entry.sent = False
 
     def attached(self, message: AttachCallerReply) -> None:
@@ -367,18 +370,23 @@ class Caller:
         for item in items:
             if isinstance(item, _Cancel) or item.query.id not in self._entries:
                 continue
-            if self._send_again(item, "the proxy did not take the query"):
+            if item.query.retryable is False:
+                self._fail(
+                    item, "the proxy did not take the query, or died with it; it may have run"
+                )
+            else:  # without a token: it is the same proxy, or one whose death will take one
+                item.resent = True
                 self.loop.call_later(RESEND_S, partial(self._resend, item))
 
-    def _send_again(self, entry: _Entry, text: str) -> bool:
-        """Mark a query that may have run, to be sent again; it fails if it is not to be."""
+    def _send_again(self, entry: _Entry) -> None:
+        """Mark a query that its proxy may have had run; it fails if it is not to be sent again."""
+        text = "the proxy died with the query under way"
         if entry.query.retryable is False:
             self._fail(entry, f"{text}; it may have run")
         elif not self._budget.take_out():
             self._fail(entry, f"{text}, and retries, limited to as many as queries, are used up")
         else:
             entry.resent = True
-        return entry.resent
 
     def _resend(self, entry: _Entry) -> None:
         if entry.query.id in self._entries:
