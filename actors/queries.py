@@ -23,7 +23,7 @@ from understudy.actors.control_messages import MeetProxy
 from understudy.actors.dispatch import Caller
 from understudy.actors.feeds import Inflows
 from understudy.actors.large_bytes import travelling
-from understudy.actors.loop import GATHERED, GATHERED_PARTS, Outbox
+from understudy.actors.loop import GATHERED, GATHERED_PARTS, Outbox, Timer
 from understudy.actors.messages import (
     END,
     MORE,
@@ -53,6 +53,7 @@ from understudy.core.errors import error_status
 from understudy.core.tickets import SOCKET
 
 MAX_OUTBOXES = 256  # before idle ones are dropped
+LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
 _Item = Answer | Piece
 _News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
@@ -61,7 +62,16 @@ _News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 class Run(Reply):
     """One query in user code, and what is told of it."""
 
-    __slots__ = ("feed", "feed_number", "is_delivered", "proxy", "queries", "sender", "status")
+    __slots__ = (
+        "feed",
+        "feed_number",
+        "is_delivered",
+        "proxy",
+        "queries",
+        "sender",
+        "status",
+        "timer",
+    )
 
     def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
         timeout_s = assignment.timeout_s
@@ -74,6 +84,7 @@ class Run(Reply):
         self.feed_number = 0
         self.status = 0  # of its answer
         self.is_delivered = False
+        self.timer: Timer | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -214,11 +225,22 @@ class Queries:
             run = Run(self, proxy, assignment)
             if assignment.query.follows:
                 run.feed_number = self._inflows.want(run, assignment.query.id)
+            if assignment.timeout_s is not None:
+                delay_s = assignment.timeout_s + LATE_S
+                run.timer = self._loop.call_later(delay_s, partial(self._late, run))
             self._user_code.run(run)
         for assignment in assignments[room:]:
             self._tell(proxy, ("rejected", assignment.ticket))
         for ticket in message.cancelled:
             self._user_code.cancel((proxy, ticket))
+
+    def _late(self, run: Run) -> None:
+        """End a query whose time was up a while ago: the router that would have has died."""
+        if run.status or run.is_cancelled or run.deadline_at is None:
+            return
+        text = f"no answer within {run.assignment.timeout_s:.6g} s"
+        run.answer(FailedAnswer(run.assignment.query.id, "QueryTimeoutError", text))
+        self.cancel(run)
 
     def close_sockets(self) -> None:
         """Close all WebSockets, as this replica is to stop; callable from any thread."""
@@ -264,6 +286,8 @@ class Queries:
     def ended(self, run: Run) -> None:
         """Free the slot; tell the router."""
         self.running -= 1
+        if run.timer is not None:
+            run.timer.cancel()
         self._streams.pop(run.stream_key, None)
         if run.feed_number:
             self._inflows.ended(run.feed_number)

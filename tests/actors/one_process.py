@@ -17,6 +17,7 @@ from understudy.actors.processes import this_process
 from understudy.actors.proxy import Proxy
 from understudy.actors.queries import Queries
 from understudy.actors.query_client import CallerClient
+from understudy.actors.settings import read_settings
 from understudy.actors.user_code import UserCode
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
@@ -56,6 +57,9 @@ class _Transport:
             self.loop.call_soon(on_sent)
         return True
 
+    def watch_remote(self, _target: Place, _on_lost: Any) -> None:
+        """Return None: it is on this host."""
+
     def write(self, _target: Place) -> None:
         """Do nothing: what was sent is on its way."""
 
@@ -91,6 +95,7 @@ class OneProcess:
     def _make_proxy(self, place: Place) -> Proxy:
         proxy = Proxy()
         proxy._loop, proxy.process = place.loop, place.process
+        proxy.settings = read_settings({})
         proxy._myRef = SimpleNamespace(address=place)
         proxy.started()
         place.arrived = proxy.receiveMessage  # type: ignore[method-assign]

@@ -215,6 +215,24 @@ def test_cancelled_sync_code_that_waits_for_a_thread_never_runs(
 
 
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
+def test_a_query_ends_past_its_deadline_though_its_router_is_silent(
+    replica_of: MakeReplica, gate: Path, method: str
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
+    calls = [call._replace(timeout_s=0.1) for call in replica.calls(1, method=method)]
+    replica.run(calls)
+    answer = replica.answer(calls[0])
+    assert answer.kind == "QueryTimeoutError"
+    assert answer.text == "no answer within 0.1 s"
+    if method == "sync":
+        assert replica.check(1)[0].ongoing == 1
+        (gate / "open").touch()
+    assert replica.outcomes(calls) == {calls[0].ticket: 408}
+    assert (gate / "cancelled").exists() == (method == "coroutine")
+    assert replica.check(2)[0].ongoing == 0
+
+
+@pytest.mark.parametrize("method", ["sync", "coroutine"])
 def test_a_query_cancelled_in_the_message_that_brings_it_frees_its_slot(
     replica_of: MakeReplica, gate: Path, method: str
 ) -> None:
