@@ -147,6 +147,11 @@ class UserCode:
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._thread = threading.Thread(target=self._run_loop, name="user-loop", daemon=True)
 
+    @property
+    def servable_object(self) -> Any:
+        """What user code has made of itself; None before."""
+        return self._callable
+
     def start(self) -> None:
         """Start the loop's thread."""
         self._thread.start()

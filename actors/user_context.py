@@ -97,27 +97,24 @@ class RunningQuery:
     def __init__(self, assignment: Assignment, deadline_at: float | None) -> None:
         self.assignment = assignment
         self.deadline_at = deadline_at
-        self.calls: set[Call] | None = None  # made when there is one: most queries make none
+        self.calls: set[Call] = set()  # those that are under way
         self.is_cancelled = False
         self.has_ended = False
 
     def made(self, call: Call) -> None:
         """Cancel this call with the query, unless :meth:`over` comes before."""
-        if self.calls is None:
-            self.calls = set()
         self.calls.add(call)
         if self.is_cancelled:  # on another thread, which has not seen this one perhaps
             call.cancel()
 
     def over(self, call: Call) -> None:
         """Forget a call that is over."""
-        if self.calls is not None:
-            self.calls.discard(call)
+        self.calls.discard(call)
 
     def cancel_calls(self) -> None:
         """Cancel all calls that are under way: nobody wants to know any more."""
         self.is_cancelled = True
-        for call in list(self.calls or ()):
+        for call in list(self.calls):
             call.cancel()
 
 
@@ -135,6 +132,8 @@ running_batch: ContextVar[tuple[RunningQuery | None, ...]] = ContextVar(
     "understudy_batch", default=()
 )
 _replica: ReplicaContext | None = None
+# What stands for a replica in a process that has several: see serve.local_testing.
+local_replica: ContextVar[ReplicaContext | None] = ContextVar("understudy_replica", default=None)
 
 
 def install(context: ReplicaContext | None) -> None:
@@ -150,8 +149,8 @@ def constructed(servable_object: Any) -> None:
 
 
 def replica_context() -> ReplicaContext | None:
-    """Return this process's replica, or None when it is no replica."""
-    return _replica
+    """Return the replica that this is, or what stands for one; None outside of any."""
+    return local_replica.get() if _replica is None else _replica
 
 
 def request_context() -> RequestContext:
@@ -165,7 +164,7 @@ def batch_request_context() -> list[RequestContext]:
 
 
 def _context_of(query: RunningQuery | None) -> RequestContext:
-    replica = _replica
+    replica = replica_context()
     if query is None or replica is None:
         return RequestContext()
     assignment = query.assignment

@@ -104,8 +104,7 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
     """
     if app_name is None:
         replica = user_context.replica_context()
-        own = replica.app_name if replica is not None else local_testing.own_application()
-        app_name = own or "default"
+        app_name = (replica.app_name if replica is not None else "") or "default"
     if not local_testing.has_deployment(app_name, deployment_name):
         report = operations.read_report(session.current().connect())
         operations.check_deployment(report, deployment_name, app_name)

@@ -15,13 +15,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
-from typing import Any
+from contextvars import Context, copy_context
+from dataclasses import replace
+from typing import NamedTuple
 
 from understudy.actors import query_client, user_context
+from understudy.actors.admin_messages import DeploymentSpec
 from understudy.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
 from understudy.actors.query_client import PendingQuery, QueryClient
 from understudy.actors.streams import Sender
 from understudy.actors.user_code import Failure, Reply, UserCode
+from understudy.actors.user_context import ReplicaContext
 from understudy.actors.value_streams import ValueStream
 from understudy.core.errors import DeployFailedError, UnknownNameError
 from understudy.serve.answers import with_note
@@ -32,6 +36,11 @@ from understudy.serve.handle import DeploymentHandle
 STOP_TIMEOUT_S = 5.0
 
 
+class _Local(NamedTuple):
+    user_code: UserCode
+    context: Context  # which says what replica it stands for
+
+
 class LocalClient(QueryClient):
     """Runs each call in the deployment's own loop, here."""
 
@@ -39,22 +48,31 @@ class LocalClient(QueryClient):
         super().__init__(itertools.count(1).__next__)
         self.ingresses: dict[str, str] = {}  # by application
         self.names: dict[str, tuple[str, ...]] = {}  # of deployments, by application
-        self.starting = ""  # the application that is brought up now
-        self._deployments: dict[str, UserCode] = {}  # by endpoint
+        self._deployments: dict[str, _Local] = {}  # by endpoint
         self._lock = threading.Lock()
 
-    def add(self, endpoint: str, code: bytes, user_config: Any) -> None:
+    def add(self, application: str, spec: DeploymentSpec) -> None:
         """Load a deployment; raises what its constructor raises."""
+        endpoint = f"{application}#{spec.name}"
+        context = ReplicaContext(
+            app_name=application,
+            deployment=spec.name,
+            replica_tag=f"{endpoint}#local",
+            backend=endpoint,
+            version=spec.version,
+        )
         loaded: Future[Failure | None] = Future()
         user_code = UserCode(lambda callback: callback())
         user_code.start()
-        user_code.load(code, user_config, loaded.set_result)
+        user_config = spec.config["user_config"]
+        _as(context).run(user_code.load, spec.code, user_config, loaded.set_result)
         failure = loaded.result()
         if failure is not None:
             user_code.end()
             raise _error_of(failure, endpoint)
+        context = replace(context, servable_object=user_code.servable_object)
         with self._lock:
-            self._deployments[endpoint] = user_code
+            self._deployments[endpoint] = _Local(user_code, _as(context))
 
     def check(self, built: BuiltApplication) -> None:
         """Raise UnknownNameError unless there is all that the application has handles of."""
@@ -68,7 +86,7 @@ class LocalClient(QueryClient):
         self.names.pop(application, None)
         with self._lock:
             names = [name for name in self._deployments if name.startswith(f"{application}#")]
-            gone = [self._deployments.pop(name) for name in reversed(names)]
+            gone = [self._deployments.pop(name).user_code for name in reversed(names)]
         for user_code in gone:
             closed: Future[Failure | None] = Future()
             user_code.close(closed.set_result)
@@ -78,18 +96,19 @@ class LocalClient(QueryClient):
 
     def _send(self, query: Query, pending: PendingQuery) -> None:
         with self._lock:
-            user_code = self._deployments.get(str(query.endpoint))
-        if user_code is None:
+            local = self._deployments.get(str(query.endpoint))
+        if local is None:
             text = f"there is no endpoint {query.endpoint!r} in local testing mode"
             pending.answered(FailedAnswer(pending.id, "DeploymentUnavailableError", text))
         else:
+            user_code = local.user_code
             reply = _LocalReply(pending, query, user_code)
-            user_code.loop.call_soon_threadsafe(user_code.run, reply)
+            user_code.loop.call_soon_threadsafe(user_code.run, reply, context=local.context.copy())
 
     def cancel(self, pending: PendingQuery) -> None:
         """See :meth:`QueryClient.cancel`."""
         with self._lock:
-            deployments = list(self._deployments.values())
+            deployments = [local.user_code for local in self._deployments.values()]
         for user_code in deployments:
             user_code.loop.call_soon_threadsafe(user_code.cancel, pending.id)
 
@@ -170,15 +189,12 @@ def run(target: Application, name: str) -> DeploymentHandle:
     client.check(built)
     client.remove_all(name)
     client.names[name] = tuple(spec.name for spec in built.deployments)
-    client.starting = name
     try:
         for spec in built.deployments:
-            client.add(f"{name}#{spec.name}", spec.code, spec.config["user_config"])
+            client.add(name, spec)
     except BaseException:
         client.remove_all(name)
         raise
-    finally:
-        client.starting = ""
     client.ingresses[name] = built.ingress
     return DeploymentHandle(built.ingress, name, client=client)
 
@@ -186,14 +202,6 @@ def run(target: Application, name: str) -> DeploymentHandle:
 def ingress_of(application: str) -> str | None:
     """Return the ingress of an application that runs here; None when none does."""
     return None if _client is None else _client.ingresses.get(application)
-
-
-def own_application() -> str:
-    """Return the application whose code is calling, in a query or a constructor; "" for none."""
-    query = user_context.running.get()
-    if query is not None:
-        return query.assignment.endpoint.partition("#")[0]
-    return "" if _client is None else _client.starting
 
 
 def has_deployment(application: str, name: str) -> bool:
@@ -224,6 +232,12 @@ def shutdown() -> None:
     query_client.install(None)
     for name in list(client.ingresses):
         client.remove_all(name)
+
+
+def _as(replica: ReplicaContext) -> Context:
+    context = copy_context()
+    context.run(user_context.local_replica.set, replica)
+    return context
 
 
 def _error_of(failure: Failure, what: str) -> BaseException:

@@ -164,3 +164,32 @@ def test_a_deployment_that_is_not_there_is_told_when_the_application_is_brought_
         run(Finds.bind(Adder.bind(1), "Adders"))
     with pytest.raises(UnknownNameError, match="no deployment 'other#Adder' runs"):
         run(Finds.bind(DeploymentHandle("Adder", "other"), "Finds"))
+
+
+@serve.deployment(version="3")
+class Told:
+    """Says who it is, and for whom it works."""
+
+    def __init__(self, following: Any) -> None:
+        self.following = following
+        self.at_start = serve.get_replica_context().deployment
+
+    async def __call__(self) -> list[Any]:
+        replica, request = serve.get_replica_context(), serve.get_request_context()
+        here = [
+            self.at_start,
+            replica.servable_object is self,
+            (replica.app_name, request.app_name, request.version, request.is_shadow),
+            request.request_id,
+        ]
+        return here + (await self.following.remote() if self.following else [])
+
+
+def test_code_is_told_what_it_runs_as_and_calls_keep_the_request_id() -> None:
+    handle = run(Told.options(name="First").bind(Told.bind(None)), name="a")
+    response = handle.remote()
+    context = ("a", "a", "3", False)
+    assert response.result(timeout_s=10) == [
+        *("First", True, context, response.request_id),
+        *("Told", True, context, response.request_id),
+    ]
