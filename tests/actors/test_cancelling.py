@@ -80,7 +80,14 @@ class Node:
 
 
 @pytest.fixture
-def one() -> Iterator[OneProcess]:
+def of_others() -> list[Any]:
+    """What earlier tests of this process have left."""
+    return all_of("Batches") + all_of("Outbox")
+
+
+@pytest.fixture
+def one(of_others: list[Any]) -> Iterator[OneProcess]:
+    del of_others
     made = OneProcess(Node, limit=30, request_timeout_s=3600.0)
     yield made
     made.close()
@@ -119,7 +126,9 @@ def all_of(kind: str) -> list[Any]:
 
 
 @pytest.mark.timeout(400)  # it takes 15 s of computing
-def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(one: OneProcess) -> None:
+def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
+    one: OneProcess, of_others: list[Any]
+) -> None:
     handle = DeploymentHandle("e", None, client=one.client)
 
     async def settle() -> None:
@@ -135,7 +144,7 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(one: OneProcess) 
     one.loop.run_until_complete(rounds(1000))
     before = counted(KINDS)
     one.loop.run_until_complete(rounds(CALLS))
-    assert counted(KINDS) == before, "objects that were left over"
+    assert counted(KINDS) - before == Counter(), "objects that were left over"
     assert counted(HELD_BY_TIMERS).most_common(1)[0][1] < 300
 
     replica, caller, router = one.queries, one.caller, one.proxy._router
@@ -146,5 +155,6 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(one: OneProcess) 
     assert not one.user_code._cancelled
     assert len(router._tickets.deadlines._heap) < 1000
     assert len(one.loop._scheduled) < 1000  # type: ignore[attr-defined]
-    assert [(each._running, each._lines) for each in all_of("Batches")] == [(0, {})]
-    assert all(outbox.is_idle for outbox in all_of("Outbox"))
+    ours = [each for each in all_of("Batches") if each not in of_others]
+    assert [(each._running, each._lines) for each in ours] == [(0, {})]
+    assert all(outbox.is_idle for outbox in all_of("Outbox") if outbox not in of_others)
