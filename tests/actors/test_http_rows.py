@@ -1,0 +1,215 @@
+"""The table of what HTTP clients see, row by row, on the wire of a whole system."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.actors.conftest import deploy
+from tests.support.systems import RunningSystem, running_system, wait_until
+from understudy import serve
+
+LIMIT = 50_000
+
+
+class Row:
+    """Does what a row of the table needs; ``folder`` is where it and the test meet."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    async def __call__(self, request: Any) -> Any:
+        what = request.url.path.rpartition("/")[2]
+        if what == "hang":
+            (self.folder / "hangs").touch()
+            await asyncio.sleep(60)
+        if what == "fail":
+            raise RuntimeError("a secret in the exception's text")
+        if what == "pid":
+            return str(os.getpid())
+        return {"id": serve.get_request_context().request_id, "size": len(await request.body())}
+
+    def other(self, request: Any) -> str:
+        return "the other method"
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Wire:
+    """Sends bytes to a system and reads replies."""
+
+    def __init__(self, system: RunningSystem) -> None:
+        self.system = system
+
+    def open(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.system.settings.http.port), timeout=20)
+
+    def send(self, target: str, *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
+        lines = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *headers]
+        if body:
+            lines.append(f"Content-Length: {len(body)}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+    def ask(self, target: str, *headers: str, method: str = "GET", body: bytes = b"") -> Reply:
+        with self.open() as connection:
+            connection.sendall(self.send(target, *headers, method=method, body=body))
+            return read(connection)
+
+
+def read(connection: socket.socket) -> Reply:
+    received = b""
+    while piece := connection.recv(65536):
+        received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    found = re.fullmatch(r"HTTP/1\.1 (\d{3}) ?.*", first)
+    assert found, first
+    headers = dict(line.split(": ", 1) for line in lines)
+    return Reply(int(found[1]), {name.lower(): value for name, value in headers.items()}, body)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wire]:
+    """Give a system with a body limit, and two deployments: a small one with a time limit."""
+    state = tmp_path_factory.mktemp("state")
+    with running_system(state, UNDERSTUDY_HTTP_MAX_BODY_BYTES=str(LIMIT)) as running:
+        deploy(running, serve.deployment(Row).bind(str(folder)), "row", "/row")
+        small = serve.deployment(
+            name="Small", request_timeout_s=1.0, max_ongoing_requests=1, max_queued_requests=1
+        )
+        deploy(running, small(Row).bind(str(folder)), "small", "/small")
+        client = serve.Client(running.connection, running.settings)
+        client.wait_for_goal(client.create_backend("plain", Row, str(folder)))
+        client.create_endpoint("plain", backend="plain", route="/plain", methods=["GET", "PUT"])
+        yield Wire(running)
+
+
+def test_no_such_route_is_404_and_says_where_the_routes_are(wire: Wire) -> None:
+    reply = wire.ask("/nowhere/at%20all?x=1")
+    assert reply.status == 404
+    text = b"Path '/nowhere/at all' not found. Ping /-/routes for available routes."
+    assert reply.body == text
+    assert json.loads(wire.ask("/-/routes").body)["/row"] == "row#Row"
+
+
+def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire: Wire) -> None:
+    reply = wire.ask("/plain", method="POST", body=b"x")
+    assert reply.status == 405
+    assert {each.strip() for each in reply.headers["allow"].split(",")} >= {"GET", "PUT"}
+    assert wire.ask("/plain", method="PUT").status == 200
+
+
+def test_past_the_time_limit_is_408(wire: Wire) -> None:
+    assert wire.ask("/small/hang").status == 408
+    assert wire.ask("/row/hang", "X-Request-Timeout-Seconds: 0.2").status == 408
+    assert wire.ask("/row/x", "X-Request-Timeout-Seconds: soon").status == 400
+
+
+def test_above_the_queue_limit_is_503_at_once_with_when_to_come_back(
+    wire: Wire, folder: Path
+) -> None:
+    (folder / "hangs").unlink(missing_ok=True)
+    with wire.open() as first, wire.open() as second:
+        first.sendall(wire.send("/small/hang"))
+        wait_until((folder / "hangs").exists, 10, "the first one runs")
+        second.sendall(wire.send("/small/x"))  # waits for a place
+
+        def refused() -> Reply | None:
+            reply = wire.ask("/small/x")
+            return reply if reply.status == 503 else None
+
+        reply = wait_until(refused, 5, "one more is refused")
+        assert int(reply.headers["retry-after"]) >= 1
+        assert read(first).status == 408
+        assert read(second).status in {200, 408}
+
+
+def test_a_replica_that_dies_fails_what_may_not_be_repeated_with_503(
+    wire: Wire, folder: Path
+) -> None:
+    pid = int(wire.ask("/row/pid").body)
+    (folder / "hangs").unlink(missing_ok=True)
+    with wire.open() as connection:
+        connection.sendall(wire.send("/row/hang", method="POST", body=b"x"))
+        wait_until((folder / "hangs").exists, 10, "it runs")
+        os.kill(pid, signal.SIGKILL)
+        reply = read(connection)
+    assert reply.status == 503
+    assert int(reply.headers["retry-after"]) >= 1
+    assert wire.ask("/row/x").status == 200, "repeatable, it waits for the next replica"
+
+
+def test_an_exception_is_500_with_the_id_and_nothing_of_it(wire: Wire) -> None:
+    reply = wire.ask("/row/fail", "X-Request-ID: my-id", "Accept: application/json")
+    assert (reply.status, reply.headers["x-request-id"]) == (500, "my-id")
+    assert json.loads(reply.body)["request_id"] == "my-id"
+    assert b"secret" not in reply.body
+    assert b"Traceback" not in reply.body
+
+
+def test_a_body_over_the_limit_is_413_and_one_at_it_is_taken(wire: Wire) -> None:
+    assert wire.ask("/row/x", method="POST", body=b"x" * (LIMIT + 1)).status == 413
+    taken = wire.ask("/row/x", method="POST", body=b"x" * LIMIT)
+    assert (taken.status, json.loads(taken.body)["size"]) == (200, LIMIT)
+    with wire.open() as connection:
+        head = wire.send("/row/x", "Transfer-Encoding: chunked", method="POST")
+        chunk = b"%x\r\n" % LIMIT + b"x" * LIMIT + b"\r\n"
+        connection.sendall(head + chunk + b"1\r\nx\r\n")
+        assert read(connection).status == 413, "before its end"
+
+
+def test_the_request_id_is_taken_over_or_made_and_echoed(wire: Wire) -> None:
+    given = wire.ask("/row/x", "X-Request-ID: my-id")
+    assert given.headers["x-request-id"] == json.loads(given.body)["id"] == "my-id"
+    made = wire.ask("/row/x")
+    assert made.headers["x-request-id"] == json.loads(made.body)["id"]
+    bad = wire.ask("/row/x", "X-Request-ID: " + "x" * 300)
+    assert bad.headers["x-request-id"] == json.loads(bad.body)["id"] != "x" * 300
+
+
+def test_the_method_is_chosen_by_header_and_must_be_public(wire: Wire) -> None:
+    assert wire.ask("/row/x", "X-Serve-Call-Method: other").body == b"the other method"
+    for name in ("__init__", "_private", "reconfigure", "missing", "a b", "\xff"):
+        reply = wire.ask("/row/x", f"X-Serve-Call-Method: {name}")
+        assert reply.status == 400, name
+
+
+def test_our_own_pages_answer(wire: Wire) -> None:
+    assert wire.ask("/-/healthz").body == b"success"
+    metrics = wire.ask("/-/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"understudy_" in metrics.body
+    assert wire.ask("/-/healthz", method="DELETE").status == 405
+    assert wire.ask("/-/nothing").status == 404
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/row/%ff", 200),
+        ("/row/%00", 200),
+        ("/row/x?%ff=%ff", 200),
+        ("/%ff", 404),
+        ("/row/%zz", 200),
+    ],
+)
+def test_paths_and_queries_need_not_be_utf_8(wire: Wire, target: str, status: int) -> None:
+    assert wire.ask(target).status == status
