@@ -182,4 +182,6 @@ class InnerExchange(Exchange):
                 if self._has_body_left and CLOSE not in headers:
                     headers.append(CLOSE)
                 event = {**event, "headers": headers}
-        await self._send(event)
+        # A copy, as middlewares write into events, and Falcon ends every stream with the same one:
+        # the end of one client's compressed answer would come after the next client's.
+        await self._send({**event})

@@ -19,7 +19,7 @@ class Tag:
         scope = {**scope, "headers": [*scope["headers"], (b"x-tags", self.word)]}
 
         async def tagged(event: Any) -> None:
-            if event["type"] == "http.response.start":
+            if event["type"] in {"http.response.start", "websocket.accept"}:
                 event = {**event, "headers": [*event["headers"], (b"x-tags", self.word)]}
             await send(event)
 
@@ -36,6 +36,9 @@ class Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if dict(scope["headers"]).get(b"authorization") == self.password:
             await self.app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
             return
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
