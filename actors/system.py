@@ -6,6 +6,7 @@ so that no descriptor or thread of the caller reaches the actors.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -26,6 +27,9 @@ from understudy.actors.processes import (
 )
 from understudy.actors.settings import HostSettings
 from understudy.core.errors import StartError
+from understudy.persistence.checkpoints import Checkpoints
+from understudy.persistence.errors import NewerFormatError, OlderFormatError, StoreError
+from understudy.persistence.filesystem import FileStore
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
@@ -47,6 +51,7 @@ def start(
 
     Raises StartError with the reason. The system goes on when the caller ends.
     """
+    _check_state(settings)
     while not _wait_for_another_start(settings):
         _prepare_folders(settings)
         on_progress("starting the actor system and the HTTP front")
@@ -56,6 +61,20 @@ def start(
         if outcome != "running":
             raise StartError(outcome)
     return False
+
+
+def _check_state(settings: HostSettings) -> None:
+    """Refuse another version's state: a controller would end at it, again and again."""
+    try:
+        with contextlib.closing(
+            FileStore.open(settings.store_dir, namespace="controller", read_only=True)
+        ) as store:
+            Checkpoints(store).check_schema()
+    except (NewerFormatError, OlderFormatError) as error:
+        told = f"the state in {settings.state_dir} is of another version: {error}"
+        raise StartError(told) from error
+    except StoreError:
+        return  # there is none yet, or its damage is told by who can set it aside
 
 
 def _start_host(settings: HostSettings) -> str:

@@ -248,10 +248,10 @@ class Autoscaler:
             self._log.append((tag, decision))
 
     def _load_changed(self, tags: set[str], now: float) -> None:
-        """Have backends stepped whose load changed: at once those that rest, the others in time."""
+        """Have backends stepped whose load changed: those that rest or have none at once."""
         for tag in tags:
             entry = self._entries.get(tag)
-            if entry is not None and entry.due_at == NEVER:
+            if entry is not None and (entry.due_at == NEVER or entry.backend.target == 0):
                 self._schedule(tag, entry, now)
 
     def _schedule(self, tag: str, entry: _Entry, due_at: float) -> None:

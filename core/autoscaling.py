@@ -237,9 +237,9 @@ class Scaling:
             max_replicas=config.max_replicas,
         )
         self.due_at = now + self.period_s
-        if target == 0:
+        if target == 0 and (load.total or not config.policy.is_custom):
             return self._at_zero(step, load)
-        if running == 0:
+        if running == 0 and target > 0:
             return step.ended(Outcome.WAITING, f"none of {target} replicas runs yet")
         if config.policy.is_custom:
             return None
@@ -294,6 +294,8 @@ class Scaling:
 
     def _bounded(self, step: _Step, scaled: int) -> int:
         replicas = self.config.bounded(scaled)
+        if step.target == 0:
+            return replicas  # with nothing to do but what the user's own policy knows of
         idle = self.average == 0 and step.inputs["queued"] + step.inputs["ongoing"] == 0
         if replicas == 0 and (step.target > 1 or not idle):
             return 1  # zero is for what had one, and for a while nothing to do

@@ -59,14 +59,7 @@ def delete_application(cluster: Cluster, name: str, wall_now: float) -> str | No
 
     Harmless when there is none.
     """
-    return apply(
-        cluster,
-        applications.unwanted(cluster, name),
-        code={},
-        subject=("application", name),
-        what="delete application",
-        wall_now=wall_now,
-    )
+    return _delete(cluster, applications.unwanted(cluster, name), (APPLICATION, name), wall_now)
 
 
 def deploy(
@@ -93,14 +86,7 @@ def delete_deployment(cluster: Cluster, name: str, wall_now: float) -> str | Non
 
     Harmless when there is none.
     """
-    return apply(
-        cluster,
-        deployments.unwanted(cluster, name),
-        code={},
-        subject=("deployment", name),
-        what="delete deployment",
-        wall_now=wall_now,
-    )
+    return _delete(cluster, deployments.unwanted(cluster, name), ("deployment", name), wall_now)
 
 
 def delete_everything(cluster: Cluster, wall_now: float) -> list[str]:
@@ -112,19 +98,16 @@ def delete_everything(cluster: Cluster, wall_now: float) -> list[str]:
         record = cluster.backends[tag].record
         if record.application:
             continue
-        wanted: Definitions = {(BACKEND, tag): None}
         subject = ("deployment" if record.deployment else BACKEND, tag)
-        goals.append(
-            apply(
-                cluster,
-                wanted,
-                code={},
-                subject=subject,
-                what=f"delete {subject[0]}",
-                wall_now=wall_now,
-            )
-        )
+        goals.append(_delete(cluster, {(BACKEND, tag): None}, subject, wall_now))
     return [goal for goal in goals if goal is not None]
+
+
+def _delete(
+    cluster: Cluster, unwanted: Definitions, subject: Subject, wall_now: float
+) -> str | None:
+    what = f"delete {subject[0]}"
+    return apply(cluster, unwanted, code={}, subject=subject, what=what, wall_now=wall_now)
 
 
 def undo(cluster: Cluster, entry_id: int | None, wall_now: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ so that nothing is saved which a restarted controller could not load.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import pickle
@@ -17,13 +18,14 @@ from collections.abc import Iterable, Mapping
 from understudy.persistence.errors import (
     CorruptValueError,
     NewerFormatError,
+    OlderFormatError,
     RecordRefusedError,
     StoreError,
 )
 from understudy.persistence.kv import KVStore
 
-SCHEMA_VERSION = 1
-"""Version of the records; raise it when an older version could no longer read them."""
+SCHEMA_VERSION = 2
+"""Version of the records, of which a release reads only its own; raise it when fields change."""
 
 CODE = "code"
 """The kind of code blobs: ``(CODE, digest)`` may be deleted, and is put by ``code=`` only."""
@@ -50,8 +52,8 @@ class Checkpoints:
         """Return every record of ``kind`` by name, sorted.
 
         Raises CorruptValueError for the first damaged one: a file store has then set that file
-        aside, so that calling again loads the others. Raises NewerFormatError and
-        RecordRefusedError naming the key; nothing is changed.
+        aside, so that calling again loads the others. Raises NewerFormatError,
+        OlderFormatError and RecordRefusedError naming the key; nothing is changed.
         """
         prefix = _key(_record_kind(kind), "")
         records: dict[str, object] = {}
@@ -60,6 +62,22 @@ class Checkpoints:
             if value is not None:  # a reader's store may lose a key between the two calls
                 records[key.removeprefix(prefix)] = _decode(key, value)
         return records
+
+    def check_schema(self) -> None:
+        """Raise NewerFormatError or OlderFormatError where another version wrote the records.
+
+        A version refuses others' records before it writes its own, so one of each kind will tell.
+        """
+        kinds: set[str] = set()
+        for key in self._store.list(""):
+            kind = key.partition("/")[0]
+            if kind in kinds or kind == CODE:
+                continue
+            kinds.add(kind)
+            with contextlib.suppress(CorruptValueError):  # the controller's to deal with
+                value = self._store.get(key)
+                if value is not None and len(value) > _VERSION.size:
+                    _check_version(key, value)
 
     def save(
         self,
@@ -139,12 +157,7 @@ def _encode(key: str, record: object) -> bytes:
 def _decode(key: str, value: bytes) -> object:
     if len(value) <= _VERSION.size:
         raise CorruptValueError(f"{key} holds {len(value)} bytes, not a record; save it again")
-    (version,) = _VERSION.unpack_from(value)
-    if version > SCHEMA_VERSION:
-        raise NewerFormatError(
-            f"{key} has record schema {version}; this version reads up to {SCHEMA_VERSION}. Run "
-            "the version that wrote it; nothing was changed"
-        )
+    _check_version(key, value)
     try:
         return _Unpickler(key, value[_VERSION.size :]).load()
     except StoreError:
@@ -154,6 +167,16 @@ def _decode(key: str, value: bytes) -> object:
             f"{key} cannot be unpickled: {error!r}. Its class changed without a new schema "
             "version, or its bytes are not a record: save it again, or delete it"
         ) from error
+
+
+def _check_version(key: str, value: bytes) -> None:
+    (version,) = _VERSION.unpack_from(value)
+    if version != SCHEMA_VERSION:
+        refused = NewerFormatError if version > SCHEMA_VERSION else OlderFormatError
+        raise refused(
+            f"{key} has record schema {version}; this version reads schema {SCHEMA_VERSION}. Run "
+            "the version that wrote it, or use another state dir; nothing was changed"
+        )
 
 
 class _Unpickler(pickle.Unpickler):

@@ -16,6 +16,10 @@ class NewerFormatError(StoreError):
     """A newer version wrote this: run that version; nothing was changed."""
 
 
+class OlderFormatError(StoreError):
+    """An older version wrote this, in a way that is gone: run that one; nothing was changed."""
+
+
 class StoreLockedError(StoreError):
     """Another live writer holds the store: stop it, wait for it, or open read-only."""
 

@@ -66,10 +66,13 @@ def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
     session.current().ensure_running()
 
 
-def shutdown() -> None:
-    """Stop the system, with all applications, and delete its state; nothing if none runs."""
+def shutdown() -> list[str]:
+    """Stop the system, with all applications, and delete its state; nothing if none runs.
+
+    Returns the ids of the deletions' goals, which have been reached: see :meth:`Client.shutdown`.
+    """
     local_testing.shutdown()
-    session.current().shutdown()
+    return session.current().shutdown()
 
 
 def delete(name: str) -> None:

@@ -328,7 +328,7 @@ def stop(**flags: Any) -> None:
     """Drain and stop this host's system; "start" resumes it."""
     from understudy.serve import commands
 
-    commands.stop(commands.settings_from(flags), forget=False)
+    commands.stop(commands.settings_from(flags))
 
 
 @main.command()
@@ -337,7 +337,7 @@ def shutdown(**flags: Any) -> None:
     """Stop the system and delete its state."""
     from understudy.serve import commands
 
-    commands.stop(commands.settings_from(flags), forget=True)
+    commands.shutdown(commands.settings_from(flags))
 
 
 if __name__ == "__main__":

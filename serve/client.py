@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,7 +16,6 @@ from understudy.actors.admin_messages import (
     DeleteBackend,
     DeleteDeployment,
     DeleteEndpoint,
-    DeleteEverything,
     DeployDeployment,
     DeploymentSpec,
     GetBackendConfig,
@@ -44,7 +41,6 @@ from understudy.core.config import ActorOptions, BackendConfig, Settings, valida
 from understudy.core.endpoints import check_proportion, check_retryable, check_weights
 from understudy.core.errors import (
     InvalidRequestError,
-    NotRunningError,
     UnderstudyError,
     UnknownNameError,
 )
@@ -378,12 +374,7 @@ class Client:
         what it had, or was ended after its time limit. What takes more than a minute, or a
         controller that does not answer, is not waited for: the processes are killed then.
         """
-        deadline = time.monotonic() + system.STOP_TIMEOUT_S
-        goals: list[str] = []
-        with contextlib.suppress(TimeoutError, NotRunningError):
-            goals = self._connection.request(new(DeleteEverything), timeout_s=system.STOP_TIMEOUT_S)
-            for goal in goals:
-                self.wait_for_goal(goal, deadline - time.monotonic())
+        goals = operations.delete_everything(self._connection, system.STOP_TIMEOUT_S)
         self._stop()
         return goals
 

@@ -71,15 +71,27 @@ def start(settings: HostSettings, *, block: bool) -> None:
         _wait_while_running(settings)
     except KeyboardInterrupt:
         if started:
-            stop(settings, forget=False)
+            stop(settings)
 
 
-def stop(settings: HostSettings, *, forget: bool) -> None:
+def stop(settings: HostSettings) -> None:
     """Drain and stop this host's system."""
     with Progress("stopping"):
-        stopped = system.stop(settings, forget=forget)
-    kept = "its state is deleted" if forget else f"its state stays in {settings.state_dir}"
+        stopped = system.stop(settings)
+    kept = f"its state stays in {settings.state_dir}"
     click.echo(f"stopped; {kept}" if stopped else "nothing was running")
+
+
+def shutdown(settings: HostSettings) -> None:
+    """Delete everything, stop the system and delete its state."""
+    goals: list[str] = []
+    with Progress("stopping"):
+        with contextlib.suppress(UnderstudyError, TimeoutError), connected(settings) as connection:
+            goals = operations.delete_everything(connection, system.STOP_TIMEOUT_S)
+        stopped = system.stop(settings, forget=True)
+    for goal in goals:
+        click.echo(f"deleted: goal {goal}")
+    click.echo("stopped; its state is deleted" if stopped else "nothing was running")
 
 
 def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.actors.admin_messages import (
     DeleteApplication,
+    DeleteEverything,
     DeployApplication,
     GetAutoscaling,
     GetStatus,
     Request,
     WaitForGoal,
 )
-from understudy.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
+from understudy.core.errors import (
+    DeployFailedError,
+    InvalidRequestError,
+    NotRunningError,
+    UnknownNameError,
+)
 from understudy.core.logging_config import LoggingConfig
 from understudy.serve.answers import with_note
 from understudy.serve.build import BuiltApplication, build
@@ -110,6 +118,20 @@ def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | N
         if error.__cause__ is None:
             raise
         raise with_note(error.__cause__, str(error)) from None
+
+
+def delete_everything(connection: Connection, timeout_s: float) -> list[str]:
+    """Delete all there is, before the system stops; return the goals of that, once reached.
+
+    What takes longer, or a controller that does not answer, is not waited for.
+    """
+    deadline = time.monotonic() + timeout_s
+    goals: list[str] = []
+    with contextlib.suppress(TimeoutError, NotRunningError):
+        goals = connection.request(new(DeleteEverything), timeout_s=timeout_s)
+        for goal in goals:
+            wait_for_goal(connection, goal, deadline - time.monotonic())
+    return goals
 
 
 def delete(connection: Connection, name: str) -> bool:

@@ -20,6 +20,7 @@ from understudy.actors.admin_messages import DeleteApplication
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import NotRunningError, UnderstudyError
+from understudy.serve import operations
 from understudy.serve.operations import new
 
 _UNDO_TIMEOUT_S = 10.0
@@ -74,13 +75,17 @@ class Session:
         if connection is not None:
             connection.close()
 
-    def shutdown(self) -> bool:
-        """Stop the system and delete its state; True if one was running."""
+    def shutdown(self) -> list[str]:
+        """Delete everything, stop the system and delete its state; return the deletions' goals."""
         with self._lock:
             self._started = False
             atexit.unregister(self.undo)
+            goals: list[str] = []
+            with contextlib.suppress(UnderstudyError, TimeoutError):
+                goals = operations.delete_everything(self.connect(), system.STOP_TIMEOUT_S)
             self.disconnect()
-            return bool(system.stop(self.settings, forget=True))
+            system.stop(self.settings, forget=True)
+            return goals
 
     def undo(self) -> None:
         """Delete what this process deployed and stop the system, if this process started it."""

@@ -28,6 +28,10 @@ from understudy import serve
 from understudy.actors import system
 from understudy.actors.connection import Connection
 from understudy.actors.processes import RunRecords
+from understudy.actors.settings import HostSettings
+from understudy.core.errors import StartError
+from understudy.persistence.checkpoints import SCHEMA_VERSION
+from understudy.persistence.filesystem import FileStore
 from understudy.serve.exceptions import NotRunningError
 
 MINE = """
@@ -327,6 +331,20 @@ def test_a_client_shuts_down_the_system_at_an_address_with_its_state(tmp_path: P
         client.shutdown()
     wait_until(lambda: not [pid for _, pid in pids if alive(pid)], 20, "the end of all processes")
     wait_until(lambda: not running.settings.store_dir.exists(), 5, "the state is deleted")
+
+
+@pytest.mark.parametrize("schema", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_the_state_of_another_version_is_refused_at_once_naming_both(
+    tmp_path: Path, schema: int
+) -> None:
+    settings = HostSettings(state_dir=tmp_path / "state")
+    store = FileStore.open(settings.store_dir, namespace="controller")
+    store.apply({"goal/1": schema.to_bytes(4, "big") + b"a record", "code/x": b"code"})
+    store.close()
+    told = rf"{settings.state_dir} .* schema {schema}; this version reads schema {SCHEMA_VERSION}"
+    with pytest.raises(StartError, match=told):
+        system.start(settings)
+    assert not system.is_running(settings)
 
 
 def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:

@@ -464,6 +464,53 @@ def test_a_policy_is_asked_with_all_inputs_and_its_answer_counts() -> None:
     assert world.sent(AskPolicy)[-1].question["policy_state"] == {"seen": 1}
 
 
+def at_zero() -> Scaled:
+    """Return a world with a policy of the user's that is asked, and no replica."""
+    world = Scaled()
+    world.request(scaled(policy=CUSTOM, min_replicas=0, initial_replicas=0, upscale_delay_s=0))
+    world.settle()
+    assert world.target() == 0
+    return world
+
+
+def answered(world: Scaled, replicas: float) -> None:
+    question = world.sent(AskPolicy)[-1]
+    autoscaler = world.cluster.autoscaler
+    autoscaler.policy_answered("a", question.ask_id, {"replicas": replicas}, world.now)
+    world.flush()
+
+
+def test_a_policy_is_asked_at_zero_too_and_may_start_replicas_before_anybody_comes() -> None:
+    world = at_zero()
+    world.run(1.5)
+    answered(world, 0)
+    assert world.target() == 0
+    world.run(1.5)
+    answered(world, 2)
+    world.settle()
+    assert len(world.running("a")) == 2
+
+
+def test_the_first_query_at_zero_waits_for_no_policy() -> None:
+    world = at_zero()
+    world.run(1.5)
+    assert world.sent(AskPolicy)
+    world.set_load("a", 1)
+    assert world.target() == 1
+    assert outcomes(world)[-1] is Outcome.FROM_ZERO
+
+
+def test_a_policy_that_wants_none_at_zero_leaves_it_there_whatever_the_average_was() -> None:
+    world = at_zero()
+    world.set_load("a", 3)
+    world.work()
+    world.cluster.backends["a"].rescale(0)
+    world.set_load("a", 0)
+    world.run(1.5)
+    answered(world, 0)
+    assert world.target() == 0
+
+
 def test_a_backend_that_is_deleted_while_its_policy_thinks_is_gone() -> None:
     world, question = custom_world()
     world.now += 1

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from understudy.persistence.checkpoints import CODE, Checkpoints, code_digest
+from understudy.persistence.checkpoints import CODE, SCHEMA_VERSION, Checkpoints, code_digest
 from understudy.persistence.errors import (
     CorruptValueError,
     NewerFormatError,
+    OlderFormatError,
     RecordRefusedError,
     StoreError,
 )
@@ -28,6 +29,7 @@ from understudy.persistence.memory import MemoryStore
 
 from .disks import open_store  # noqa: TID251 - the tests' own folder
 
+VERSION = struct.pack(">I", SCHEMA_VERSION)  # before each record
 PLAIN_RECORDS = [
     None,
     {"a": [1, 2.5, True, "é", b"b"], "t": (1, {2}, frozenset({3}))},
@@ -221,23 +223,27 @@ def calling(module: str, name: str) -> bytes:
 def test_a_record_that_would_call_anything_else_is_refused(
     store: KVStore, checkpoints: Checkpoints, module: str, name: str
 ) -> None:
-    store.apply({"goal/1": struct.pack(">I", 1) + calling(module, name)})
+    store.apply({"goal/1": struct.pack(">I", SCHEMA_VERSION) + calling(module, name)})
     with pytest.raises(RecordRefusedError, match=f"goal/1 holds {module}.{name}"):
         checkpoints.load("goal")
     assert store.list() == ["goal/1"]
 
 
-def test_a_newer_schema_is_refused_before_unpickling(
-    store: KVStore, checkpoints: Checkpoints
+@pytest.mark.parametrize(("schema", "error"), [(7, NewerFormatError), (1, OlderFormatError)])
+def test_another_schema_is_refused_before_unpickling_naming_both(
+    store: KVStore, checkpoints: Checkpoints, schema: int, error: type[StoreError]
 ) -> None:
-    store.apply({"goal/1": struct.pack(">I", 7) + b"not even a pickle"})
-    with pytest.raises(NewerFormatError, match=r"goal/1 has record schema 7; .* up to 1\."):
+    value = struct.pack(">I", schema) + b"not even a pickle"
+    store.apply({"goal/1": value})
+    told = rf"goal/1 has record schema {schema}; this version reads schema {SCHEMA_VERSION}\."
+    with pytest.raises(error, match=told):
         checkpoints.load("goal")
+    assert store.get("goal/1") == value
 
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"\0\0\0\1", b"\0\0\0\1not a pickle", b"\0\0\0\1" + pickle.dumps([1, 2])[:-3]],
+    [b"", VERSION, VERSION + b"not a pickle", VERSION + pickle.dumps([1, 2])[:-3]],
 )
 def test_bytes_that_are_no_record_are_refused(
     store: KVStore, checkpoints: Checkpoints, value: bytes

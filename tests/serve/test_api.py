@@ -180,7 +180,7 @@ def test_start_refuses_bad_http_options(system, options):
 
 def test_shutdown_forgets_everything(system):
     serve.run(Adder.bind())
-    serve.shutdown()
+    assert serve.shutdown() == ["goal-delete"]
     serve.shutdown()
     session.current().undo()
     assert system.calls == ["start", "forget", "forget"]

@@ -292,7 +292,8 @@ def test_stop_and_shutdown_say_what_they_did(invoke, running):
     assert "stopped; its state stays in" in invoke("stop").output
     assert invoke("stop").output == "nothing was running\n"
     running.running = True
-    assert "stopped; its state is deleted" in invoke("shutdown").output
+    shown = invoke("shutdown").output
+    assert shown == "deleted: goal goal-delete\nstopped; its state is deleted\n"
     assert running.calls == ["stop", "stop", "forget"]
 
 
