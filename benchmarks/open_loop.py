@@ -19,6 +19,14 @@ class Seen:
     timed_out: int = 0  # 408
     failed: int = 0  # anything else, and lost connections
 
+    def add(self, other: "Seen") -> None:
+        """Add what the clients of another path saw."""
+        self.took_s += other.took_s
+        self.refused_s += other.refused_s
+        self.retry_after_s += other.retry_after_s
+        self.timed_out += other.timed_out
+        self.failed += other.failed
+
 
 class _Connection(asyncio.Protocol):
     """One connection; one request at a time."""

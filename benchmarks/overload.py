@@ -1,11 +1,10 @@
 """Five times what a backend can do: what is still answered, how soon, and who else suffers.
 
-`python -m benchmarks.overload` first measures the capacity, by as many clients as slots, each of
-which asks again when it is answered. Then requests come at five times that rate, whether or not
-others are answered: once with `max_queued_requests`, once with a time limit only, and once with
-neither for comparison. Beside them come polite requests, a tenth of the capacity each: to another
-endpoint of the same backend, and to an endpoint of another backend, on the same proxy and worker.
-Times are from when a request was due.
+`python -m benchmarks.overload` first measures the capacity, by twice as many clients as slots, each
+of which asks again when it is answered. Then requests come at five times that rate, whether or not
+others are answered: once with `max_queued_requests`, and once with a time limit only. Beside them
+come polite requests, a tenth of the capacity each: to another endpoint of the same backend, and to
+an endpoint of another backend, on the same proxy and worker. Times are from when each was due.
 """
 
 import argparse
@@ -150,6 +149,10 @@ def main() -> int:
             delete(client)
             for name, each in alone.items():
                 rows.append(row(f"{kind.name}: {name}, alone", each, options.seconds, whole))
+            busy = Seen()  # what the flooded backend does for both of its endpoints
+            for each in (seen["flooded"], seen["beside"]):
+                busy.add(each)
+            rows.append(row(f"{kind.name}: flooded backend", busy, options.seconds, whole))
             for name, each in seen.items():
                 rows.append(row(f"{kind.name}: {name}", each, options.seconds, whole))
     print(table(HEADER, rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -31,6 +32,11 @@ def digits(tmp_path_factory):
 @pytest.fixture
 def counting(tmp_path):
     yield from deployed(tmp_path, "examples.counting:app")
+
+
+@pytest.fixture
+def crowded(tmp_path):
+    yield from deployed(tmp_path, "examples.crowded:app")
 
 
 @pytest.fixture
@@ -192,6 +198,31 @@ def test_stories_are_streamed_through_three_deployments(stories):
 def test_the_page_on_composition_shows_the_code_of_stories():
     code = (CLONE / "examples/stories.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "docs/composition.md").read_text(encoding="utf-8")
+
+
+def test_crowded_lets_as_many_wait_as_may_and_turns_away_the_others(crowded):
+    def ask(job):
+        connection = http.client.HTTPConnection(*crowded.url.removeprefix("http://").split(":"))
+        connection.request("POST", f"/?job={job}")
+        response = connection.getresponse()
+        body, after = response.read(), response.headers["Retry-After"]
+        connection.close()
+        return response.status, body, after
+
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(ask, range(40)))
+    done = [body for status, body, _ in answers if status == 200]
+    turned_away = [(body, after) for status, body, after in answers if status == 503]
+    assert len(done) + len(turned_away) == 40
+    assert len(done) >= 10, "two that run and eight that wait"
+    assert turned_away
+    assert all(b"queued" in body or b"could begin" in body for body, _ in turned_away)
+    assert all(int(after) >= 1 for _, after in turned_away)
+
+
+def test_the_page_on_overload_shows_the_code_of_crowded():
+    code = (CLONE / "examples/crowded.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/overload.md").read_text(encoding="utf-8")
 
 
 def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):
