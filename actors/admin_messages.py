@@ -285,6 +285,11 @@ class EvictHost(Request):
 
 
 @message
+class RebalanceHosts(Request):
+    """Move replicas from hosts that have more of a backend; answers how many are to move."""
+
+
+@message
 class StopCluster(Request):
     """Stop all replicas of the controller's host; answers True when they have drained.
 

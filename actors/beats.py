@@ -130,12 +130,13 @@ class BeatListener:
         if member is None or number <= member.newest:
             return
         now = self._clock()
+        is_heard = now - member.answered_at.get(heard, float("-inf")) < LOST_AFTER_S
         member.newest = number
         member.number += 1
         member.answered_at[member.number] = now
         member.answered_at.pop(member.number - KEPT, None)
         _send(self._socket, self._answers.write(self._incarnation, member.number, number), source)
-        if now - member.answered_at.get(heard, float("-inf")) < LOST_AFTER_S:
+        if is_heard:
             self._on_beat(incarnation)
 
 

@@ -85,6 +85,7 @@ class Controller(LoopActor):
         own_requests: dict[type[am.Request], Any] = {
             am.GetStatus: lambda _: self._status(),
             am.EvictHost: lambda r: self._cluster.hosts.evict(r.host, time.monotonic()),
+            am.RebalanceHosts: lambda _: self._cluster.hosts.rebalance(),
         }
         self._requests = Requests(self._cluster, own_requests)
         self._status_file = StatusFile(self.loop, self.settings.status_file, self._status)

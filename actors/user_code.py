@@ -40,6 +40,7 @@ from understudy.actors.messages import (
     Query,
     ValueAnswer,
 )
+from understudy.actors.settings import read_settings
 from understudy.actors.user_context import RunningQuery
 from understudy.core.errors import (
     DeployFailedError,
@@ -268,8 +269,8 @@ class UserCode:
             raise  # see lost_code
         except Exception as error:
             raise DeployFailedError(
-                f"the deployment's code cannot be unpickled on this host: "
-                f"{type(error).__name__}: {error}; is everything that it imports installed here?"
+                f"the deployment's code cannot be unpickled on host {read_settings().host_name!r}: "
+                f"{type(error).__name__}: {error}; is everything that it imports installed there?"
             ) from error
         if inspect.isclass(target):
             self._callable = await self._construct(target, args, kwargs)

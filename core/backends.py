@@ -121,12 +121,6 @@ class Backend(Placing):
         )
 
     @property
-    def updating(self) -> bool:
-        """Whether replicas of another release are to be replaced, or are there to go back to."""
-        old = any(r.release != self.record.release for r in self._live())
-        return old or releases.fallback(self.record) is not None
-
-    @property
     def lost(self) -> int:
         """How many replicas are on hosts that are lost."""
         return sum(replica.state is ReplicaState.LOST for replica in self.replicas.values())
@@ -242,6 +236,7 @@ class Backend(Placing):
             self.update(ran=True)
 
     def _failed(self, replica: Replica, error: str, exception: bytes | None, now: float) -> None:
+        error = self.placement.told_at(replica.host, error)
         if replica.release != self.record.release:
             self.retries.old_failed(error, now)
             return

@@ -188,6 +188,16 @@ class Hosts:
                 backend.move_from(name)
                 self._cluster.touch(tag)
 
+    def rebalance(self) -> int:
+        """Have replicas moved to where there are fewer of their backend; return how many."""
+        moved = 0
+        for tag, backend in self._cluster.backends.items():
+            moves = backend.rebalance()
+            if moves:
+                moved += moves
+                self._cluster.touch(tag)
+        return moved
+
     def is_empty(self, name: str) -> bool:
         """Tell whether no replica is on a host any more."""
         return not any(backend.is_at(name) for backend in self._cluster.backends.values())

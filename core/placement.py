@@ -95,6 +95,14 @@ class Placement:
         """Tell whether there is such a host."""
         return host in self._hosts
 
+    def told_at(self, host: str, error: str) -> str:
+        """Return an error with the host that it is of, where there are several."""
+        return error if len(self._hosts) < 2 else f"{error.rstrip()} (on host {host!r})"
+
+    def open_hosts(self) -> list[str]:
+        """Return the hosts on which replicas may be placed."""
+        return [name for name, host in self._hosts.items() if host.is_open]
+
     def is_open(self, host: str) -> bool:
         """Tell whether replicas may be placed on a host."""
         return host in self._hosts and self._hosts[host].is_open

@@ -119,6 +119,31 @@ class Placing(Sized):
         for replica in self._live():
             replica.moving = replica.moving or replica.host == host
 
+    def rebalance(self) -> int:
+        """Have replicas on hosts that have too many replaced elsewhere; return how many.
+
+        An update places anew anyway, so there is nothing to move while one is under way.
+        """
+        live = [r for r in self._live() if r.state is ReplicaState.RUNNING and not r.moving]
+        counts = Counter(dict.fromkeys(self.placement.open_hosts(), 0))
+        counts.update(replica.host for replica in live)
+        moved = 0
+        while counts and not self.updating:
+            most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+            if counts[most] - counts[least] <= 1:
+                break
+            next(r for r in live if r.host == most and not r.moving).moving = True
+            counts[most] -= 1
+            counts[least] += 1
+            moved += 1
+        return moved
+
+    @property
+    def updating(self) -> bool:
+        """Whether replicas of another release are to be replaced, or are there to go back to."""
+        old = any(r.release != self.record.release for r in self._live())
+        return old or releases.fallback(self.record) is not None
+
     def is_at(self, host: str) -> bool:
         """Tell whether any replica is on a host, leaving ones too."""
         return any(replica.host == host for replica in self.replicas.values())

@@ -41,9 +41,13 @@ def _where(function: F) -> F:
 
 
 def _address(function: F) -> F:
-    return click.option("--address", metavar="HOST:PORT", help="System to talk to [this host's].")(
-        function
-    )
+    """Add the flags that name a system on another host."""
+    for flag in (
+        click.option("--key-file", metavar="PATH", help="The cluster's key, for another host's."),
+        click.option("--address", metavar="HOST:PORT", help="System to talk to [this host's]."),
+    ):
+        function = flag(function)
+    return function
 
 
 def _http(function: F) -> F:
@@ -66,7 +70,9 @@ def _http(function: F) -> F:
 def _capacity(function: F) -> F:
     """Add the flags that say what replicas may take of the host."""
     for flag in (
-        click.option("--resources", metavar="JSON", help='Resources of your own: {"disk": 2}.'),
+        click.option(
+            "--resources", metavar="NAME=VALUE,...", help="Your own, and labels: disk=2,zone=a."
+        ),
         click.option("--memory", type=float, metavar="BYTES", help="Memory [what there is]."),
         click.option("--num-gpus", type=float, help="GPUs [what there is]."),
         click.option("--num-cpus", type=float, help="CPUs that replicas may take [what there is]."),
@@ -84,6 +90,7 @@ def _cluster(function: F) -> F:
         click.option(
             "--key-file", metavar="PATH", help="The cluster's key, from a host that runs."
         ),
+        click.option("--host-name", help="This host's name in the cluster [its own]."),
         click.option("--join", metavar="HOST:PORT", help="A system to join; needs --bind."),
         click.option(
             "--bind", metavar="A.B.C.D", help="This host's address for other hosts [none]."
@@ -305,6 +312,30 @@ def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
         return
     if not commands.status(commands.settings_from(flags), as_json=as_json):
         sys.exit(1)
+
+
+@main.command()
+@_where
+@_address
+@click.argument("host")
+def evict(host: str, **flags: Any) -> None:
+    """Forget HOST, which is lost and does not come back."""
+    from understudy.serve import commands
+
+    commands.evict(commands.settings_from(flags), host)
+
+
+@main.command()
+@_where
+@_address
+def rebalance(**flags: Any) -> None:
+    """Move replicas from hosts that have more of a deployment to those that have fewer.
+
+    Each goes when another runs in its place.
+    """
+    from understudy.serve import commands
+
+    commands.rebalance(commands.settings_from(flags))
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -81,9 +82,15 @@ class Client:
         self._settings = settings
 
     @classmethod
-    def connect(cls, address: str | None = None) -> Self:
-        """Connect to the system at ``HOST:PORT``, or to this host's; NotRunningError if none."""
-        settings = read_settings(address=address)
+    def connect(
+        cls, address: str | None = None, *, key_file: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Connect to the system at ``HOST:PORT``, or to this host's; NotRunningError if none.
+
+        Any host of a cluster will do. Another host's takes only who has the cluster's key, in
+        ``key_file`` or in the file that UNDERSTUDY_KEY_FILE names.
+        """
+        settings = read_settings(address=address, key_file=key_file)
         return cls(Connection.open(settings), settings)
 
     def close(self) -> None:

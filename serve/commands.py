@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from understudy.actors import system
+from understudy.actors.admin_messages import EvictHost, RebalanceHosts
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import InvalidRequestError, UnderstudyError
@@ -142,6 +143,20 @@ def delete(settings: HostSettings, name: str) -> None:
     with connected(settings) as connection, Progress(f"deleting {name!r}"):
         found = operations.delete(connection, name)
     click.echo(f"deleted {name!r}" if found else f"no application is named {name!r}")
+
+
+def evict(settings: HostSettings, host: str) -> None:
+    """Have the cluster forget a host that is lost."""
+    with connected(settings) as connection:
+        connection.request(operations.new(EvictHost, host=host), timeout_s=STATUS_TIMEOUT_S)
+    click.echo(f"forgot host {host!r}")
+
+
+def rebalance(settings: HostSettings) -> None:
+    """Move replicas to hosts that have fewer."""
+    with connected(settings) as connection:
+        moved = connection.request(operations.new(RebalanceHosts), timeout_s=STATUS_TIMEOUT_S)
+    click.echo(f"moving {moved} replicas" if moved else "nothing to move")
 
 
 def status(settings: HostSettings, *, as_json: bool) -> bool:

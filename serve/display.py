@@ -28,6 +28,8 @@ _STYLES = {
     "STARTING": "yellow",
     "STOPPING": "yellow",
     "UNHEALTHY": "red",
+    "LOST": "red",
+    "DRAINING": "yellow",
     "DEPLOY_FAILED": "red",
 }
 
@@ -226,15 +228,16 @@ def _show_hosts(console: Console, report: Mapping[str, Any]) -> None:
 def _show_applications(console: Console, report: Mapping[str, Any]) -> None:
     applications = report.get("applications") or {}
     if applications:
-        console.print(_applications(applications))
+        console.print(_applications(applications, len(report.get("hosts") or ()) > 1))
     else:
         console.print("no applications")
     for problem in problems_of(report):
         console.print(problem, style="red", markup=False, highlight=False)
 
 
-def _applications(applications: Mapping[str, Any]) -> Table:
-    table = _table("application, deployments, replicas", "route", "state", "pid", "busy")
+def _applications(applications: Mapping[str, Any], has_several_hosts: bool) -> Table:
+    columns = ("application, deployments, replicas", "route", "state", "pid", "busy")
+    table = _table(*columns, *(("host",) if has_several_hosts else ()))
     for name, application in applications.items():
         route = _text(application.get("route_prefix"))
         table.add_row(_text(name), route, _state(application["status"]))
@@ -243,7 +246,8 @@ def _applications(applications: Mapping[str, Any]) -> Table:
             told = f"  {deployment}: {len(replicas)} of {state.get('target_replicas', '?')}"
             table.add_row(_text(told), "", _state(state["status"]))
             for replica in replicas:
-                table.add_row(*_replica(replica, f"{name}#{deployment}#"))
+                host = (_text(replica.get("host")),) if has_several_hosts else ()
+                table.add_row(*_replica(replica, f"{name}#{deployment}#"), *host)
         table.add_section()
     return table
 

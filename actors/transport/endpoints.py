@@ -19,6 +19,7 @@ from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.envelopes import Envelope
 from understudy.actors.transport.identity import Identity
 from understudy.actors.transport.release import own_release
+from understudy.actors.transport.sockets import tcp_listener
 
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
@@ -68,6 +69,7 @@ class Place:
     admin: Any
     parent: Any = None
     is_logger: bool = False
+    gate: socket.socket | None = None  # of a process of another host's system
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def identity(self) -> Identity:
@@ -99,9 +101,7 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
         )
     if isinstance(init, Attach):
         if init.gate is not None:
-            # Nobody dials it: it has no gate, and no number that leads to one.
-            own = drawn_address(addresses.host_towards(init.gate))
-            return Place(own=own, admin=ActorAddress(init.gate), environ=init.environ)
+            return _place_outside(init.gate, init.environ)
         admin = Naming.getAdminAddr(args[0])
         return Place(own=_drawn_beside(admin), admin=admin, environ=init.environ)
     if isinstance(init, ExternalInterfaceTransportInit):
@@ -111,6 +111,18 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
     else:
         raise ActorSystemStartupFailure(f"no transport can be made from a {type(init)}")
     return Place(own=_drawn_beside(admin), admin=admin)
+
+
+def _place_outside(gate: ProcessAddress, environ: Mapping[str, str]) -> Place:
+    """Return the place of a process that belongs to another host's system.
+
+    Replicas answer straight to whoever asked, so it has a gate of its own, at a port of its own.
+    """
+    host = addresses.host_towards(gate)
+    listener = None if host == addresses.LOOPBACK else tcp_listener(host, 0)
+    port = 0 if listener is None else listener.getsockname()[1]
+    own = drawn_address(host, port)
+    return Place(own=own, admin=ActorAddress(gate), environ=environ, gate=listener)
 
 
 def _drawn_beside(admin: Any) -> ProcessAddress:

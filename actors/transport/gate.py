@@ -24,7 +24,7 @@ REST_S = 0.005
 
 
 class Gate:
-    """Listens at the admin's own host and port; ``take`` gets the connections for the admin."""
+    """Listens at its process's own host and port; ``take`` gets the connections for that one."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Gate:
         key: bytes,
         admission: Admission,
         take: Callable[[socket.socket, bytes], None],
+        listener: socket.socket | None = None,
     ) -> None:
         self.loop = loop
         self.key = key
@@ -42,7 +43,7 @@ class Gate:
         self._callers: set[Caller] = set()
         self._listener = Listener(
             loop,
-            tcp_listener(own.host, own.number),
+            listener or tcp_listener(own.host, own.port),
             self._accept,
             per_pass=ACCEPTS_PER_PASS,
             rest_s=REST_S,

@@ -131,6 +131,7 @@ class Peers:
         shell: Shell,
         limits: Limits | None = None,
         network: Network | None = None,
+        gate: socket.socket | None = None,
     ) -> None:
         self.loop = loop
         self.address = address
@@ -149,7 +150,7 @@ class Peers:
         self._remote: Remote | None = None
         if network is not None:
             try:
-                self._remote = Remote(self, network)
+                self._remote = Remote(self, network, gate)
             except OSError:
                 self._listener.close()
                 raise

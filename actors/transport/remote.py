@@ -41,7 +41,9 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
 class Remote:
     """What one process has to do with other hosts; owned by its peers."""
 
-    def __init__(self, peers: Peers, network: Network) -> None:
+    def __init__(
+        self, peers: Peers, network: Network, listener: socket.socket | None = None
+    ) -> None:
         self._peers = peers
         self._loop: asyncio.AbstractEventLoop = peers.loop
         self._own = peers.address
@@ -51,8 +53,10 @@ class Remote:
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
         self._gate: Gate | None = None
         self._door: Listener | None = None
-        if self._own.is_admin:
-            self._gate = Gate(self._loop, self._own, network.key, self.admission, self._take)
+        if self._own.is_admin or listener is not None:
+            self._gate = Gate(
+                self._loop, self._own, network.key, self.admission, self._take, listener
+            )
         else:
             door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
             self._door = Listener(self._loop, door, self._handed_over)

@@ -54,6 +54,7 @@ from understudy.actors.transport.loops import descriptors_of, loop_for
 from understudy.actors.transport.network import network_of
 from understudy.actors.transport.peers import Peer, Peers
 from understudy.actors.transport.tls import TlsError
+from understudy.actors.transport.watches import Watches
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Delivery:
             callback()
 
 
-class Transport(Naming):
+class Transport(Watches, Naming):
     """One process's place in the actor system; names in camelCase are Thespian's."""
 
     deliveries_at_once = 256  # see understudy.actors.loop.Transport
@@ -110,7 +111,7 @@ class Transport(Naming):
         self._thread: int | None = None  # the one that runs the loop
         try:
             network = network_of(own, place.environ)
-            self.peers = Peers(self.loop, place.identity(), own, self, network=network)
+            self.peers = Peers(self.loop, place.identity(), own, self, None, network, place.gate)
         except (OSError, ClusterKeyError, TlsError):
             if self._is_own_loop:
                 self.loop.close()
@@ -136,8 +137,7 @@ class Transport(Naming):
         self._result: Any = None
         self._raised: BaseException | None = None
         self._draining = self._was_aborted = False
-        self._expiry_due = False
-        self._watching: dict[str, list[Callable[[bool], None]]] = {}  # by the address's text
+        self._expiry_due, self._watching = False, {}
 
     # --- Addresses ----------------------------------------------------------------------------
 
@@ -329,33 +329,9 @@ class Transport(Naming):
             logger.error("a message was not sent: %s", reason)
         self.loop.call_soon(self._finish, tag, SendStatus.Failed)
 
-    def watch_remote(
-        self, target: Any, on_lost: Callable[[bool], None]
-    ) -> Callable[[], None] | None:
-        """See :class:`understudy.actors.loop.Transport`."""
-        address = target.addressDetails
-        if type(address) is not ProcessAddress or address.host == self._own.host:
-            return None
-        watching = self._watching.setdefault(address.text, [])
-        watching.append(on_lost)
-        self.peers.reach(address)
-
-        def cancel() -> None:
-            if on_lost in watching:
-                watching.remove(on_lost)
-                if not watching and self._watching.get(address.text) is watching:
-                    del self._watching[address.text]
-
-        return cancel
-
-    def trouble_with(self, gate: Any) -> str:
-        """See :class:`understudy.actors.bases.Attached`."""
-        return self.peers.trouble_with(gate.addressDetails)
-
     def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
         """See Shell; the logger ends with its admin, for nobody else would end it."""
-        for on_lost in list(self._watching.get(address.text, ())):
-            self.loop.call_soon(on_lost, is_certain)
+        self._tell_watchers(address, is_certain=is_certain)
         if address == self._ends_with:
             self._arrive(LoggerExitRequest())
         elif address.is_admin and self.on_host_lost is not None:

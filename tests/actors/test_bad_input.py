@@ -254,7 +254,7 @@ def test_code_that_cannot_be_unpickled_fails_its_deployment_with_the_reason(
     )
     reply = stranger.request(controller, am.WaitForGoal(request_id="q", goal_id=created.value))
     assert reply.error_kind == "DeployFailedError"
-    assert "cannot be unpickled on this host" in reply.error
+    assert "cannot be unpickled on host" in reply.error
     assert "no_such_module" in reply.error
     deleted = stranger.request(controller, am.DeleteBackend(request_id="r", tag="blob"))
     stranger.request(controller, am.WaitForGoal(request_id="s", goal_id=deleted.value))

@@ -527,7 +527,7 @@ def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
     replica = hand.new_replica()
     report = replica.start(blob)
     assert report.state == "failed"
-    assert "cannot be unpickled on this host" in report.error
+    assert "cannot be unpickled on host" in report.error
     assert replica.check(1)[0].state == "failed"
     replica.stop(drain_s=1)
     wait_until(lambda: not replica.alive, 5, "the replica exits")

@@ -2,14 +2,108 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+import pytest
+
 from tests.support.cluster import Cluster
+from tests.support.systems import wait_until
+from understudy.actors.transport.cluster_key import ensure_key
+
+ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
+RELEASE = """
+from understudy.actors.transport import endpoints
+endpoints.own_release = lambda: "understudy 0.0.7, Python 3.9"
+"""
 
 
-def test_a_host_joins_and_every_host_answers_and_shows_all(serving: Cluster) -> None:
-    everyone = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
+def test_every_host_answers_and_shows_all_and_one_that_leaves_is_replaced_first(
+    serving: Cluster,
+) -> None:
+    a, b, c = serving.hosts
     for host in serving.hosts:
-        assert host.hosts() == everyone
+        assert host.hosts() == ALL
         status, body = host.get("/")
         assert (status, body[:12]) == (200, "default#Who#")
         assert host.replicas("default#Who")[body] == host.label  # its own, while it has room
-    assert sorted(serving.hosts[1].replicas("default#Who").values()) == ["a", "b", "c"]
+    assert sorted(b.replicas("default#Who").values()) == ["a", "b", "c"]
+    with a.load() as end:
+        b.check("stop")
+        tally = end()
+    assert not tally.failures, tally.summary()
+    assert a.hosts() == {"a": "RUNNING", "c": "RUNNING"}
+    assert sorted(set(a.replicas("default#Who").values())) == ["a", "c"]
+    assert len(a.replicas("default#Who")) == 3
+    assert not b.log("host.log").count("Traceback")
+    b.start()
+    assert c.hosts() == ALL  # as soon as the command has returned
+    assert b.get("/")[0] == 200  # by replicas of others, for nothing is moved unasked
+    assert "b" not in a.replicas("default#Who").values()
+    a.check("rebalance")
+    wait_until(lambda: "b" in a.replicas("default#Who").values(), 20, "one is moved to b")
+
+
+def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None:
+    b = serving.hosts[1]
+    key = str(serving.hosts[0].state_dir / "cluster.key")
+    elsewhere = str(serving.folder / "nothing")
+    for address in ("10.77.0.1:1900", "10.77.0.2:1900", "10.77.0.3:1900"):
+        shown = b.check(
+            *("status", "--json", "--address", address, "--key-file", key),
+            UNDERSTUDY_STATE_DIR=elsewhere,
+        )
+        assert '"default#Who"' in shown
+    assert b.call(_ask_everyone, key) == [["default#Who"]] * 3
+    code, _, err = b.run("status", "--address", "10.77.0.3:1900", UNDERSTUDY_STATE_DIR=elsewhere)
+    assert (code, "name its file with --key-file" in err) == (1, True), err
+    other = serving.folder / "other.key"
+    ensure_key(other)
+    code, _, err = b.run(
+        *("status", "--address", "10.77.0.3:1900", "--key-file", str(other)),
+        UNDERSTUDY_STATE_DIR=elsewhere,
+    )
+    assert (code, "it may hold another cluster's key" in err) == (1, True), err
+
+
+def _ask_everyone(key: str) -> list[list[str]]:
+    from understudy import serve  # noqa: PLC0415  # on the host
+
+    found = []
+    for number in (1, 2, 3):
+        with serve.Client.connect(f"10.77.0.{number}:1900", key_file=key) as client:
+            found.append(list(client.list_backends()))
+            handle = client.get_handle("default#Who")
+            assert handle.remote(None).result(timeout_s=10).startswith("default#Who#")
+    return found
+
+
+def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three: Cluster) -> None:
+    a, b, c = three.hosts
+    a.start()
+    other = three.folder / "other.key"
+    ensure_key(other)
+    with pytest.raises(AssertionError, match=r"cannot join .*may hold another cluster's key"):
+        b.start(key_file=other)
+    assert a.log("host.log").count("does not hold this cluster's key") == 1
+    (three.folder / "sitecustomize.py").write_text(RELEASE)
+    with pytest.raises(AssertionError) as refused:
+        c.start()
+    (three.folder / "sitecustomize.py").unlink()
+    theirs, advice = "understudy 0.0.7, Python 3.9", "all hosts must run the same"
+    assert "cannot join" in str(refused.value)
+    assert f"this end {theirs}; {advice}" in str(refused.value)
+    wait_until(lambda: f"the peer runs {theirs}, this end" in a.log("host.log"), 5, "it says so")
+    assert a.hosts() == {"a": "RUNNING"}
+
+
+def test_an_unreachable_leader_is_named(three: Cluster) -> None:
+    begun = time.monotonic()
+    with pytest.raises(AssertionError, match=r"cannot join 10\.77\.0\.1:1900: nothing listens"):
+        three.hosts[1].start(key_file=_key(three.folder))
+    assert time.monotonic() - begun < 30
+
+
+def _key(folder: Path) -> Path:
+    ensure_key(folder / "cluster.key")
+    return folder / "cluster.key"

@@ -238,3 +238,17 @@ def test_what_runs_on_a_host_that_is_no_more_on_record_is_forgotten() -> None:
     world.boot()
     world.settle()
     assert world.spread() == {"": 2}
+
+
+def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacement() -> None:
+    world = Hosts()
+    world.request(deploy(6))
+    world.settle()
+    world.join("x")
+    world.join("y")
+    assert world.request(lambda cluster: cluster.hosts.rebalance()) == 4
+    world.flush()
+    assert world.routed() == {"": 6}
+    world.settle()
+    assert world.spread() == {"": 2, "x": 2, "y": 2}
+    assert world.request(lambda cluster: cluster.hosts.rebalance()) == 0

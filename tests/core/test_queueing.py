@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from understudy.core.holders import SATURATED_S
 from understudy.core.routing import Router
-from understudy.core.tables import EndpointTable
+from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 from understudy.core.tickets import Assign, Ticket
 
 from .queries import Query, assigned, backend, endpoint, load, only  # noqa: TID251 - the tests' own folder
@@ -106,3 +106,27 @@ def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
 
 def tickets(effects: list[Any]) -> list[Ticket]:
     return [effect.ticket for effect in only(Assign, effects)]
+
+
+def test_replicas_of_the_routers_own_host_are_taken_while_they_have_room() -> None:
+    made = Router(lambda: 0.5, "here")
+    replicas = [
+        ReplicaTable(tag=f"{host}{number}", address=None, process=(host, number), host=host)
+        for host in ("here", "there")
+        for number in (1, 2)
+    ]
+    table = BackendTable(tag="b", replicas=tuple(replicas), max_ongoing_requests=2)
+    made.set_backend("b", table, 0.0)
+    made.set_endpoint("e", endpoint(), 0.0)
+    places = [
+        place for number in range(9) for place, _ in assigned(made.submit("c", Query(number), 0.0))
+    ]
+    assert sorted(places[:4]) == ["here1", "here1", "here2", "here2"]
+    assert sorted(places[4:]) == ["there1", "there1", "there2", "there2"]
+    assert load(made)["b"] == (1, 8)
+    freed = made.finished("there1", [(5, 200)], 1.0)
+    assert [place for place, _ in assigned(freed)] == ["there1"]
+    made.finished("here1", [(1, 200)], 1.0)
+    made.finished("there1", [(7, 200)], 1.0)
+    next_one = made.submit("c", Query(20), 2.0)
+    assert [place for place, _ in assigned(next_one)] == ["here1"]

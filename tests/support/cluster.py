@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import multiprocessing
 import os
 import subprocess
@@ -21,6 +20,10 @@ from tests.support import switch
 from tests.support.load import GetLoad, Tally
 from tests.support.namespaces import Host, run_ip
 from tests.support.systems import wait_until
+from understudy.actors.admin_messages import GetStatus
+from understudy.actors.connection import Connection
+from understudy.actors.settings import read_settings
+from understudy.core.errors import UnderstudyError
 
 NETWORK = "10.77.0"
 HTTP_PORT = 8000
@@ -51,6 +54,23 @@ def get(path: str, timeout_s: float = 10.0) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+_connection: Connection | None = None
+
+
+def read_status(environ: dict[str, str]) -> dict[str, Any]:
+    """Return what status tells, over a connection that stays. Called on a host."""
+    global _connection  # noqa: PLW0603  # one per process
+    for _ in range(2):
+        if _connection is None:
+            _connection = Connection.open(read_settings(environ))
+        try:
+            return _connection.request(GetStatus(request_id=""), timeout_s=10)  # type: ignore[no-any-return]
+        except (UnderstudyError, TimeoutError):  # of a system that has ended meanwhile
+            _connection.close()
+            _connection = None
+    raise AssertionError("the controller does not answer")
 
 
 _load: GetLoad | None = None
@@ -113,9 +133,7 @@ class ClusterHost(Host):
 
     def status(self) -> dict[str, Any]:
         """Return what status prints here."""
-        _, out, err = self.run("status", "--json")
-        assert out, err
-        return json.loads(out)  # type: ignore[no-any-return]
+        return self.call(read_status, self.environ)  # type: ignore[no-any-return]
 
     def hosts(self) -> dict[str, str]:
         """Return the state of every host, as status tells it here."""

@@ -14,7 +14,9 @@ from tests.transport.worlds import HERE, KEY, THERE
 from understudy.actors.transport import admission, strangers
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.greeting import MAGIC
+from understudy.actors.transport.network import Network
 from understudy.actors.transport.routes import write_route
+from understudy.actors.transport.sockets import tcp_listener
 
 
 @pytest.fixture
@@ -325,3 +327,41 @@ def test_only_the_admin_listens_on_tcp_and_on_its_address_alone(world, hosts, po
         return found
 
     assert listening() == {HERE, THERE}
+
+
+def test_a_process_that_is_reached_for_is_known_to_be_dead_or_only_out_of_reach(world, hosts, port):
+    _, one, _, other = hosts
+    one.peers.reach(other.address)
+    world.until(lambda: other.address.text in one.peers._peers)
+    nobody = drawn_address(THERE, port)
+    one.peers.reach(nobody)  # its host says that nobody has the number
+    world.until(lambda: one.gone == [nobody])
+    away = drawn_address("127.0.0.99", port)
+    one.peers.reach(away)  # its kernel says that nothing listens there
+    world.until(lambda: one.gone == [nobody, away])
+    assert one.certain == [True, True]
+    assert one.peers.trouble_with(away) == "nothing listens at its port"
+    assert one.peers.trouble_with(other.address) == ""
+
+
+def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, hosts, port):
+    _, one, _, _ = hosts
+    with closing(socket.socket()) as deaf:  # it listens, and says nothing
+        deaf.bind(("127.0.0.98", port))
+        deaf.listen()
+        target = drawn_address("127.0.0.98", port)
+        one.peers.reach(target)
+        world.until(lambda: one.gone == [target])
+    assert one.certain == [False]
+    assert "no answer within" in one.peers.trouble_with(target)
+
+
+def test_a_process_outside_has_a_gate_of_its_own_for_those_who_answer_it(world, hosts):
+    _, _, there, other = hosts
+    listener = tcp_listener(HERE, 0)
+    address = drawn_address(HERE, listener.getsockname()[1])
+    outside = world.process(address=address, network=Network(key=KEY), gate=listener)
+    outside.send(there)
+    world.until(lambda: there.inbox)
+    other.send(address, b"answer")  # it has never been dialed by that one
+    world.until(lambda: outside.bodies == [b"answer"])

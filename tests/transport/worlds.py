@@ -21,13 +21,13 @@ KEY = bytes(range(32))
 class Process:
     """One process's peers, and all that they told."""
 
-    def __init__(self, loop, address=None, limits=None, network=None):
+    def __init__(self, loop, address=None, limits=None, network=None, gate=None):
         self.address = address or drawn_address(HOST)
         identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
         self.inbox = []
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
         self.on_deliver = lambda: None
-        self.peers = Peers(loop, identity, self.address, self, limits, network)
+        self.peers = Peers(loop, identity, self.address, self, limits, network, gate)
         self._tags = itertools.count(1)
 
     def send(self, other, body=b"hello", tag=None, **how):

@@ -1,0 +1,183 @@
+"""How long hosts take to join, to be missed, to be replaced and to be reconciled.
+
+`python -m benchmarks.hosts --rounds 10`, as root: each host is a network namespace with its own
+system, around a switch in a process (tests/support/switch.py). 32 connections send GETs to each of
+two hosts that survive; the third is killed, or cut off and healed, in turn. Times are as the
+controller's status tells them, asked for every 50 ms by a client that stays connected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.options import positive, run_main
+from benchmarks.report import machine, table
+from tests.support.cluster import Cluster, ClusterHost, cluster_of, read_status
+
+APP = """
+from understudy import serve
+
+@serve.deployment(num_replicas=3, max_ongoing_requests=64)
+class Echo:
+    async def __call__(self, request):
+        return "hello"
+
+app = Echo.bind()
+"""
+BACKEND = "default#Echo"
+DEADLINE_S = 60.0
+LINK_DELAYS_MS = (0, 1, 10)
+
+
+def wait_for(
+    environ: dict[str, str], condition: Callable[[dict[str, Any], Any], bool], argument: Any
+) -> float:
+    """Wait for a condition on the status; return the time since the epoch. Called on a host."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition(status := read_status(environ), argument):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in time: {condition.__name__}({argument!r}): {status}")
+        time.sleep(0.05)
+    return time.time()
+
+
+def has_state(status: dict[str, Any], wanted: tuple[str, str]) -> bool:
+    """Tell whether a host is in a state."""
+    name, state = wanted
+    return any((h["name"], h["state"]) == (name, state) for h in status["hosts"])
+
+
+def is_whole(status: dict[str, Any], without: str | None) -> bool:
+    """Tell whether three replicas run, and nothing else is there, not on this host."""
+    replicas = status["backends"][BACKEND]["replicas"]
+    counted = [r for r in replicas if r["state"] != "LOST"]
+    hosts = [r["host"] for r in counted]
+    return [r["state"] for r in counted] == ["RUNNING"] * 3 and without not in hosts
+
+
+class Rounds:
+    """One cluster, and what was measured on it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.a, self.b, self.c = cluster.hosts
+        self.watcher = self.c.another()
+        self.seconds: dict[str, list[float]] = {}
+        self.failed: dict[str, int] = {}
+
+    def note(self, what: str, begun: float, ended: float, failed: int) -> None:
+        """Keep one measurement."""
+        self.seconds.setdefault(what, []).append(ended - begun)
+        self.failed[what] = self.failed.get(what, 0) + failed
+
+    def wait(self, condition: Callable[[dict[str, Any], Any], bool], argument: Any) -> float:
+        """Wait on the host that watches."""
+        return float(self.watcher.call(wait_for, self.c.environ, condition, argument))
+
+    def join(self) -> None:
+        """Have the third host join: from its host process's start to RUNNING everywhere."""
+        begun = time.time()
+        self.b.start()
+        joined = time.time()
+        self.note("start, until its front answers", begun, joined, 0)
+
+    def lose(self, what: str, end: Callable[[], None]) -> None:
+        """Lose the third host under load, and see when that is noticed and made good."""
+        with self.a.load() as end_at_a, self.c.load() as end_at_c:
+            begun = time.time()
+            end()
+            noticed = self.wait(has_state, ("b", "LOST"))
+            replaced = self.wait(is_whole, "b")
+            failed = len(end_at_a().failures) + len(end_at_c().failures)
+        self.note(f"{what}: noticed", begun, noticed, failed)
+        self.note(f"{what}: replaced", begun, replaced, failed)
+
+    def heal(self) -> None:
+        """Heal the cut link under load."""
+        with self.a.load() as end_at_a, self.c.load() as end_at_c:
+            begun = time.time()
+            self.b.heal()
+            back = self.wait(has_state, ("b", "RUNNING"))
+            whole = self.wait(is_whole, None)
+            failed = len(end_at_a().failures) + len(end_at_c().failures)
+        self.note("healed: back", begun, back, failed)
+        self.note("healed: reconciled", begun, whole, failed)
+
+    def run(self, rounds: int) -> None:
+        """Do all of it some times."""
+        for _ in range(rounds):
+            self.lose("link cut", self.b.cut)
+            self.heal()
+            self.a.check("rebalance")
+            self.lose("host killed", self.b.crash)
+            self.b.reboot()
+            self.join()
+            self.a.check("rebalance")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the table."""
+        return [
+            (what, f"{statistics.median(s):.2f}", f"{max(s):.2f}", str(self.failed[what]))
+            for what, s in self.seconds.items()
+        ]
+
+
+def idle_bytes(cluster: Cluster, seconds: float) -> float:
+    """Return how many bytes per second pass between hosts that do nothing."""
+    before = sum(cluster.switch("counted"))
+    time.sleep(seconds)
+    return (sum(cluster.switch("counted")) - before) / 2 / seconds  # each counts at two ports
+
+
+def far_latency(host: ClusterHost) -> list[tuple[str, ...]]:
+    """Return the median time of a GET by link delay, of a host that has no replica."""
+    rows = []
+    for delay_ms in LINK_DELAYS_MS:
+        host.link(sent={"delay_s": delay_ms / 1000}, received={"delay_s": delay_ms / 1000})
+        times = host.call(time_gets, 200)
+        rows.append((f"{delay_ms} ms each way", f"{statistics.median(times) * 1000:.2f} ms"))
+    host.heal()
+    return rows
+
+
+def time_gets(count: int) -> list[float]:
+    """Return how long GETs over one connection take. Called on a host."""
+    import http.client  # noqa: PLC0415
+
+    connection = http.client.HTTPConnection("127.0.0.1", 8000)
+    times = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        connection.request("GET", "/")
+        connection.getresponse().read()
+        times.append(time.perf_counter() - begun)
+    return times
+
+
+def main() -> int:
+    """Measure, and print."""
+    options = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
+    options.add_argument("--rounds", type=positive, default=10)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder, cluster_of(3, Path(folder)) as cluster:
+        cluster.start()
+        cluster.deploy(APP)
+        rounds = Rounds(cluster)
+        quiet = idle_bytes(cluster, 10)
+        rounds.run(given.rounds)
+        print(machine())
+        print(table(("", "median s", "worst s", "failed responses"), rounds.rows()))
+        print(f"idle: {quiet:.0f} bytes/s between 3 hosts")
+        cluster.deploy(APP.replace("num_replicas=3", "num_replicas=1"))
+        away = next(h for h in cluster.hosts if h.label not in h.replicas(BACKEND).values())
+        print(table(("a replica of another host", "median GET"), far_latency(away)))
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

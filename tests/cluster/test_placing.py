@@ -1,0 +1,105 @@
+"""Replicas go where they fit; what does not fit waits and says for what."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.cluster import Cluster
+from tests.support.systems import wait_until
+
+GPU = """
+from understudy import serve
+
+@serve.deployment(num_replicas=2, ray_actor_options={"resources": {"gpu": 1}})
+class Gpu:
+    def __call__(self, request):
+        return "gpu"
+
+@serve.deployment(max_replicas_per_host=1, num_replicas=2,
+                  ray_actor_options={"label_selector": {"zone": "b"}})
+class Zone:
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def __call__(self, request):
+        return "zone"
+
+app = Zone.bind(Gpu.bind())
+"""
+MISSING = """
+import onlyhere
+from understudy import serve
+
+@serve.deployment(num_replicas=2)
+class User:
+    def __call__(self, request):
+        return onlyhere.WORD
+
+app = User.bind()
+"""
+
+
+def test_resources_and_labels_decide_and_a_host_that_joins_takes_what_waits(
+    three: Cluster,
+) -> None:
+    a, b, c = three.hosts
+    a.start()
+    b.start("--resources", "gpu=1,zone=b")
+    (three.folder / "gpu.py").write_text(GPU)
+    a.call(_begin_deploy, a.environ, str(three.folder))
+
+    def waits() -> bool:
+        messages = json.dumps(a.status().get("applications"))
+        return (
+            "host a: a replica needs 1 gpu, and the host has 0 gpu in all" in messages
+            and "host b: it has 1 of its replicas already" in messages
+            and "a replica needs zone=b, and it has no zone" in messages
+        )
+
+    three.wait_for(waits, 20, "it says what is missing")
+    three.wait_for(
+        lambda: list(a.replicas("default#Gpu").values()) == ["b"], 20, "one fits, and runs"
+    )
+    c.start("--resources", "gpu=1,zone=b")
+    three.wait_for(
+        lambda: a.status()["applications"]["default"]["status"] == "RUNNING", 20, "all fits"
+    )
+    assert sorted(a.replicas("default#Gpu").values()) == ["b", "c"]
+    assert sorted(a.replicas("default#Zone").values()) == ["b", "c"]
+    assert a.get("/") == (200, "zone")  # by another host's replica
+    shown = {host["name"]: host for host in b.status()["hosts"]}
+    assert shown["c"]["labels"] == {"zone": "b"}
+    assert shown["c"]["resources"]["gpu"] == {"total": 1, "taken": 1}
+
+
+def _begin_deploy(environ: dict[str, str], folder: str) -> None:
+    import os  # noqa: PLC0415  # on the host
+    import subprocess  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    command = [sys.executable, "-m", "understudy.serve.cli", "deploy", "gpu:app"]
+    subprocess.Popen(  # it waits; ended with its host
+        [*command, "--app-dir", folder],
+        env={**os.environ, **environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_module_that_a_host_has_not_fails_the_deploy_naming_both(three: Cluster) -> None:
+    a, b, _ = three.hosts
+    here = three.folder.with_name("installed-here")  # not in the folder that travels by value
+    here.mkdir()
+    (here / "onlyhere.py").write_text("WORD = 'here'")
+    a.start(PYTHONPATH=str(here))
+    b.start(PYTHONPATH="")
+    (three.folder / "user.py").write_text(MISSING)
+    deploy = ("deploy", "user:app", "--app-dir", str(three.folder))
+    code, _, err = a.run(*deploy, PYTHONPATH=str(here))
+    assert code == 1
+    told = "cannot be unpickled on host 'b': ModuleNotFoundError: No module named 'onlyhere'"
+    assert told in err
+    application = a.status()["applications"]["default"]
+    assert application["status"] == "DEPLOY_FAILED"
+    assert told in application["message"]
+    wait_until(lambda: not a.replicas("default#User", "STARTING"), 10, "it is given up")
