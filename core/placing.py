@@ -90,7 +90,9 @@ class Placing(Sized):
             self._take_room(self.replicas[tag])
 
     def _by_host(self) -> Counter[str]:
-        return Counter(replica.host for replica in self.replicas.values())
+        # Not those that leave: code that cannot start on a host would be moved about, and found out
+        # or not by chance.
+        return Counter(replica.host for replica in self._live())
 
     def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
         if any(replica.recovering for replica in live):
