@@ -17,12 +17,17 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.actors import user_context
 from understudy.actors.logs import replica_log
 from understudy.actors.messages import Query
 from understudy.core.logging_config import LoggingConfig
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no parameter before Python 3.11
 
 OURS = "understudy.serve"
 CONTEXT = (
@@ -121,7 +126,7 @@ def _json(line: dict[str, Any]) -> str:
         return json.dumps({name: repr(value) for name, value in line.items()})
 
 
-class ReplicaHandler(logging.StreamHandler[Any]):
+class ReplicaHandler(_StreamHandler):
     """Writes to a file of this process's own, whatever user code does to sys.stderr."""
 
     def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
