@@ -270,6 +270,10 @@ class Queries:
         assignment = run.assignment
         if assignment.caller is None:
             return None
+        if run.stream_key in self._streams:  # its router died, and the next one had it run again
+            run.is_delivered = True  # by the other run
+            self._user_code.cancel(run.key)
+            return None
         self._streams[run.stream_key] = run
         self._tell(run.proxy, ("begun", assignment.ticket))
         self._put(begun, run)
@@ -279,7 +283,7 @@ class Queries:
         """Send an answer, if anybody wants it."""
         if run.assignment.compare:
             self._comparisons.answered(run.proxy, self._backend, run.assignment, answer)
-        if run.assignment.caller is not None:
+        if run.assignment.caller is not None and not run.is_delivered:
             self.undelivered += 1
             self._put(answer, run)
 
@@ -288,7 +292,8 @@ class Queries:
         self.running -= 1
         if run.timer is not None:
             run.timer.cancel()
-        self._streams.pop(run.stream_key, None)
+        if self._streams.get(run.stream_key) is run:
+            del self._streams[run.stream_key]
         if run.feed_number:
             self._inflows.ended(run.feed_number)
         ticket = run.assignment.ticket

@@ -47,16 +47,19 @@ class Task:
         self._coroutine = coroutine
         self._on_end = on_end
         self.is_over = False
+        self._is_running = False
         self._step()
 
     def cancel(self) -> None:
         """Run it no further, and tell nobody."""
         self.is_over = True
-        self._coroutine.close()
+        if not self._is_running:  # else it is closed when it next waits
+            self._coroutine.close()
 
     def _step(self) -> None:
         if self.is_over:
             return
+        self._is_running = True
         try:
             waits_for = self._coroutine.send(None)
         except StopIteration as stop:
@@ -65,8 +68,14 @@ class Task:
             self._end(error)
         else:
             waits_for.on_done = self._step
+            if self.is_over:
+                self._coroutine.close()
+        finally:
+            self._is_running = False
 
     def _end(self, outcome: Any) -> None:
+        if self.is_over:
+            return
         self.is_over = True
         self._on_end(outcome)
 

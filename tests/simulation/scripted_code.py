@@ -125,7 +125,12 @@ class ScriptedCode:
         if running.cancelled:
             self._ended(reply)
             return
-        running.stream = Task(self._parts(reply), lambda error: self._streamed(reply, error))
+        stream = Task(self._parts(reply), lambda error: self._streamed(reply, error))
+        running.stream = stream
+        if running.cancelled and not stream.is_over:  # as it began
+            stream.cancel()
+            del self._running[reply.key]
+            self.loop.call_later(0.0, reply.end)
 
     async def _parts(self, reply: Any) -> None:
         rng, query = self._simulation.world.rng, reply.assignment.query
