@@ -40,6 +40,7 @@ CONTEXT = (
     "version",
     "replica",
     "multiplexed_model_id",
+    "remaining_s",
     "is_shadow",
 )
 _PYTHONS = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
@@ -68,6 +69,7 @@ class ContextFilter(logging.Filter):
             "version": (replica.version if replica else None) or "",
             "replica": replica.replica_tag if replica else "",
             "multiplexed_model_id": query.multiplexed_model_id,
+            "remaining_s": None if query.remaining_s is None else round(query.remaining_s, 3),
             "is_shadow": query.is_shadow,
         }
         for name, value in known.items():
@@ -108,15 +110,20 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         fields = record.__dict__
-        line |= {name: fields[name] for name in CONTEXT if fields.get(name)}
+        line |= {name: fields.get(name) for name in CONTEXT}
         line |= {name: fields.get(name) for name in self._attributes}
         line |= {name: fields[name] for name in fields if name not in _PYTHONS and name not in line}
-        line = {name: value for name, value in line.items() if name not in CONTEXT or value}
+        for name in [each for each in CONTEXT if _is_empty(line[each])]:
+            del line[name]
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         return _json(line)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value == ""
 
 
 def _json(line: dict[str, Any]) -> str:

@@ -107,6 +107,39 @@ def test_json_lines_say_which_query_and_replica_they_are_about(
     begun = the_one(text, "in the constructor")
     assert (begun["deployment"], "request_id" in begun) == ("Talker", False)
     assert "debug hello" not in text
+    assert not {"remaining_s", "is_shadow", "multiplexed_model_id"} & set(begun)
+
+
+def test_what_else_is_known_of_a_query_is_there_too(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> None:
+    deployed(serve.deployment(logging_config={"encoding": "JSON"})(Talker).bind())
+    headers = {"serve_multiplexed_model_id": "m1", "X-Request-Timeout-Seconds": "20"}
+    running.get(f"/{name}/hello", headers=headers)
+    record = the_one(text_of(running, name), "async hello")
+    assert record["multiplexed_model_id"] == "m1"
+    assert 0 < record["remaining_s"] <= 20
+
+
+def test_copies_for_shadows_say_so_in_their_logs(running: RunningSystem, name: str) -> None:
+    client = serve.Client(running.connection, running.settings)
+    config = {"logging_config": {"encoding": "JSON"}}
+    for backend in ("a", "b"):
+        client.wait_for_goal(client.create_backend(f"{name}-{backend}", Talker, config=config))
+    client.create_endpoint(name, backend=f"{name}-a", route=f"/{name}")
+    client.shadow_traffic(name, f"{name}-b", 1.0)
+    assert running.get(f"/{name}/hello")[0] == 200
+
+    def logged(backend: str) -> str:
+        paths = running.settings.logs_dir.glob(f"replica-{name}-{backend}#*.log")
+        return "".join(path.read_text() for path in paths)
+
+    wait_until(lambda: "async hello" in logged("b"), 10, "the copy is run")
+    assert the_one(logged("b"), "async hello")["is_shadow"] is True
+    assert "is_shadow" not in the_one(logged("a"), "async hello")
+    client.delete_endpoint(name)
+    for backend in ("a", "b"):
+        client.delete_backend(f"{name}-{backend}", force=True)
 
 
 def test_what_a_record_brings_along_is_its_own(
