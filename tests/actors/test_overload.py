@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ NAP_S = 0.05
 
 
 class Napping:
-    """Takes NAP_S for each query, or as long as there is a file; notes whom it has served."""
+    """Takes NAP_S for each query, or as long as a file says so; notes whom it has served."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -26,6 +27,8 @@ class Napping:
     async def __call__(self, request: object = None) -> str:
         context = serve.get_request_context()
         (self.folder / f"{context.endpoint} {context.request_id}").touch()
+        while (self.folder / "block").exists():
+            time.sleep(NAP_S / 10)  # code that must not do this does it
         await asyncio.sleep(NAP_S)
         while (self.folder / "stop").exists():
             await asyncio.sleep(NAP_S / 10)
@@ -112,6 +115,25 @@ def test_a_query_past_its_time_never_reaches_user_code(
     last = client.get_handle(other).remote()
     (tmp_path / "stop").unlink()
     assert first.result(timeout_s=20) == last.result(timeout_s=20) == "rested"
+    assert served(tmp_path, other) == 1
+
+
+def test_a_query_that_came_in_time_but_to_a_blocked_loop_is_not_run_past_its_time(
+    running: RunningSystem,
+    client: serve.Client,
+    napping: Callable[..., None],
+    name: str,
+    tmp_path: Path,
+) -> None:
+    napping(max_ongoing_requests=5)
+    (tmp_path / "block").touch()
+    first = client.get_handle(name).remote()
+    wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one blocks the loop")
+    other = f"{name}-other"
+    assert asked(running, other, **{"X-Request-Timeout-Seconds": "0.2"})[0] == 408
+    (tmp_path / "block").unlink()
+    assert first.result(timeout_s=20) == "rested"
+    assert client.get_handle(other).remote().result(timeout_s=20) == "rested"
     assert served(tmp_path, other) == 1
 
 
