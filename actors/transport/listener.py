@@ -7,6 +7,8 @@ import logging
 import socket
 from collections.abc import Callable
 
+from understudy.actors.transport.strangers import Allowance
+
 logger = logging.getLogger(__name__)
 
 ACCEPTS_PER_PASS = 64
@@ -16,8 +18,8 @@ _PAUSE_S = 1.0
 class Listener:
     """Calls ``on_accept(sock, name)`` for each connection, with a socket that never blocks.
 
-    After ``per_pass`` at once it lets the loop do other things, and rests for ``rest_s``: this
-    bounds the share of a processor that those who connect can take.
+    After ``per_pass`` at once it lets the loop do other things, and rests when its ``allowance`` is
+    used up: this bounds the share of a processor that those who connect can take.
     """
 
     def __init__(
@@ -27,12 +29,12 @@ class Listener:
         on_accept: Callable[[socket.socket, object], None],
         *,
         per_pass: int = ACCEPTS_PER_PASS,
-        rest_s: float = 0.0,
+        allowance: Allowance | None = None,
     ) -> None:
         self._loop = loop
         self._socket = sock
         self._on_accept = on_accept
-        self._per_pass, self._rest_s = per_pass, rest_s
+        self._per_pass, self._allowance = per_pass, allowance
         self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(sock.fileno(), self._accept)
 
@@ -49,19 +51,23 @@ class Listener:
             self._resume.cancel()
 
     def _accept(self) -> None:
-        for _ in range(self._per_pass):
+        taken = 0
+        while taken < self._per_pass:
             try:
                 sock, name = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # out of descriptors: let others end first
                 logger.warning("cannot accept a connection: %s", error)
                 self._rest(_PAUSE_S)
                 return
             sock.setblocking(False)
             self._on_accept(sock, name)
-        if self._rest_s:
-            self._rest(self._rest_s)
+            taken += 1
+        if self._allowance is not None:
+            rest_s = self._allowance.take(taken, self._loop.time())
+            if rest_s:
+                self._rest(rest_s)
 
     def _rest(self, pause_s: float) -> None:
         self._loop.remove_reader(self.fileno())

@@ -1,6 +1,6 @@
-"""Bounds on those who have connected and not yet shown who they are; and on what is said of them.
+"""Bounds on those who connect and have not yet shown who they are; and on what is said of them.
 
-Both are values without I/O: whoever uses them owns the clock and the log.
+All are values without I/O: whoever uses them owns the clock and the log.
 
 When there are too many, the *oldest* of the busiest source is turned away. Refusing the newest
 instead would let a few hundred idle connections keep every peer out for as long as somebody renews
@@ -63,6 +63,21 @@ class Strangers(Generic[S]):
             for stranger, overdue_at in same.items()
             if overdue_at <= now
         ]
+
+
+class Allowance:
+    """How many connections may be taken: ``most`` at once, ``per_s`` in the long run."""
+
+    def __init__(self, most: int, per_s: float) -> None:
+        self._most, self._per_s = most, per_s
+        self._left = float(most)
+        self._at = 0.0
+
+    def take(self, count: int, now: float) -> float:
+        """Count so many that were taken; return how long to rest, 0 where more may be taken."""
+        self._left = min(self._left + (now - self._at) * self._per_s, self._most) - count
+        self._at = now
+        return max(-self._left / self._per_s, 0.0)
 
 
 class Refusals:

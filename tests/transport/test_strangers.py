@@ -4,6 +4,7 @@ from understudy.actors.transport.strangers import (
     MAX_LINES,
     MAX_SOURCE_LINES,
     WINDOW_S,
+    Allowance,
     Refusals,
     Strangers,
 )
@@ -67,3 +68,24 @@ def test_a_flood_of_kinds_has_few_lines() -> None:
     assert said == MAX_LINES - 1
     assert len(refusals._said) <= MAX_LINES
     assert refusals.unsaid(1.0 + WINDOW_S) == 20_000 - said
+
+
+def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded() -> None:
+    allowance, now, taken = Allowance(most=512, per_s=4000.0), 1000.0, 0
+    rests = []
+    while now < 1010.0:
+        rest_s = allowance.take(32, now)
+        taken += 32
+        rests.append(rest_s)
+        now += rest_s + 0.001
+    assert not any(rests[:16]), "512 at once"
+    assert all(rests[30:])
+    assert taken <= 512 + 10 * 4000 + 32
+
+
+def test_after_a_lull_no_more_is_taken_at_once_than_at_first() -> None:
+    allowance = Allowance(most=100, per_s=1000.0)
+    assert allowance.take(100, 5.0) == 0.0
+    assert allowance.take(10, 5.0) == 0.01
+    assert allowance.take(100, 500.0) == 0.0
+    assert allowance.take(1, 500.0) == 0.001
