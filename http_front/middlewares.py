@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import select
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -32,6 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Serve = Callable[[Exchange, Receive], Awaitable[None]]
 HEALTH = "/-/healthz"
 CHECK_FAILED = 1
+CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
 
 
 class BrokenAnswerError(Exception):
@@ -165,11 +168,15 @@ def check(options: HTTPOptions) -> None:
         _check_and_exit(options, write_fd)
     os.close(write_fd)
     with os.fdopen(read_fd, "rb") as pipe:
+        is_late = not select.select([pipe], [], [], CHECK_TIMEOUT_S)[0]
+        if is_late:
+            os.kill(pid, signal.SIGKILL)
         told = pipe.read().decode()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if told or status:
+        what = f"took over {CHECK_TIMEOUT_S:g} s" if is_late else "ended the process"
         paths = ", ".join(each.path for each in options.middlewares)
-        raise InvalidRequestError(told or f"making the middlewares {paths} ended the process")
+        raise InvalidRequestError(told or f"making the middlewares {paths} {what}")
 
 
 def _check_and_exit(options: HTTPOptions, fd: int) -> None:

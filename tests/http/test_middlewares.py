@@ -164,6 +164,12 @@ def test_one_that_cannot_be_made_is_named_with_the_reason(middleware, told):
     assert "\n" not in str(raised.value)
 
 
+def test_one_that_never_gets_made_is_named_too(monkeypatch):
+    monkeypatch.setattr("understudy.http_front.middlewares.CHECK_TIMEOUT_S", 0.3)
+    with pytest.raises(InvalidRequestError, match=r"HangsWhenMade took over 0.3 s"):
+        check(options(middlewares=[f"{HERE}:HangsWhenMade"]))
+
+
 def test_a_front_whose_middleware_cannot_be_imported_says_so_and_ends(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "understudy.http_front.server"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 NO_FUNCTION = 1
@@ -78,3 +79,8 @@ class DiesWhenMade:
 class FailsWhenMade:
     def __init__(self, app: Any) -> None:
         raise ValueError("no licence\nfor this")
+
+
+class HangsWhenMade:
+    def __init__(self, app: Any) -> None:
+        threading.Event().wait()
