@@ -43,6 +43,10 @@ class Pace:
         kept, span_s = self._told(now)
         self._freed, self._span_s, self._at = kept + slots, span_s, now
 
+    def resized(self, ratio: float) -> None:
+        """Expect the rate to follow the number of slots, which is so many times what it was."""
+        self._freed *= ratio
+
     def ran(self, seconds: float) -> None:
         """Learn from a query that took so long in a replica, its answer included."""
         difference = min(seconds - self.run_s, self.run_s)

@@ -39,6 +39,13 @@ class RoutedBackend:
         """Return the queue that a ticket waits in, or would."""
         return self.copies if ticket.is_copy else self.queue
 
+    def resize(self) -> None:
+        """Count the slots of the replicas that the table has now."""
+        slots = len(self.table.replicas) * self.table.max_ongoing_requests
+        if slots and self.slots:
+            self.pace.resized(slots / self.slots)
+        self.slots = slots
+
     @property
     def is_full(self) -> bool:
         """Whether as many queries wait as may."""

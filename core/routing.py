@@ -130,7 +130,7 @@ class Router:
         backend = self._backends.setdefault(tag, RoutedBackend(table or BackendTable(tag=tag)))
         backend.table = table or BackendTable(tag=tag, unavailable="it was deleted")
         backend.has_traffic = tag in self._with_traffic
-        backend.slots = len(backend.table.replicas) * backend.table.max_ongoing_requests
+        backend.resize()
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:

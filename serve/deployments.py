@@ -109,7 +109,7 @@ def deployment(
 
     ``name`` (its own), ``version``, ``num_replicas`` (1; "auto" for autoscaling from 1 to 100),
     ``autoscaling_config`` (None), ``user_config``, ``max_ongoing_requests``
-    (100), ``max_queued_requests`` (-1: unlimited), ``request_timeout_s``,
+    (100), ``max_queued_requests`` (-1: unlimited), ``request_timeout_s``, ``retryable`` (None),
     ``health_check_period_s``, ``health_check_timeout_s``, ``graceful_shutdown_timeout_s``,
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count``, ``logging_config``, and
     ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory`` and

@@ -37,13 +37,7 @@ class Crowd:
         self.now = 0.0
         self.random = random.Random(seed)
         self.router = Router(self.random.random)
-        table = BackendTable(
-            tag="b",
-            replicas=(replica("r1"), replica("r2")),
-            max_ongoing_requests=slots // 2,
-            **settings,
-        )
-        self.router.set_backend("b", table, 0.0)
+        self._settings = settings
         self.outcomes: dict[str, list[Outcome]] = defaultdict(list)
         self.run_late = 0  # queries that were given to a replica past their time
         self._run_s = run_s
@@ -51,6 +45,17 @@ class Crowd:
         self._order = itertools.count()
         self._asked: dict[int, tuple[str, float]] = {}
         self._until = 0.0
+        self.set_slots(slots)
+
+    def set_slots(self, slots: int) -> None:
+        """Have the replicas run so many at a time."""
+        table = BackendTable(
+            tag="b",
+            replicas=(replica("r1"), replica("r2")),
+            max_ongoing_requests=slots // 2,
+            **self._settings,
+        )
+        self._take(self.router.set_backend("b", table, self.now))
 
     def asks(self, name: str, rate: float, timeout_s: float | None = None) -> None:
         """Have an endpoint's queries come at this rate, at random."""

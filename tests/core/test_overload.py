@@ -101,6 +101,16 @@ def test_two_floods_share_a_backend_evenly() -> None:
     assert min(shares) > 0.45 * sum(shares)
 
 
+def test_new_replicas_are_not_judged_by_the_pace_of_few() -> None:
+    crowd = Crowd(2, steady)
+    crowd.asks("e", 0.8 * CAPACITY, timeout_s=1.0)
+    crowd.run(60.0)
+    crowd.set_slots(SLOTS)
+    before = len(crowd.answered("e"))
+    crowd.run(10.0)
+    assert len(crowd.answered("e")) - before > 0.75 * CAPACITY * 10
+
+
 def test_what_hangs_for_a_while_does_not_keep_queries_out_afterwards() -> None:
     run_s = RUN_S
     crowd = Crowd(SLOTS, lambda _: run_s)

@@ -54,6 +54,12 @@ def test_a_new_rate_replaces_the_old_one() -> None:
     assert pace.wait_s(10, now) == pytest.approx(1.0, rel=0.5)
 
 
+def test_with_more_slots_a_higher_rate_is_expected_at_once() -> None:
+    pace = busy(10.0, 20.0)
+    pace.resized(5.0)
+    assert pace.wait_s(100, 20.0) == pytest.approx(2.0, rel=0.05)
+
+
 def test_when_to_come_back_is_bounded() -> None:
     assert busy(0.1, 50.0).retry_after_s(100, 50.0) == MAX_RETRY_AFTER_S
     assert busy(100.0, 5.0).retry_after_s(0, 5.0) == pytest.approx(0.01, rel=0.1)
