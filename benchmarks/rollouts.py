@@ -8,25 +8,17 @@ second, and after each report the rollout's own rules decide. No system is start
 from __future__ import annotations
 
 import argparse
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import quantiles
 
+from tests.support.judged import STEPS, Version, count
 from understudy.core import judging
 from understudy.core.rollout_settings import DEFAULT_ALPHA, DEFAULT_HOLD_S, DEFAULT_MIN_SAMPLES
-from understudy.core.tallies import Tally, bucket_of
+from understudy.core.tallies import Tally
 
-STEPS = (0.01, 0.1, 0.5)
-LATENCIES = ((0.01, 0.6), (0.02, 0.25), (0.04, 0.09), (0.1, 0.04), (0.3, 0.02))  # seconds, share
 LONGEST_S = 100_000
-
-
-@dataclass(frozen=True)
-class Version:
-    errors: float
-    slower: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,24 +27,6 @@ class Outcome:
     step: int  # at which it ended
     bad: int  # answers of the new version that were bad
     seconds: float
-
-
-def poisson(mean: float, rng: random.Random) -> int:
-    if mean > 30:
-        return max(round(rng.gauss(mean, math.sqrt(mean))), 0)
-    count, product, least = 0, rng.random(), math.exp(-mean)
-    while product > least:
-        count, product = count + 1, product * rng.random()
-    return count
-
-
-def count(tally: Tally, queries: float, version: Version, rng: random.Random) -> None:
-    for seconds, share in LATENCIES:
-        good = poisson(queries * share * (1 - version.errors), rng)
-        bad = poisson(queries * share * version.errors, rng)
-        tally.latencies[bucket_of(seconds * version.slower)] += good + bad
-        tally.queries += good + bad
-        tally.errors += bad
 
 
 def rollout(
@@ -73,8 +47,7 @@ def rollout(
             seconds += 1
             factor = trouble(seconds)
             for tally, version, part in zip(sides, (new, old), (share, 1 - share), strict=True):
-                now = Version(min(version.errors * factor, 1.0), version.slower)
-                count(tally, rate * part, now, rng)
+                count(tally, rate * part, version.troubled(factor), rng)
             ratio = rules.get("p95_latency_ratio")
             if ratio is not None and slowness is None:
                 slowness = judging.calibrate(sides[1], sides[0], ratio)

@@ -63,7 +63,7 @@ class _Run:
     held_since: float | None = None  # None while not every proxy holds the step's weights
     down_since: float | None = None  # None while the new backend runs
     due_at: float = float("inf")  # when to look again, if nothing happens before
-    saved_at: float = 0.0
+    saved_at: float | None = None  # or since when there is something to save
     why: str = ""
     evidence: dict[str, float] = field(default_factory=dict)
 
@@ -352,6 +352,8 @@ class Rollouts:
     def _save_counted(self, run: _Run, now: float) -> None:
         if run.held_since is None:
             return
+        if run.saved_at is None:
+            run.saved_at = now  # a controller that dies of each save gets to other things before
         if now < run.saved_at + max(run.record.hold_s / 10, SAVE_S):
             return
         run.saved_at = now

@@ -296,6 +296,21 @@ def test_a_new_controller_goes_on_where_the_old_one_was(world: World) -> None:
     assert world.goal_state(goal) == "failed"
 
 
+def test_a_new_controller_does_not_begin_with_a_save_of_what_was_counted(world: World) -> None:
+    """One that dies of each save would otherwise get to nothing else."""
+    begun(world)
+    report(world, v1=tally(900), v2=tally(100))
+    world.wait(HOLD_S / 2)
+    saved = world.records["rollout"]["e"]
+    for _ in range(3):
+        world.boot()
+        world.wait(HOLD_S / 20)
+    assert world.records["rollout"]["e"] is saved
+    world.wait(HOLD_S / 5)
+    report(world, v1=tally(901), v2=tally(100))
+    assert world.records["rollout"]["e"] is not saved
+
+
 @pytest.mark.parametrize("point", ["before save", "after save"])
 def test_a_crash_amid_a_decision_loses_neither_it_nor_the_traffic(world: World, point: str) -> None:
     begun(world)

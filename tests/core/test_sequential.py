@@ -5,47 +5,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
+from tests.support.judged import STEPS, Version, count
 from understudy.core.judging import Sample, calibrate, evidence_by_rule
 from understudy.core.sequential import STAKES, excess, increase
-from understudy.core.tallies import Tally, bucket_of
+from understudy.core.tallies import Tally
 
 ALPHA = 0.01
-STEPS = (0.01, 0.1, 0.5)
 RULES = {"error_rate_increase": 0.0, "p95_latency_ratio": 1.0}  # the hardest: no margin at all
-LATENCIES = ((0.01, 0.6), (0.02, 0.25), (0.04, 0.09), (0.1, 0.04), (0.3, 0.02))  # seconds, share
-
-
-@dataclass
-class Backend:
-    error_rate: float
-    slower: float = 1.0
-
-
-def poisson(mean: float, rng: random.Random) -> int:
-    if mean > 30:
-        return max(round(rng.gauss(mean, math.sqrt(mean))), 0)
-    count, product, least = 0, rng.random(), math.exp(-mean)
-    while product > least:
-        count, product = count + 1, product * rng.random()
-    return count
-
-
-def count(tally: Tally, queries: float, backend: Backend, rng: random.Random) -> None:
-    """Add what some queries come to."""
-    for seconds, share in LATENCIES:
-        ended = poisson(queries * share, rng)
-        tally.latencies[bucket_of(seconds * backend.slower)] += ended
-        tally.queries += ended
-        tally.errors += min(poisson(ended * backend.error_rate, rng), ended)
 
 
 def is_sent_back(
-    new: Backend,
-    old: Backend,
+    new: Version,
+    old: Version,
     rng: random.Random,
     rules: dict[str, float],
     *,
@@ -60,8 +34,7 @@ def is_sent_back(
             now = load(number)
             trouble = 1 + 20 * (number % 7 == 3)  # something that both sides depend on fails
             for tally, each, part in zip(sides, (new, old), (share, 1 - share), strict=True):
-                bad = Backend(min(each.error_rate * trouble, 1.0), each.slower)
-                count(tally, queries * part * now, bad, rng)
+                count(tally, queries * part * now, each.troubled(trouble), rng)
             if slowness is None:
                 slowness = calibrate(sides[1], sides[0], rules.get("p95_latency_ratio", 1.0))
             evidence = evidence_by_rule(rules, Sample(*sides, share, slowness))
@@ -72,7 +45,7 @@ def is_sent_back(
 
 def test_of_a_thousand_rollouts_of_the_same_code_hardly_any_goes_back() -> None:
     rng = random.Random(20)
-    same = Backend(0.01)
+    same = Version(0.01)
     gone_back = sum(is_sent_back(same, same, rng, RULES) for _ in range(1000))
     assert gone_back <= 1000 * ALPHA
 
@@ -80,17 +53,17 @@ def test_of_a_thousand_rollouts_of_the_same_code_hardly_any_goes_back() -> None:
 def test_errors_and_slowness_within_the_margins_do_not_count() -> None:
     rng = random.Random(21)
     rules = {"error_rate_increase": 0.01, "p95_latency_ratio": 2.0, "error_rate": 0.2}
-    worse = Backend(0.015, slower=1.4)
+    worse = Version(0.015, slower=1.4)
     # The trouble of both sides makes the increase 0.0095 at its worst moment.
-    old = Backend(0.01451, slower=1.0)
+    old = Version(0.01451, slower=1.0)
     gone_back = sum(is_sent_back(worse, old, rng, rules) for _ in range(200))
     assert gone_back <= 200 * ALPHA
 
 
-@pytest.mark.parametrize("new", [Backend(0.06), Backend(0.01, slower=3.0)], ids=["bad", "slow"])
-def test_a_backend_that_breaks_a_rule_is_sent_back(new: Backend) -> None:
+@pytest.mark.parametrize("new", [Version(0.06), Version(0.01, slower=3.0)], ids=["bad", "slow"])
+def test_a_backend_that_breaks_a_rule_is_sent_back(new: Version) -> None:
     rng = random.Random(22)
-    found = sum(is_sent_back(new, Backend(0.002), rng, RULES) for _ in range(50))
+    found = sum(is_sent_back(new, Version(0.002), rng, RULES) for _ in range(50))
     assert found == 50
 
 

@@ -9,29 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.support import footprint
+from tests.support import footprint, policies
 from tests.support.load import GetLoad, Tally
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
 from understudy import serve
 from understudy.core.errors import UnderstudyError
 
 WORKERS = 2
-REPLICAS = 2
+REPLICAS = len(policies.BACKENDS)
 ONCE = ("host", "http master", "thespian admin", "thespian logger", "controller", "proxy")
 SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
 
 
 @contextlib.contextmanager
 def system_to_kill(folder: Path) -> Iterator[RunningSystem]:
-    """Have a system with two workers and two replicas of one deployment."""
+    """Have a system with two workers, a split, a shadow that is compared, and a rollout."""
     with running_system(folder / "state", UNDERSTUDY_HTTP_WORKERS=str(WORKERS)) as started:
-
-        @serve.deployment(num_replicas=REPLICAS)
-        class Hello:
-            async def __call__(self, _request: object) -> str:
-                return "hello"
-
-        started.deploy(Hello.bind())
+        policies.put_in_force(serve.Client(started.connection, started.settings))
+        wait_until(lambda: settled(started), 20, "the rollout's first step")
         yield started
 
 
@@ -43,10 +38,10 @@ def settled(running: RunningSystem) -> bool:
         status = running.status()
     except (UnderstudyError, TimeoutError):
         return False
-    deployments = status["applications"]["default"]["deployments"].values()
-    replicas = [r["pid"] for d in deployments for r in d["replicas"] if r["state"] == "RUNNING"]
+    backends = status["backends"].values()
+    replicas = [r["pid"] for b in backends for r in b["replicas"] if r["state"] == "RUNNING"]
     recorded = [pid for role, pid in running.pids() if role == "replica"]
-    return sorted(replicas) == sorted(recorded)
+    return sorted(replicas) == sorted(recorded) and policies.are_in_force(status)
 
 
 def kill(*pids: int) -> None:
