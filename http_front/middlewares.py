@@ -17,6 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from understudy.actors.streams import StreamFailedError
 from understudy.core.config import HTTPOptions
 from understudy.core.errors import InvalidRequestError
 from understudy.http_front.answers import declared_length, is_valid_header
@@ -32,6 +33,7 @@ from understudy.http_front.exchange import (
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Serve = Callable[[Exchange, Receive], Awaitable[None]]
+ANSWER_KEY = "understudy.answer"
 HEALTH = "/-/healthz"
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
@@ -56,7 +58,7 @@ class Chain:
             await self._answer(exchange, receive)
             return
         exchange.scope[SCOPE_KEY] = exchange
-        answer = _Answer(exchange)
+        exchange.scope[ANSWER_KEY] = answer = _Answer(exchange)
         await self._app(exchange.scope, receive, answer.send)
         answer.check_complete()
 
@@ -66,8 +68,16 @@ class Chain:
         await self._app(exchange.scope, receive, exchange.send)
 
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serve = self._converse if scope["type"] == "websocket" else self._answer
-        await serve(InnerExchange(scope, send, scope[SCOPE_KEY]), receive)
+        inner = InnerExchange(scope, send, scope[SCOPE_KEY])
+        if scope["type"] == "websocket":
+            await self._converse(inner, receive)
+            return
+        try:
+            await self._answer(inner, receive)
+        except BaseException as error:
+            if inner.status:
+                scope[ANSWER_KEY].broke_off(error)
+            raise
 
 
 class _Answer:
@@ -77,8 +87,15 @@ class _Answer:
         self._exchange = exchange
         self._left: int | None = None
         self._is_complete = False
+        self._broken_by: BaseException | None = None
+
+    def broke_off(self, error: BaseException) -> None:
+        """Let nothing more of it out: Starlette's BaseHTTPMiddleware would end it as a good one."""
+        self._broken_by = error
 
     async def send(self, event: Event) -> None:
+        if self._broken_by is not None:
+            raise StreamFailedError(f"behind the middlewares: {self._broken_by}")
         if event["type"] == "http.response.start":
             self._begin(event)
         elif event["type"] == "http.response.body":

@@ -1,8 +1,11 @@
 """Middlewares of a whole system, which also WebSockets and streams pass through."""
 # No postponed annotations: FastAPI resolves them in the replica.
 
+import asyncio
 import gzip
+import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.support.systems import RunningSystem, running_system
+from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
 
 ROOT = Path(__file__).parents[2]
@@ -37,16 +40,45 @@ class Talk:
     def parts(self) -> StreamingResponse:
         return StreamingResponse(f"{number}\n" * 500 for number in range(20))
 
+    @api.get("/breaks")
+    def breaks(self) -> StreamingResponse:
+        def parts() -> Iterator[str]:
+            yield "begun" * 100
+            raise ValueError("midway")
+
+        return StreamingResponse(parts())
+
+    @api.get("/hang")
+    async def hang(self) -> None:
+        try:
+            self.note("hangs")
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.note("cancelled")
+            raise
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def note(self, what: str) -> None:
+        (self.folder / what).touch()
+
     @api.post("/size")
     async def size(self, payload: dict[str, Any]) -> int:
         return len(payload["text"])
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notes")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningSystem]:
     middlewares = [
         (f"{HERE}:Tag", {"word": "seen"}),
         (f"{HERE}:Guard", {"password": "open"}),
+        f"{HERE}:Stamp",
         ("starlette.middleware.gzip:GZipMiddleware", {"minimum_size": 100}),
     ]
     environ = {
@@ -55,7 +87,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]
         "UNDERSTUDY_HTTP_CORS": "*",
     }
     with running_system(tmp_path_factory.mktemp("guarded"), **environ) as running:
-        running.deploy(Talk.bind())
+        running.deploy(Talk.bind(str(folder)))
         yield running
 
 
@@ -67,14 +99,14 @@ def ask(running: RunningSystem, path: str, data: bytes | None = None, **head: st
 
 def test_a_websocket_passes_through_them_both_ways(guarded: RunningSystem) -> None:
     url = guarded.url.replace("http", "ws") + "/echo"
-    with connect(url, additional_headers={"Authorization": "open"}) as socket:
-        assert socket.response is not None
-        assert socket.response.headers["x-tags"] == "seen"
-        socket.send("hello")
-        assert (socket.recv(20), socket.recv(20)) == ("hello", "seen")
+    with connect(url, additional_headers={"Authorization": "open"}) as opened:
+        assert opened.response is not None
+        assert opened.response.headers["x-tags"] == "seen"
+        opened.send("hello")
+        assert (opened.recv(20), opened.recv(20)) == ("hello", "seen")
         with pytest.raises(ConnectionClosed):
-            socket.recv(20)
-        assert socket.close_code == 4001
+            opened.recv(20)
+        assert opened.close_code == 4001
 
 
 def test_a_websocket_that_one_refuses_is_403(guarded: RunningSystem) -> None:
@@ -93,6 +125,26 @@ def test_parts_pass_through_them(guarded: RunningSystem) -> None:
     assert gzip.decompress(compressed) == whole
     with ask(guarded, "/parts") as response:
         assert response.read() == whole, "nothing of the first one is in the second"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "identity"])
+def test_a_stream_that_fails_midway_is_cut_behind_them_too(
+    guarded: RunningSystem, coding: str
+) -> None:
+    with ask(guarded, "/breaks", **{"Accept-Encoding": coding}) as response:
+        assert response.headers["x-stamp"] == "GET"
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
+
+
+def test_a_client_that_leaves_cancels_its_query_behind_them_too(
+    guarded: RunningSystem, folder: Path
+) -> None:
+    address = ("127.0.0.1", guarded.settings.http.port)
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\nAuthorization: open\r\n\r\n")
+        wait_until((folder / "hangs").exists, 10, "it runs")
+    wait_until((folder / "cancelled").exists, 10, "it is cancelled")
 
 
 def test_a_large_body_passes_through_them(guarded: RunningSystem) -> None:

@@ -6,6 +6,10 @@ import os
 import threading
 from typing import Any
 
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
 NO_FUNCTION = 1
 
 
@@ -44,6 +48,15 @@ class Guard:
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body", "body": b"no"})
+
+
+class Stamp(BaseHTTPMiddleware):
+    """Starlette's own base, which runs what is inside of it as a task of its own."""
+
+    async def dispatch(self, request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        response.headers["x-stamp"] = request.method
+        return response
 
 
 def breaking(app: Any, how: str) -> Any:
