@@ -27,10 +27,12 @@ from understudy.actors.messages import (
     Process,
     StreamPart,
 )
-from understudy.actors.streams import Parts, Window, cost, pieces
+from understudy.actors.processes import is_alive
+from understudy.actors.streams import MAX_PART, WINDOW, Parts, Window, cost, pieces
 from understudy.core.errors import ReplicaUnavailableError
 
-KEPT = 256 * 1024
+KEPT = WINDOW + 2 * MAX_PART  # more than can be sent to a replica that takes nothing
+DEATH_S = 1.0  # by when a process whose connection has broken is known to be dead
 MAX_OUTLETS = 64  # before idle ones are dropped
 
 
@@ -72,9 +74,12 @@ class Outlets:
         )
 
     def _undelivered(self, replica: str, items: list[tuple[Feed | None, Any]]) -> None:
-        """End what has lost a part on its way, unless it goes to another replica by now."""
+        """End what has lost a part on its way, unless the router finds it another replica."""
         for feed in dict.fromkeys(feed for feed, _ in items if feed is not None):
-            feed.undelivered(replica)
+            if feed.may_begin_anew:
+                self._loop.call_later(DEATH_S, partial(feed.undelivered, replica))
+            else:
+                feed.undelivered(replica)
 
 
 class Feed:
@@ -100,6 +105,11 @@ class Feed:
     def process(self) -> Process | None:
         """Return the process that is fed."""
         return None if self._wanted is None else self._wanted[0].process
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """Return whether another replica can be sent all that was sent."""
+        return self._kept is not None
 
     def begin(self, wanted: FeedWanted, address: Address) -> bool:
         """Feed a replica from the beginning, in place of any earlier one; False if it cannot."""
@@ -151,10 +161,12 @@ class Feed:
         self._window.close()
 
     def undelivered(self, replica: str) -> None:
-        """Give up, for the replica lacks a part."""
+        """Give up a query whose replica lacks a part; one that is dead is the router's matter."""
         process = self.process
-        if process is not None and process.incarnation == replica:
-            text = "its replica did not take what followed the query"
+        if process is None or process.incarnation != replica:
+            return
+        if not self.may_begin_anew or is_alive(process):
+            text = "its replica died, or did not take what followed the query"
             self.fail(ReplicaUnavailableError.__name__, text)
 
     def _put(self, part: StreamPart) -> None:

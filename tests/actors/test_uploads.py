@@ -1,0 +1,422 @@
+"""Request bodies that follow their query in parts, through real HTTP."""
+
+import asyncio
+import contextlib
+import hashlib
+import http.client
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fastapi import FastAPI, Request, UploadFile
+from fastapi.responses import StreamingResponse
+
+from tests.support.systems import RunningSystem, running_system, wait_until
+from understudy import serve
+from understudy.http_front.body import WHOLE
+
+DEADLINE_S = 30
+LARGE = 3 * WHOLE
+api = FastAPI()
+
+
+@serve.deployment
+@serve.ingress(api)
+class Taker:
+    """Takes bodies in every way; ``folder`` is where it and the tests meet."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def note(self, text: str) -> None:
+        with (self.folder / "notes").open("a") as notes:
+            notes.write(f"{text}\n")
+
+    @api.get("/pid")
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @api.api_route("/whole", methods=["PUT", "POST"])
+    async def whole(self, request: Request) -> dict[str, Any]:
+        body = await request.body()
+        return {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+
+    @api.post("/parts")
+    async def parts(self, request: Request) -> dict[str, Any]:
+        digest, size, most, count = hashlib.sha256(), 0, 0, 0
+        async for part in request.stream():
+            digest.update(part)
+            size, most, count = size + len(part), max(most, len(part)), count + 1
+        return {"size": size, "sha256": digest.hexdigest(), "most": most, "count": count}
+
+    @api.post("/file")
+    async def file(self, file: UploadFile, name: str = "") -> dict[str, Any]:
+        digest = hashlib.sha256(await file.read()).hexdigest()
+        return {"name": file.filename, "sha256": digest}
+
+    @api.post("/echo")
+    async def echo(self, request: Request) -> StreamingResponse:
+        return StreamingResponse(request.stream())
+
+    @api.put("/stuck")
+    async def stuck(self, request: Request) -> int:
+        """Note the first part, and take no more before there is a gate."""
+        size = 0
+        try:
+            async for part in request.stream():
+                if not size:
+                    self.note(f"began {os.getpid()}")
+                size += len(part)
+                if size >= WHOLE:
+                    self.note("much")
+                while not (self.folder / "gate").exists():
+                    await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.note("cancelled")
+            raise
+        return size
+
+    @api.post("/stuck")
+    async def stuck_too(self, request: Request) -> int:
+        return await self.stuck(request)
+
+    @api.post("/early")
+    async def early(self) -> str:
+        return "no, thanks"
+
+
+Connect = Callable[[], http.client.HTTPConnection]
+
+
+@pytest.fixture
+def connect(running: RunningSystem) -> Iterator[Connect]:
+    opened = []
+
+    def connect() -> http.client.HTTPConnection:
+        port = running.settings.http.port
+        opened.append(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def path(name: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
+    deployed(Taker.bind(str(tmp_path)))
+    return f"/{name}"
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Wait for a note that begins so; return the rests of those there are."""
+
+    def wait(beginning: str, count: int = 1) -> list[str]:
+        def found() -> list[str] | None:
+            notes = tmp_path / "notes"
+            lines = notes.read_text().splitlines() if notes.exists() else []
+            rests = [line[len(beginning) :] for line in lines if line.startswith(beginning)]
+            return rests if len(rests) >= count else None
+
+        result: list[str] = wait_until(found, DEADLINE_S, beginning)
+        return result
+
+    return wait
+
+
+def connection_to(system: RunningSystem) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", system.settings.http.port, timeout=DEADLINE_S)
+
+
+def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
+    """Return status and body; the connection is closed."""
+    with contextlib.closing(connection):
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def begin(
+    connection: http.client.HTTPConnection, method: str, path: str, length: int, **headers: str
+) -> socket.socket:
+    """Send the headers of a request; return where its body goes."""
+    connection.putrequest(method, path)
+    connection.putheader("Content-Length", str(length))
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert connection.sock is not None
+    return connection.sock
+
+
+def begin_chunked(connection: http.client.HTTPConnection, path: str) -> socket.socket:
+    connection.putrequest("POST", path)
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    assert connection.sock is not None
+    return connection.sock
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+def ongoing(running: RunningSystem, application: str) -> int:
+    deployments = running.status()["applications"][application]["deployments"].values()
+    return sum(replica["ongoing"] for each in deployments for replica in each["replicas"])
+
+
+# --- what arrives -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, WHOLE - 1, WHOLE, WHOLE + 1, LARGE, 20 * WHOLE])
+@pytest.mark.parametrize("way", ["whole", "parts"])
+def test_bodies_of_every_size_arrive_as_they_were_sent(
+    path: str, connect: Connect, size: int, way: str
+) -> None:
+    body = os.urandom(size)
+    connection = connect()
+    connection.request("POST", f"{path}/{way}", body)
+    status, got = answer(connection)
+    assert status == 200
+    assert hashlib.sha256(body).hexdigest().encode() in got
+
+
+def test_a_file_of_a_form_arrives(path: str, connect: Connect) -> None:
+    content = os.urandom(LARGE)
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f.bin"\r\n\r\n'
+    connection = connect()
+    connection.request(
+        "POST",
+        f"{path}/file",
+        head + content + b"\r\n--b--\r\n",
+        {"Content-Type": "multipart/form-data; boundary=b"},
+    )
+    digest = hashlib.sha256(content).hexdigest()
+    assert answer(connection) == (200, b'{"name":"f.bin","sha256":"%s"}' % digest.encode())
+
+
+def test_parts_arrive_while_later_ones_are_not_sent_yet(path: str, connect: Connect) -> None:
+    connection = connect()
+    body = begin_chunked(connection, f"{path}/echo")
+    body.sendall(chunk(b"first"))
+    response = connection.getresponse()
+    assert response.read1() == b"first"
+    for each in (b"second", b"third"):
+        body.sendall(chunk(each))
+        assert response.read1() == each
+    body.sendall(chunk(b""))
+    assert response.read() == b""
+
+
+def test_a_small_body_in_chunks_goes_whole(path: str, connect: Connect) -> None:
+    connection = connect()
+    body = begin_chunked(connection, f"{path}/parts")
+    body.sendall(b"".join(chunk(b"x" * 100) for _ in range(10)) + chunk(b""))
+    status, got = answer(connection)
+    assert (status, b'"size":1000' in got) == (200, True)
+
+
+def test_user_code_that_does_not_read_holds_the_client_back(
+    path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
+) -> None:
+    length = 50 * WHOLE
+    body = begin(connection := connect(), "PUT", f"{path}/stuck", length)
+    body.settimeout(1)
+    sent = 0
+    with contextlib.suppress(TimeoutError):
+        while sent < length:
+            sent += body.send(b"x" * min(WHOLE, length - sent))
+    assert sent < 20 * WHOLE
+    noted("began")
+    (tmp_path / "gate").touch()
+    body.settimeout(DEADLINE_S)
+    body.sendall(b"x" * (length - sent))
+    assert answer(connection) == (200, b"%d" % length)
+
+
+def test_the_client_is_asked_for_its_body_when_a_replica_wants_it(
+    path: str, connect: Connect
+) -> None:
+    body = begin(connection := connect(), "POST", f"{path}/whole", LARGE, Expect="100-continue")
+    assert body.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    body.sendall(b"x" * LARGE)
+    assert answer(connection)[0] == 200
+    begin(connection := connect(), "POST", "/nowhere/at-all", LARGE, Expect="100-continue")
+    assert answer(connection)[0] == 404
+
+
+def test_an_answer_before_the_end_of_the_body_arrives(path: str, connect: Connect) -> None:
+    connection = connect()
+    body = begin(connection, "POST", f"{path}/early", LARGE)
+    body.sendall(b"x" * (LARGE - 1))
+    response = connection.getresponse()
+    assert (response.status, response.read()) == (200, b'"no, thanks"')
+    assert response.headers["connection"] == "close"
+
+
+# --- what does not --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_client_that_leaves_amid_its_body_cancels_the_query(
+    path: str,
+    connect: Connect,
+    noted: Callable[..., Any],
+    running: RunningSystem,
+    name: str,
+    is_chunked: bool,
+) -> None:
+    connection = connect()
+    if is_chunked:
+        body = begin_chunked(connection, f"{path}/stuck")
+        body.sendall(chunk(b"x" * 1000))
+    else:
+        body = begin(connection, "PUT", f"{path}/stuck", LARGE)
+        body.sendall(b"x" * 1000)
+    noted("began")
+    connection.close()
+    noted("cancelled")
+    wait_until(lambda: ongoing(running, name) == 0, DEADLINE_S, "the slot is free")
+
+
+def test_a_chunk_that_is_none_cancels_the_query(
+    path: str, connect: Connect, noted: Callable[..., Any]
+) -> None:
+    body = begin_chunked(connection := connect(), f"{path}/stuck")
+    body.sendall(chunk(b"x" * 1000))
+    noted("began")
+    body.sendall(b"no number\r\n")
+    noted("cancelled")
+    assert answer(connection)[0] == 400
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    """Give a system with narrow limits."""
+    folder = tmp_path_factory.mktemp("strict")
+    with running_system(
+        folder / "state",
+        UNDERSTUDY_HTTP_MAX_BODY_BYTES=str(2 * WHOLE),
+        UNDERSTUDY_HTTP_BODY_TIMEOUT_S="0.5",
+    ) as own:
+        own.deploy(Taker.bind(str(folder)))
+        yield own
+
+
+def test_a_body_over_the_limit_is_413_also_amid_its_chunks(strict: RunningSystem) -> None:
+    connection = connection_to(strict)
+    begin(connection, "POST", "/whole", 2 * WHOLE + 1)
+    assert answer(connection)[0] == 413
+    connection = connection_to(strict)
+    body = begin_chunked(connection, "/whole")
+    for _ in range(3):
+        body.sendall(chunk(b"x" * WHOLE))
+    status, text = answer(connection)
+    assert (status, b"over the limit" in text) == (413, True)
+
+
+@pytest.mark.parametrize("length", [10, 2 * WHOLE])
+def test_a_body_that_stalls_or_trickles_is_408(strict: RunningSystem, length: int) -> None:
+    connection = connection_to(strict)
+    begin(connection, "POST", "/whole", length)
+    status, text = answer(connection)
+    assert (status, b"too slowly" in text) == (408, True)
+    connection = connection_to(strict)
+    body = begin(connection, "POST", "/whole", 2 * WHOLE)
+    connection.sock.settimeout(0.05)
+    began = time.monotonic()
+    while time.monotonic() - began < DEADLINE_S:
+        try:
+            body.sendall(b"x")
+            if body.recv(1, socket.MSG_PEEK):
+                break
+        except TimeoutError:
+            continue
+    body.settimeout(DEADLINE_S)
+    assert answer(connection)[0] == 408
+
+
+def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> None:
+    size = 200 * WHOLE
+    part = os.urandom(WHOLE)
+    with running_system(tmp_path / "state", UNDERSTUDY_HTTP_MAX_BODY_BYTES="none") as own:
+        own.deploy(Taker.bind(str(tmp_path)))
+        processes = [
+            psutil.Process(pid)
+            for role, pid in own.pids()
+            if role in {"proxy", "http worker"} or role.startswith("replica")
+        ]
+        connection = connection_to(own)
+        connection.request("POST", "/parts", b"warm" * WHOLE)
+        assert answer(connection)[0] == 200
+        before = [process.memory_info().rss for process in processes]
+        most = list(before)
+        body = begin(connection, "POST", "/echo", size)
+        digest = hashlib.sha256()
+        response = None
+        for _ in range(size // WHOLE):
+            body.sendall(part)
+            response = response or connection.getresponse()
+            digest.update(response.read(WHOLE))
+            now = [process.memory_info().rss for process in processes]
+            most = [max(pair) for pair in zip(most, now, strict=True)]
+        assert response is not None
+        digest.update(response.read())
+        connection.close()
+    expected = hashlib.sha256()
+    for _ in range(size // WHOLE):
+        expected.update(part)
+    assert digest.digest() == expected.digest()
+    grown = [after - early for early, after in zip(before, most, strict=True)]
+    assert max(grown) < 30 * WHOLE, f"by bytes: {grown}"
+
+
+# --- deaths -----------------------------------------------------------------------------------
+
+
+def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
+    path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
+) -> None:
+    body = begin(connection := connect(), "PUT", f"{path}/stuck", LARGE)
+    body.sendall(b"x" * 1000)
+    (pid,) = noted("began ")
+    os.kill(int(pid), signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    body.sendall(b"x" * (LARGE - 1000))
+    assert answer(connection) == (200, b"%d" % LARGE)
+
+
+@pytest.mark.parametrize(("method", "sent"), [("PUT", WHOLE), ("POST", 1000)])
+def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
+    path: str, connect: Connect, noted: Callable[..., Any], method: str, sent: int, tmp_path: Path
+) -> None:
+    body = begin(connection := connect(), method, f"{path}/stuck", LARGE)
+    body.sendall(b"x" * 1000)
+    (pid,) = noted("began ")
+    if sent > 1000:  # more is taken than is kept
+        (tmp_path / "gate").touch()
+        body.sendall(b"x" * sent)
+        noted("much")
+    os.kill(int(pid), signal.SIGKILL)
+    status, text = answer(connection)
+    assert (status, b"died" in text) == (503, True), text
+
+
+def test_an_upload_outlives_the_proxy(tmp_path: Path, noted: Callable[..., Any]) -> None:
+    with running_system(tmp_path / "state") as own:
+        own.deploy(Taker.bind(str(tmp_path)))
+        connection = connection_to(own)
+        body = begin(connection, "POST", "/stuck", LARGE)
+        body.sendall(b"x" * 1000)
+        noted("began")
+        os.kill(own.pid_of("proxy"), signal.SIGKILL)
+        (tmp_path / "gate").touch()
+        body.sendall(b"x" * (LARGE - 1000))
+        assert answer(connection) == (200, b"%d" % LARGE)
