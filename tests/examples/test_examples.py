@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
 
 from tests.support.systems import RunningSystem, wait_until
 
@@ -37,6 +39,11 @@ def counting(tmp_path):
 @pytest.fixture
 def crowded(tmp_path):
     yield from deployed(tmp_path, "examples.crowded:app")
+
+
+@pytest.fixture
+def live(tmp_path):
+    yield from deployed(tmp_path, "examples.live:app")
 
 
 @pytest.fixture
@@ -97,6 +104,21 @@ def test_counting_counts_whole_and_in_parts(counting):
 def test_the_page_on_http_shows_the_code_of_counting():
     code = (CLONE / "examples/counting.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
     assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
+
+
+def test_live_counts_words_while_they_come_and_takes_uploads(live):
+    with connect(f"ws{live.url.removeprefix('http')}/count") as client:
+        for text, total in (("to be or not to be", 6), ("that is the question", 10)):
+            client.send(text)
+            assert json.loads(client.recv(10)) == {"words": total}
+    body = b"x" * 5_000_000
+    expected = b'{"sha256":"%s"}' % hashlib.sha256(body).hexdigest().encode()
+    assert live.get("/checksum", data=body, method="PUT") == (200, expected)
+
+
+def test_the_page_on_websockets_shows_the_code_of_live():
+    code = (CLONE / "examples/live.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / "docs/websockets.md").read_text(encoding="utf-8")
 
 
 def test_audited_logs_json_that_names_the_request(audited):

@@ -60,10 +60,10 @@ class Replica(FakeDispatcher):
         self.last_words = data
 
 
-def converse(app, replica, *events, drain=False, extensions=True):
+def converse(app, replica, *events, drain=False, extensions=True, **http):
     """Open a WebSocket whose client sends these events; return what it got."""
     app.dispatcher = replica
-    app.rebuild()
+    app.rebuild(**http)
     incoming = [{"type": "websocket.connect"}, *events]
     sent = []
 
@@ -173,6 +173,17 @@ def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app)
         ("websocket.close", 1012),
     ] * 2
     assert replica.last_words == close_frame(1012, "the server stops")
+
+
+def test_middlewares_that_are_for_websockets_see_them(app):
+    def only(host):
+        return [["starlette.middleware.trustedhost:TrustedHostMiddleware", {"allowed_hosts": host}]]
+
+    accept, *_ = converse(app, Replica((close_frame(1000), END)), middlewares=only(["test"]))
+    assert accept["type"] == "websocket.accept"
+    start, body = converse(app, FakeDispatcher(), middlewares=only(["other"]))
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 400)
+    assert body["body"] == b"Invalid host header"
 
 
 # --- the protocol -----------------------------------------------------------------------------
