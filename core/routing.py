@@ -257,7 +257,8 @@ class Router:
                 ticket.answered_at = now
             holder.unconfirmed[number] = ticket
         holder.saturated_until = 0.0
-        if ticket is not None and not holder.retired:  # one of those that came together will do
+        # One of those that came together will do; how long a WebSocket is open says nothing.
+        if ticket is not None and not (holder.retired or ticket.is_open_socket):
             self._backends[holder.backend].pace.ran(now - ticket.assigned_at)
         return self._after_release(holder, effects, now, before - len(holder.ongoing))
 

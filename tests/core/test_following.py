@@ -1,0 +1,75 @@
+"""Queries that more follows: large bodies, and WebSockets, which stay open."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.queries import Query, assigned, backend, endpoint, is_empty, numbers, only, router
+from understudy.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
+from understudy.core.routing import Router
+from understudy.core.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
+
+
+def submit(made: Router, follows: str, timeout_s: float | None = None) -> list[Effect]:
+    query = Query(1, http_method="GET", follows=follows, timeout_s=timeout_s)
+    return made.submit("c", query, 0.0)
+
+
+@pytest.mark.parametrize("follows", [BODY, SOCKET])
+def test_what_follows_goes_to_one_replica_so_shadows_get_no_copy(follows: str) -> None:
+    made = router(backend("r1"), backend("s1", tag="s"))
+    made.set_endpoint("e", endpoint(shadows={"s": 1.0}), 0.0)
+    effects = submit(made, follows)
+    assert assigned(effects) == [("r1", 1)]
+    assert only(Dropped, effects) == [Dropped("e", "s")]
+
+
+def test_a_time_limit_is_for_the_opening_of_a_websocket_alone() -> None:
+    made = router(backend("r1"))
+    (number,) = numbers(submit(made, SOCKET, timeout_s=1.0))
+    made.begun("r1", [number], 0.5)
+    assert made.next_deadline_at() is None
+    assert made.expire(2.0) == []
+    made.answered("r1", [(number, 101)], 3600.0)
+    (ended,) = only(Ended, made.delivered("r1", [number]))
+    assert (ended.status, ended.seconds) == (101, 0.5), "the metrics hear of the opening"
+    assert is_empty(made)
+
+
+def test_the_opening_itself_is_limited_and_so_is_a_body() -> None:
+    for follows in (BODY, SOCKET):
+        made = router(backend("r1"))
+        (number,) = numbers(submit(made, follows, timeout_s=1.0))
+        if follows == BODY:
+            made.begun("r1", [number], 0.5)
+        assert [refused.kind for refused in only(Refuse, made.expire(1.0))] == ["QueryTimeoutError"]
+
+
+def test_an_open_websocket_takes_a_slot_and_is_not_slow() -> None:
+    made = router(backend("r1", limit=1))
+    (number,) = numbers(submit(made, SOCKET))
+    assert made.overdue(10.0) == {("e", "b"): 1}, "it is being opened for long"
+    made.begun("r1", [number], 10.0)
+    assert made.overdue(20.0) == {}
+    assert assigned(made.submit("c", Query(2), 20.0)) == []
+    assert assigned(made.answered("r1", [(number, 101)], 3600.0)) == [("r1", 2)]
+    assert made._backends["b"].pace.run_s == 0.0, "how long it was open says nothing"
+
+
+def test_a_close_travels_as_it_is_and_a_long_reason_loses_its_end() -> None:
+    assert close_of(close_frame(4321, "lunch")) == (4321, "lunch")
+    assert close_of(close_frame(1000)) == (1000, "")
+    frame = close_frame(1000, "ä" * 100)
+    assert len(frame) == 2 + MAX_REASON_BYTES - 1, "no half of a character is sent"
+    assert close_of(frame) == (1000, "ä" * 61)
+
+
+@pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 2999, 5000, 99999])
+def test_a_code_that_may_not_be_sent_is_refused_naming_it(code: int) -> None:
+    with pytest.raises(ValueError, match=str(code)):
+        check_code(code)
+
+
+@pytest.mark.parametrize("code", [1000, 1003, 1007, 1014, 3000, 4999])
+def test_other_codes_may_be_sent(code: int) -> None:
+    check_code(code)
