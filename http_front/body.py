@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
+from time import monotonic
+from typing import Any
 
 from understudy.actors.streams import NobodyListensError
 from understudy.core.errors import BodyIncompleteError, BodyTooLargeError, UnderstudyError
@@ -27,11 +28,59 @@ AT_ONCE_S = 0.02  # how long a body of unknown length may take to go whole
 MIN_RATE = 500  # bytes per second
 
 
-class BodyLimits(NamedTuple):
-    """What a client may send, and for how long."""
+class Patience:
+    """Ends waits that take over ``timeout_s``, a quarter more at most; from one event loop.
 
-    max_bytes: int | None
-    timeout_s: float
+    One timer looks after all of them: a timer for each would cost every request 5 us.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._since: dict[asyncio.Task[Any], float] = {}
+        self._ended: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, task: asyncio.Task[Any]) -> None:
+        """Watch a task that begins to wait; it is cancelled when it has waited for too long."""
+        self._since[task] = monotonic()
+        if self._timer is None:
+            self._look_later()
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """Watch a task no more."""
+        self._since.pop(task, None)
+
+    def has_ended(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a task was cancelled here; then it may go on as if it was not."""
+        if task not in self._ended:
+            return False
+        self._ended.remove(task)
+        if hasattr(task, "uncancel"):  # since 3.11
+            task.uncancel()
+        return True
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.timeout_s / 4, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        due = monotonic() - self.timeout_s
+        for task in [task for task, since in self._since.items() if since <= due]:
+            del self._since[task]
+            self._ended.add(task)
+            task.cancel()
+        if self._since:
+            self._look_later()
+
+
+class BodyLimits:
+    """What a client may send, and for how long; one for all bodies of a worker."""
+
+    def __init__(self, max_bytes: int | None, timeout_s: float) -> None:
+        self.max_bytes = max_bytes
+        self.timeout_s = timeout_s
+        self.patience = Patience(timeout_s)
 
 
 class Body:
@@ -87,20 +136,19 @@ class Body:
             await asyncio.wait((event,))
 
     async def _first(self) -> bytes:
-        """Return the first bytes; by a timer rather than a task, which costs every POST less."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        """Return the first bytes, which are nearly always all, and here."""
+        task = asyncio.current_task()
         assert task is not None
-        timer = loop.call_later(self._limits.timeout_s, task.cancel)
+        patience = self._limits.patience
+        patience.begin(task)
         try:
             event = await self._receive()
         except asyncio.CancelledError:
-            if timer.when() > loop.time():
+            if not patience.has_ended(task):
                 raise
-            if hasattr(task, "uncancel"):  # since 3.11
-                task.uncancel()
             raise BodyIncompleteError(_too_slow(self.size)) from None
         finally:
-            timer.cancel()
+            patience.end(task)
         return self._take(event)
 
     async def _comes_at_once(self) -> bool:

@@ -130,7 +130,10 @@ class Front:
         reply = self._refusal(exchange)
         if reply is not None:
             return reply
-        body = Body(receive, exchange.head.get(b"content-length"), self._body_limits)
+        declared = exchange.head.get(b"content-length")
+        if declared is None and b"transfer-encoding" not in exchange.head:
+            return None  # so there is no body
+        body = Body(receive, declared, self._body_limits)
         try:
             exchange.body = await body.begin()
         except (BodyTooLargeError, BodyIncompleteError) as error:

@@ -87,6 +87,9 @@ class AppClient:
         query: bytes = b"",
         http_version: str = "1.1",
     ) -> Answer:
+        names = {name for name, _ in headers}
+        if (body or events) and not names & {b"content-length", b"transfer-encoding"}:
+            headers = (*headers, (b"transfer-encoding", b"chunked"))
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
