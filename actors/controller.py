@@ -134,7 +134,7 @@ class Controller(LoopActor):
         if isinstance(message, am.StopCluster):
             self._stop_cluster(message, sender)
         elif isinstance(message, am.DrainHost):
-            self._cluster.hosts.drain(message.host)
+            self._members.drain(message)
             self._requests.park(message, sender, lambda: self._members.drained(message))
         elif isinstance(message, am.Request):
             self._requests.take(message, sender)

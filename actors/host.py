@@ -63,8 +63,8 @@ PRUNE_LOGS_EVERY_S = 60.0
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
 FRONT_STOP_TIMEOUT_S = 30.0
-DRAIN_TIMEOUT_S = 30.0
-LEAVE_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 25.0
+LEAVE_TIMEOUT_S = 25.0
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining is an error
 FRONT_BACKOFF_S = 0.2
 FRONT_RETRY_S = 1.0
@@ -192,7 +192,9 @@ class Host:
             self.settings, self.process, self.records, port, self._describe
         )
         port.open()
-        self._controller = Finder(port, CONTROLLER, lambda *_: self._introduce())
+        self._controller = Finder(
+            port, CONTROLLER, lambda *_: self._introduce(), self.membership.lost_controller
+        )
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         port.loop.post(self._follow)
 
@@ -428,7 +430,8 @@ class Host:
             send_signal(self._front, signal.SIGTERM)
             wait_gone([self._front], FRONT_STOP_TIMEOUT_S)
         if self.settings.join is not None:
-            self.membership.drain(LEAVE_TIMEOUT_S, leave=True)
+            if not self._forgetting:
+                self.membership.drain(LEAVE_TIMEOUT_S, leave=True)
         elif self._controller.found is not None:
             controller = self._controller.found[0]
             request = StopCluster(request_id=self.process.incarnation)

@@ -106,8 +106,12 @@ class Members:
 
     def _know(self, name: str, process: Process, sender: Address) -> None:
         known = self._host_processes.get(name)
-        if known is None or known[0] != process:
-            self._host_processes[name] = (process, sender)
+        if known is not None and known[0] == process:
+            return
+        self._host_processes[name] = (process, sender)
+        if name != self._own:
+            gone = lambda: self.listen_no_more(process.incarnation)  # noqa: E731
+            self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
         """Have replicas go that are nobody's any more: their host was lost when they were."""
@@ -124,19 +128,32 @@ class Members:
             self._beats.expect(incarnation)
 
     def listen_no_more(self, incarnation: str) -> None:
-        """Forget a process that beat."""
-        if self._hosts.pop(incarnation, None) is not None and self._beats is not None:
-            self._beats.forget(incarnation)
+        """Forget a process that beat and is dead; with the last of a host, that is lost."""
+        host = self._hosts.pop(incarnation, None)
+        if host is None or self._beats is None:
+            return
+        self._beats.forget(incarnation)
+        if host not in self._hosts.values():
+            self._cluster.hosts.gone(host, time.monotonic())
+            self._changed()
 
     def _beat(self, incarnation: str) -> None:
         self._cluster.hosts.beat(self._hosts[incarnation], time.monotonic())
 
     # --- What is asked for ----------------------------------------------------------------------
 
+    def drain(self, request: am.DrainHost) -> None:
+        """Begin to empty a host."""
+        if request.leave:
+            self._cluster.hosts.leave(request.host, time.monotonic())
+        else:
+            self._cluster.hosts.drain(request.host)
+
     def drained(self, request: am.DrainHost) -> am.RequestReply | None:
         """Return the answer once nothing is left on a host, or there is nobody to take it."""
         hosts, name = self._cluster.hosts, request.host
-        if hosts.can_take_over(name) and not hosts.is_empty(name):
+        may_stay = not request.leave and not hosts.can_take_over(name)
+        if not (may_stay or hosts.is_empty(name)):
             return None
         if request.leave:
             hosts.forget(name, time.monotonic())

@@ -68,6 +68,10 @@ class Membership:
         loop, own = self._port.loop.asyncio, self._process.incarnation
         self._beater = beater_towards(address, process.incarnation, self._settings, loop, own)
 
+    def lost_controller(self) -> None:
+        """Report to nobody, until another controller is met."""
+        self._controller = None
+
     def report(self) -> None:
         """Tell the controller what this host is, and what runs here."""
         if self._controller is None or self._has_left:
@@ -86,7 +90,12 @@ class Membership:
         self._port.loop.send(self._controller, report)
 
     def drain(self, timeout_s: float, *, leave: bool) -> bool:
-        """Have what is here replaced elsewhere; tell whether that was answered in time. Blocks."""
+        """Have what is here replaced elsewhere; tell whether that was answered in time. Blocks.
+
+        Not done where no controller is known.
+        """
+        if self._controller is None:
+            return False
         request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
         request = DrainHost(request_id=request_id, host=self._settings.host_name, leave=leave)
         self._has_left = leave

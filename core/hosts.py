@@ -105,6 +105,8 @@ class Hosts:
         name = record.name
         present = self.records.get(name)
         self._check_name(record, present)
+        for other in [o for o in self.records.values() if o.id == record.id and o.name != name]:
+            self.forget(other.name, now)  # the same one, by another name
         self._running[name] = frozenset(running)
         if present != record:
             if present is not None and present.id != record.id:
@@ -186,6 +188,14 @@ class Hosts:
         for tag, backend in self._cluster.backends.items():
             if backend.is_at(name):
                 backend.move_from(name)
+                self._cluster.touch(tag)
+
+    def leave(self, name: str, now: float) -> None:
+        """Have what is left on a host stop, finishing what it has, replaced or not."""
+        self.drain(name)
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.retire_from(name, now)
                 self._cluster.touch(tag)
 
     def rebalance(self) -> int:

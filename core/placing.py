@@ -121,6 +121,12 @@ class Placing(Sized):
         for replica in self._live():
             replica.moving = replica.moving or replica.host == host
 
+    def retire_from(self, host: str, now: float) -> None:
+        """Have all replicas on a host go now, in their own time."""
+        for replica in self._live():
+            if replica.host == host:
+                replica.move(ReplicaEvent.RETIRE, now)
+
     def rebalance(self) -> int:
         """Have replicas on hosts that have too many replaced elsewhere; return how many.
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from understudy.actors import system
-from understudy.actors.admin_messages import EvictHost, RebalanceHosts
+from understudy.actors.admin_messages import EvictHost, RebalanceHosts, StopCluster
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import InvalidRequestError, UnderstudyError
@@ -89,6 +89,9 @@ def shutdown(settings: HostSettings) -> None:
     with Progress("stopping"):
         with contextlib.suppress(UnderstudyError, TimeoutError), connected(settings) as connection:
             goals = operations.delete_everything(connection, system.STOP_TIMEOUT_S)
+            if len(operations.read_report(connection).get("hosts") or ()) > 1:
+                stop_all = operations.new(StopCluster, forget=True)
+                connection.request(stop_all, timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)
     for goal in goals:
         click.echo(f"deleted: goal {goal}")

@@ -252,3 +252,34 @@ def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacem
     world.settle()
     assert world.spread() == {"": 2, "x": 2, "y": 2}
     assert world.request(lambda cluster: cluster.hosts.rebalance()) == 0
+
+
+def test_what_nobody_can_take_over_finishes_before_its_host_leaves() -> None:
+    world = Hosts("x")
+    world.request(deploy(8, num_cpus=1))
+    world.settle()
+    draining = [tag for tag in world.processes if world.host_of(tag) == "x"]
+    world.request(lambda cluster: cluster.hosts.leave("x", world.now))
+    world.flush()
+    assert {world.processes[tag].state for tag in draining} == {"draining"}
+    world.work()
+    world.flush()
+    assert world.cluster.hosts.is_empty("x")
+    assert world.spread() == {"": 4}
+
+
+def test_a_host_whose_processes_are_all_dead_is_not_waited_for(three: Hosts) -> None:
+    three.alive.remove("x")
+    three.request(lambda cluster: cluster.hosts.gone("x", three.now))
+    assert three.cluster.hosts.state("x") is HostState.LOST
+    three.request(lambda cluster: cluster.hosts.gone("x", three.now))  # harmless
+    three.request(lambda cluster: cluster.hosts.gone("nobody", three.now))
+
+
+def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:
+    lose_and_replace(three)
+    for tag in [tag for tag in three.processes if three.host_of(tag) == "x"]:
+        three.die(tag)
+    three.join("renamed", id="id of x")
+    three.settle()
+    assert set(three.records["host"]) == {"renamed", "y"}

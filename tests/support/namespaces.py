@@ -56,12 +56,23 @@ class Host:
         return [int(pid) for pid in listed.split()]
 
     def kill(self) -> None:
-        """SIGKILL all of its processes, as a crash of the machine would; the kernel lives on."""
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL all of its processes, as a crash of the machine would; the kernel lives on.
+
+        All are stopped first, so that none reacts to the death of another.
+        """
+        stopped: set[int] = set()
+        while found := set(self.pids()) - stopped:
+            self._signal(found, signal.SIGSTOP)
+            stopped |= found
+        self._signal(stopped, signal.SIGKILL)
         self._process.join()
         self._pipe.close()
+
+    @staticmethod
+    def _signal(pids: set[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def cable(self, *, up: bool) -> None:
         """Plug the cable in, or out: then not even a reset gets through."""
