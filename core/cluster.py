@@ -47,7 +47,7 @@ from understudy.core.endpoints import (
 from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from understudy.core.goals import Goals, Progress, Subject
 from understudy.core.history import Author, History
-from understudy.core.hosts import HOST, Hosts
+from understudy.core.hosts import EXPECTED_S, HOST, Hosts
 from understudy.core.listeners import LISTENER, Listeners
 from understudy.core.loads import Loads
 from understudy.core.long_poll import LongPoll
@@ -87,7 +87,7 @@ class Cluster:
         self._of_application: dict[str, set[str]] = {}
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
-        self._recovery_ends_at = now + RECOVERY_S
+        self._recovery_ends_at = now + (EXPECTED_S if records.get(HOST) else RECOVERY_S)
         self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
         self._waiting: set[str] = set()  # backends with replicas for which there is no room
         self.long_poll = LongPoll(epoch, closed=bool(self._recovering))

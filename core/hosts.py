@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from understudy.core.cluster import Cluster
 
 HOST = "host"
+EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
 
 class HostState(str, Enum):
@@ -74,7 +75,7 @@ class Hosts:
         self.liveness = Liveness()
         self.is_own_draining = False
         for name in self.records:
-            self.liveness.expect(name, now)
+            self.liveness.expect(name, now, EXPECTED_S)
 
     @staticmethod
     def prepare(cluster: Cluster, records: Mapping[str, HostRecord], own: str) -> None:

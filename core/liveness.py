@@ -33,9 +33,12 @@ class Liveness:
         self._hosts: dict[str, _Heard] = {}
         self._looked_at = 0.0
 
-    def expect(self, host: str, now: float) -> None:
-        """Judge a host from now on; it counts as heard. Harmless when it is judged already."""
-        self._hosts.setdefault(host, _Heard(now, now))
+    def expect(self, host: str, now: float, patience_s: float = LOST_AFTER_S) -> None:
+        """Judge a host, which is lost when it is not heard of for ``patience_s`` from now on.
+
+        Harmless when it is judged already.
+        """
+        self._hosts.setdefault(host, _Heard(now + patience_s - LOST_AFTER_S, now))
 
     def forget(self, host: str) -> None:
         """Judge a host no more."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.hosts import HostState
+from understudy.core.hosts import EXPECTED_S, HostState
 from understudy.core.records import HostRecord
 from understudy.core.replica_states import ReplicaState
 
@@ -151,7 +151,10 @@ def test_a_new_controller_replaces_what_is_on_a_host_that_it_does_not_hear_of(
     three.alive.remove("x")
     three.boot()
     three.join("y")
-    three.wait(5)
+    three.wait(EXPECTED_S - 1)
+    assert three.cluster.hosts.state("x") is HostState.EXPECTED
+    assert three.routed()["x"] == 2  # proxies keep what they have meanwhile
+    three.wait(2)
     for _ in range(5):
         three.flush()
         three.work()

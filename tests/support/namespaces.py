@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-CALL_TIMEOUT_S = 40.0
+CALL_TIMEOUT_S = 120.0
 CLONE_NEWNET = 0x40000000  # setns(2)
 _numbers = itertools.count(1)
 
