@@ -46,6 +46,7 @@ from understudy.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
+NO_PROXY_S = 30.0  # what may not be repeated, as far as is known here, waits no longer for a proxy
 # Of queries that were with a proxy that died. No budget as tight as the router's: it is hardly ever
 # a query that kills a proxy, and one that takes long may see several die.
 FIRST_REPEATS, MOST_REPEATS = 100, 1_000
@@ -164,6 +165,7 @@ class Caller:
         self.on_ready: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
         self._budget = RepeatBudget(FIRST_REPEATS)
+        self._patience: Timer | None = None  # armed while there is no proxy
         self._entries: dict[int, _Entry] = {}
         self._outbox: Outbox | None = None
         self._proxy: Process | None = None
@@ -218,6 +220,7 @@ class Caller:
             return
         self.lost_proxy()
         self._proxy, self._proxy_address = process, address
+        self._be_patient_no_more()
         self._outbox = Outbox(
             self.loop, address, self._pack, on_failed=self._undelivered, weigh=_weigh
         )
@@ -229,6 +232,7 @@ class Caller:
     def leave(self, on_left: Callback) -> None:
         """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
         self.left = True
+        self._be_patient_no_more()
         for entry in list(self._entries.values()):
             self._fail(entry, CLOSED)
         if self._proxy is None:
@@ -250,6 +254,20 @@ class Caller:
             elif entry.sent:
                 self._send_again(entry)
             entry.sent = False
+        self._be_patient_no_more()
+        self._patience = self.loop.call_later(NO_PROXY_S, self._give_up)
+
+    def _be_patient_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _give_up(self) -> None:
+        """Fail what may have run and waits for a proxy, which alone could say if it may again."""
+        text = f"the proxy died with the query under way, and there is none since {NO_PROXY_S:g} s"
+        for entry in list(self._entries.values()):
+            if entry.resent and entry.process is None and entry.query.retryable is None:
+                self._fail(entry, text)
 
     def attached(self, message: AttachCallerReply) -> None:
         """Take the proxy's word that it has its route table, or that it does not know us."""

@@ -1,4 +1,4 @@
-"""What a caller does with answers in parts that come late, twice, or from somebody else."""
+"""What a caller does when its proxy dies, and with parts of answers that come late or twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from understudy.actors import messages as m
-from understudy.actors.dispatch import Caller
+from understudy.actors.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
 from understudy.actors.streams import Stream
 
 HERE = m.Process(1, 1, "here")
@@ -21,6 +21,7 @@ class _Loop:
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any]] = []
+        self.timers: dict[Callable[[], None], float] = {}
 
     def send(self, target: Any, message: Any, *_outcome: Any) -> None:
         self.sent.append((target, message))
@@ -28,8 +29,9 @@ class _Loop:
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         callback()
 
-    def call_later(self, _delay_s: float, _callback: Callable[[], None]) -> Any:
-        return SimpleNamespace(cancel=lambda: None)
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
+        self.timers[callback] = delay_s
+        return SimpleNamespace(cancel=lambda: self.timers.pop(callback, None))
 
     def stopped(self) -> list[tuple[Any, int]]:
         """Return who was told to end which answer."""
@@ -41,7 +43,7 @@ class _Loop:
         ]
 
 
-def asked() -> tuple[Caller, _Loop, list[Any]]:
+def asked(retryable: bool | None = True) -> tuple[Caller, _Loop, list[Any]]:
     """Return a caller with a query under way, its loop, and what answers it gets."""
     loop, answers = _Loop(), []
     caller = Caller(loop, HERE)  # type: ignore[arg-type]
@@ -55,7 +57,7 @@ def asked() -> tuple[Caller, _Loop, list[Any]]:
         call=b"",
         request_id="r",
         timeout_s=None,
-        retryable=True,
+        retryable=retryable,
         shard_key=None,
     )
     caller.submit(query, answers.append)
@@ -97,3 +99,53 @@ def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
     caller, loop, _ = asked()
     tell(caller, "first", begun(FIRST), m.StreamPart(1, b"part"), m.StreamEnded(1, 200))
     assert loop.stopped() == []
+
+
+def submitted(loop: _Loop, to: str) -> list[tuple[int, ...]]:
+    """Return the ids that went to a proxy, and which of them may have run before."""
+    return [
+        (*(query.id for query in message.queries), *(-each for each in message.resent))
+        for target, message in loop.sent
+        if target == to and isinstance(message, m.SubmitQueries)
+    ]
+
+
+def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
+    caller, loop, answers = asked(None)
+    assert submitted(loop, "proxy") == [(1,)]
+    caller.lost_proxy()
+    assert not answers, "its answer may still come, from its replica"
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    assert submitted(loop, "next") == [(1, -1)]
+    tell(caller, "first", m.ValueAnswer(1, b""))
+    assert [type(each) for each in answers] == [m.ValueAnswer]
+
+
+def test_what_its_caller_forbids_to_repeat_fails_at_once() -> None:
+    caller, loop, answers = asked(False)
+    caller.lost_proxy()
+    assert answers[0].kind == "ReplicaUnavailableError"
+    assert answers[0].text == "the proxy died with the query under way; it may have run"
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    assert submitted(loop, "next") == []
+
+
+def test_without_another_proxy_it_fails_in_the_end_unless_its_caller_allows_to_repeat_it() -> None:
+    for retryable, kinds in ((None, ["ReplicaUnavailableError"]), (True, [])):
+        caller, loop, answers = asked(retryable)
+        caller.lost_proxy()
+        ((give_up, delay_s),) = loop.timers.items()
+        assert delay_s == NO_PROXY_S
+        give_up()
+        assert [each.kind for each in answers] == kinds
+        caller.met_proxy("next", m.Process(8, 8, "next"))
+        assert not loop.timers
+
+
+def test_a_query_that_kills_every_proxy_is_given_up() -> None:
+    caller, loop, answers = asked(None)
+    for number in range(2 * FIRST_REPEATS):
+        caller.lost_proxy()
+        caller.met_proxy("next", m.Process(number, 8, f"next{number}"))
+    assert len(submitted(loop, "next")) == FIRST_REPEATS + 1
+    assert "retries, limited to as many as queries, are used up" in answers[0].text
