@@ -317,28 +317,24 @@ def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
     run(converse())
 
 
-def test_five_hundred_at_once_each_get_their_own(talk: str, running: RunningSystem) -> None:
-    async def one(number: int, all_open: asyncio.Barrier | Any) -> None:
+def test_five_hundred_at_once_each_get_their_own(talk: str) -> None:
+    count = 500
+    opened = 0
+
+    async def one(number: int, all_open: asyncio.Event) -> None:
+        nonlocal opened
         async with connect(f"{talk}/echo", open_timeout=DEADLINE_S) as client:
+            opened += 1
+            if opened == count:
+                all_open.set()
             await all_open.wait()
             for turn in range(3):
                 await client.send(f"{number} {turn}")
                 assert await client.recv() == f"{number} {turn}"
 
     async def converse() -> None:
-        count = 500
-        opened = 0
-        everybody = asyncio.Event()
-
-        class AllOpen:
-            async def wait(self) -> None:
-                nonlocal opened
-                opened += 1
-                if opened == count:
-                    everybody.set()
-                await everybody.wait()
-
-        await asyncio.gather(*(one(number, AllOpen()) for number in range(count)))
+        all_open = asyncio.Event()
+        await asyncio.gather(*(one(number, all_open) for number in range(count)))
 
     run(converse())
 
