@@ -16,7 +16,7 @@ BEAT_S = 0.2
 LOST_AFTER_S = 2.4
 STEADY_S, GAP_S = 1.0, 0.8
 LOOK_S = 0.2  # how often to judge
-PAUSE_S = 0.6  # between two looks: the judge itself was away
+PAUSE_S = 1.5  # between two looks: the judge itself was away, and not only late
 
 
 @dataclass(slots=True)

@@ -173,7 +173,8 @@ class Placing(Sized):
         for replica in self.replicas.values():
             if replica.host != host or replica.state is ReplicaState.LOST:
                 continue
-            if replica.state is ReplicaState.RUNNING or replica.recovering:
+            is_asked = replica.recovering and replica.state is ReplicaState.STARTING
+            if replica.state is ReplicaState.RUNNING or is_asked:
                 replica.move(ReplicaEvent.LOSE, now)
             elif replica.state is ReplicaState.SHOULD_START:
                 replica.move(ReplicaEvent.RETIRE, now)

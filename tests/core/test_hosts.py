@@ -286,3 +286,20 @@ def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:
     three.join("renamed", id="id of x")
     three.settle()
     assert set(three.records["host"]) == {"renamed", "y"}
+
+
+def test_a_host_that_is_lost_while_a_new_controller_has_it_leave_stops_nothing_else() -> None:
+    world = Hosts("x")
+    world.request(deploy(4))
+    world.settle()
+    for tag in [tag for tag in world.processes if world.host_of(tag) == "x"]:
+        world.processes[tag].stuck = True
+    world.boot()
+    world.join("x")
+    world.request(lambda cluster: cluster.hosts.leave("x", world.now))
+    world.alive.remove("x")
+    world.wait(5)
+    for _ in range(5):
+        world.flush()
+        world.work()
+    assert world.spread() == {"": 4}

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import random
 
-from understudy.core.liveness import BEAT_S, GAP_S, LOOK_S, LOST_AFTER_S, STEADY_S, Liveness
+from understudy.core.liveness import (
+    BEAT_S,
+    GAP_S,
+    LOOK_S,
+    LOST_AFTER_S,
+    PAUSE_S,
+    STEADY_S,
+    Liveness,
+)
 
 
 class Judge:
@@ -86,3 +94,13 @@ def test_hosts_that_are_not_judged_mean_nothing() -> None:
     judge.liveness.forget("one")
     judge.run(10, beats=0)
     assert judge.told == []
+
+
+def test_a_judge_that_is_always_late_still_judges() -> None:
+    judge = Judge()
+    begun = judge.now
+    while not judge.told:
+        judge.now += PAUSE_S * 0.9
+        lost, _ = judge.liveness.look(judge.now)
+        judge.told += [("lost", judge.now)] * len(lost)
+        assert judge.now - begun < LOST_AFTER_S + PAUSE_S
