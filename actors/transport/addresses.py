@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
 import socket
@@ -106,6 +107,8 @@ def host_of_admin(port: int) -> str:
 
 def host_towards(gate: ProcessAddress) -> str:
     """Return the address of this host from which the kernel would reach another's gate."""
+    if ipaddress.IPv4Address(gate.host).is_loopback:
+        return gate.host  # this very host; the kernel would say 127.0.0.1, whose sockets are others
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((gate.host, gate.port))  # sends nothing

@@ -106,6 +106,16 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
         assert told.count("it does not hold this cluster's key") == 1
 
 
+def test_a_bound_system_is_reached_by_its_address_with_its_key(tmp_path: Path) -> None:
+    with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as running:
+        shown = running.understudy(
+            *("status", "--state-dir", str(tmp_path / "elsewhere")),
+            *("--address", running.settings.own_address),
+            *("--key-file", str(running.settings.cluster_key)),
+        )
+        assert shown.returncode == 0, shown.stderr
+
+
 def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) -> None:
     with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
