@@ -32,6 +32,8 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190  # name and value
 MAX_HEAD_BYTES = 65536  # that are kept of a head that is not complete
 LINGER_S = 2.0
+LARGE = 64 * 1024  # bytes of a part that is not copied
+AHEAD = 256 * 1024  # bytes of a body that nobody has taken; uvicorn's 64 KiB are less than one read
 
 _FORWARDED = frozenset({b"x-forwarded-proto", b"x-forwarded-for"})
 _VERSIONS = frozenset({"1.0", "1.1"})
@@ -121,7 +123,13 @@ class _Joined:
 
     def let_go(self) -> None:
         held, self._held = self._held, None
-        if held:
+        if not held:
+            return
+        if len(held[-1]) > LARGE:  # a system call more costs less than a copy
+            *held, last = held
+            self._transport.write(b"".join(held))
+            self._transport.write(last)
+        else:
             self._transport.write(b"".join(held))
 
     def close(self) -> None:
@@ -228,6 +236,16 @@ class FrontProtocol(HttpToolsProtocol):
             self.send_400_response("")
         else:
             super().handle_websocket_upgrade()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, and read no more while much of it is not taken."""
+        cycle = self.cycle
+        if cycle.response_complete or self.parser.should_upgrade():
+            return
+        cycle.body += body
+        if len(cycle.body) > AHEAD:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     # --- The response ---------------------------------------------------------------------------
 
