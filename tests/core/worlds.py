@@ -53,7 +53,7 @@ class Process:
     config_id: int = 0
     alive: bool = True
     stuck: bool = False  # takes no message, as after SIGSTOP; they wait in its mailbox
-    mailbox: list[Effect] = field(default_factory=list)
+    mailbox: list[tuple[Effect, Any]] = field(default_factory=list)  # with their settings
     sick: bool = False  # fails its health checks
     refused: bool = False  # its reconfigure raised on the newest settings
     reconfigured: list[int] = field(default_factory=list)
@@ -178,14 +178,23 @@ class World:
                 process = Process(effect.replica, next(self._pids))
                 self.processes[effect.replica] = process
             self._addresses[effect.replica] = process
+        settings = self._settings(effect)
         if process.stuck:
-            process.mailbox.append(effect)
+            process.mailbox.append((effect, settings))
         elif process.alive:
-            self._receive(process, effect)
+            self._receive(process, effect, settings)
 
-    def _receive(self, process: Process, effect: Effect) -> None:
+    def _settings(self, effect: Effect) -> Any:
+        """Return what the order carries: as it is when it is sent, not when it is taken."""
         if isinstance(effect, Start):
-            release = release_of(self.records["backend"][effect.backend], effect.replica)
+            return release_of(self.records["backend"][effect.backend], effect.replica)
+        if isinstance(effect, Reconfigure):
+            return self.records["backend"][effect.backend]
+        return None
+
+    def _receive(self, process: Process, effect: Effect, settings: Any) -> None:
+        if isinstance(effect, Start):
+            release = settings
             if process.state == "idle":
                 process.state, process.code = "starting", self.code[release.code_digest]
                 process.config_id = release.config_id
@@ -193,8 +202,7 @@ class World:
                 self._reconfigure(process, release.config, release.config_id)
             self.report(process)
         elif isinstance(effect, Reconfigure):
-            record = self.records["backend"][effect.backend]
-            self._reconfigure(process, record.config, record.config_id)
+            self._reconfigure(process, settings.config, settings.config_id)
             self.report(process)
         elif isinstance(effect, Check):
             self.report(process, effect.check_id)
@@ -226,10 +234,7 @@ class World:
         for process in self.processes.values():
             process.stuck = False
             while process.mailbox:
-                effect = process.mailbox.pop(0)
-                backend = getattr(effect, "backend", None)
-                if backend is None or backend in self.records["backend"]:
-                    self._receive(process, effect)
+                self._receive(process, *process.mailbox.pop(0))
 
     def work(self) -> None:
         """Have constructors return, and what drains end."""
@@ -270,7 +275,7 @@ class World:
                 self._exits.append((tag, process))
         known = self.cluster.replica_reported(tag, self.now, **report)
         if not known and report["state"] != "draining" and process.alive:
-            self._receive(process, Stop(tag, 0.0))
+            self._receive(process, Stop(tag, 0.0), None)
 
     def _exited(self, tag: str, process: Process) -> None:
         if self._watched.get(tag) is process:
