@@ -14,7 +14,7 @@ from tests.simulation.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 60
-MUTATED_SEEDS = 200  # within which each mutation is found; most are in the first
+MUTATED_SEEDS = 600  # within which each mutation is found; most are in the first
 TRIED = (
     "query done",
     "stream read to its end",
