@@ -127,7 +127,8 @@ def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended."""
     for folder in (settings.store_dir, settings.run_dir, settings.logs_dir):
         shutil.rmtree(folder, ignore_errors=True)
-    settings.status_file.with_suffix(".new").unlink(missing_ok=True)
+    for left in (settings.status_file.with_suffix(".new"), settings.host_id_file):
+        left.unlink(missing_ok=True)
 
 
 def is_running(settings: HostSettings) -> bool:
