@@ -15,6 +15,7 @@ import pytest
 from tests.support.systems import RunningSystem, wait_until
 from understudy import serve
 from understudy.serve.exceptions import (
+    DeploymentUnavailableError,
     InvalidRequestError,
     RequestCancelledError,
     UnknownNameError,
@@ -279,3 +280,25 @@ def test_a_deployment_that_is_not_there_fails_the_deploy_with_its_name(
         deployed(Finds.bind(DeploymentHandle("Leaf", "elsewhere"), "Finds"))
     with pytest.raises(UnknownNameError, match="no endpoint is named 'nowhere'"):
         deployed(Finds.bind(DeploymentHandle("nowhere", None), "Finds"))
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise OSError("broken on purpose")
+
+
+def test_a_call_of_what_is_gone_or_cannot_start_says_so_at_once(
+    running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
+) -> None:
+    never = DeploymentHandle("Leaf", name, client=running.connection.queries)
+    for handle in (never, never.options(stream=True)):
+        response = handle.told.remote()
+        with pytest.raises(DeploymentUnavailableError, match=f"no endpoint is named '{name}#Leaf'"):
+            next(response) if handle is not never else response.result(timeout_s=10)
+    with pytest.raises(OSError, match="broken on purpose"):
+        deployed(serve.deployment(max_constructor_retry_count=1)(Broken).bind())
+    broken = DeploymentHandle("Broken", name, client=running.connection.queries)
+    with pytest.raises(DeploymentUnavailableError, match="is unavailable: it could not be started"):
+        broken.remote().result(timeout_s=10)
+    deployed(graph(tmp_path))
+    assert never.double.remote(2).result(timeout_s=10) == 4
