@@ -34,6 +34,7 @@ from understudy.actors.messages import (
     Piece,
     Process,
     Query,
+    StillRuns,
     StreamBegun,
     StreamEnded,
     StreamPart,
@@ -108,6 +109,7 @@ class _Entry:
         "process_at",
         "query",
         "resent",
+        "runs_at",
         "sent",
         "stream",
         "timer",
@@ -124,6 +126,7 @@ class _Entry:
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the replica that it cannot leave any more
         self.process_at: Address | None = None
+        self.runs_at: list[Address] = []  # replicas that run it for a router that is dead
         self.unwatch: Callback = _nothing
         self.timer: Timer | None = None
 
@@ -302,8 +305,11 @@ class Caller:
         if isinstance(item, FeedWanted):
             self._feed_wanted(entry, item, sender)
         elif entry is None:
-            if isinstance(item, StreamBegun):
-                self._refuse(item, sender)
+            if isinstance(item, StreamBegun | StillRuns):
+                self._stop_at(sender, item.query_id)
+        elif isinstance(item, StillRuns):
+            if entry.process is None:  # else that is told already
+                entry.runs_at.append(sender)
         elif isinstance(item, FeedTaken):
             if entry.feed is not None:
                 entry.feed.taken(item)
@@ -316,7 +322,7 @@ class Caller:
     def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
         if entry.stream is not None:  # it ran twice, because its first replica died at once
             text = "its replica died with its answer under way"
-            self._refuse(begun, sender)
+            self._stop_at(sender, begun.query_id)
             self.fail(begun.query_id, _unavailable(begun.query_id, text))
             return
         entry.process, entry.process_at = begun.process, sender
@@ -325,12 +331,10 @@ class Caller:
             entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
         entry.on_answer(entry.stream.stream)
 
-    def _refuse(self, begun: StreamBegun, sender: Address) -> None:
-        """Have a replica end what nobody takes; it would wait for ever with its window full."""
-        stop = ControlStreams(
-            incarnation=self.process.incarnation, taken=(), stopped=(begun.query_id,)
-        )
-        self.loop.send(sender, stop)
+    def _stop_at(self, replica: Address, query_id: int) -> None:
+        """Have a replica end what nobody takes; it would go on for ever perhaps."""
+        incarnation = self.process.incarnation
+        self.loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
 
     def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
         if entry is None or entry.on_fed is None:  # nobody has anything for it any more
@@ -425,6 +429,8 @@ class Caller:
         entry = self._entries.pop(query_id, None)
         if entry is not None:
             entry.let_go()
+            for replica in entry.runs_at:
+                self._stop_at(replica, query_id)
         return entry
 
 

@@ -190,7 +190,16 @@ class StreamEnded(NamedTuple):
 
 
 Answer = HttpAnswer | ValueAnswer | FailedAnswer | StreamEnded
-Piece = StreamBegun | StreamPart | FeedWanted | FeedTaken  # what comes before the one answer
+
+
+class StillRuns(NamedTuple):
+    """A replica runs a query whose router has died; who wants it no more has to say so there."""
+
+    query_id: int
+
+
+# What comes before the one answer.
+Piece = StreamBegun | StreamPart | FeedWanted | FeedTaken | StillRuns
 
 
 class CompareAt(NamedTuple):

@@ -37,8 +37,10 @@ from understudy.actors.messages import (
     FeedQueries,
     HttpAnswer,
     Piece,
+    Process,
     QueriesFinished,
     RunQueries,
+    StillRuns,
     StreamBegun,
     StreamEnded,
     StreamPart,
@@ -168,7 +170,10 @@ class Queries:
         self._comparisons = comparisons
         self._answers: dict[str, Outbox] = {}  # by the caller's incarnation
         self._news: dict[str, Outbox] = {}  # by the proxy's incarnation
+        self._runs: dict[tuple[str, int], Run] = {}  # by key
         self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
+        self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
+        self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
         self._caller = caller = Caller(port.loop, port.process)
         query_client.install(CallerClient(caller))
         held_models.on_change(self._models_changed)
@@ -193,14 +198,27 @@ class Queries:
         """Tell this proxy of what becomes of its queries; a near one gets those of handles."""
         if message.is_near:
             self._caller.met_proxy(message.proxy, message.process)
-        proxy = message.process.incarnation
-        if proxy not in self._news:
-            self._meet(proxy, message.proxy)
+        if message.process.incarnation not in self._news:
+            self._meet(message.process, message.proxy)
 
-    def _meet(self, proxy: str, address: Address) -> None:
+    def _meet(self, process: Process, address: Address) -> None:
+        proxy = process.incarnation
         self._add(self._news, proxy, self._make_news(proxy, address))
+        if proxy not in self._proxies:
+            self._proxies.add(proxy)
+            self._loop.watch_process(process, partial(self._proxy_died, proxy), address)
         if models := held_models.all_ids():
             self._tell(proxy, ("models", models))
+
+    def _proxy_died(self, proxy: str) -> None:
+        """Tell callers where their queries run: nobody else can end them any more."""
+        self._proxies.discard(proxy)
+        for run in [run for run in self._runs.values() if run.proxy == proxy]:
+            if run.assignment.caller is None:
+                self.cancel(run)
+            elif not run.status:
+                self._adrift[run.stream_key] = run
+                self._put(StillRuns(run.assignment.query.id), run)
 
     def _models_changed(self) -> None:
         """Tell all proxies which models are here; callable from any thread."""
@@ -217,12 +235,13 @@ class Queries:
             return  # meant for a dead process whose address this one has
         proxy = message.proxy.incarnation
         if proxy not in self._news:
-            self._meet(proxy, sender)
+            self._meet(message.proxy, sender)
         room = max(self.limit - self.running, 0) if self.accepting else 0
         assignments = message.assignments
         self.running += min(room, len(assignments))
         for assignment in assignments[:room]:
             run = Run(self, proxy, assignment)
+            self._runs[run.key] = run
             if assignment.query.follows:
                 run.feed_number = self._inflows.want(run, assignment.query.id)
             if assignment.timeout_s is not None:
@@ -292,8 +311,10 @@ class Queries:
         self.running -= 1
         if run.timer is not None:
             run.timer.cancel()
-        if self._streams.get(run.stream_key) is run:
-            del self._streams[run.stream_key]
+        self._runs.pop(run.key, None)
+        for runs in (self._streams, self._adrift):
+            if runs.get(run.stream_key) is run:
+                del runs[run.stream_key]
         if run.feed_number:
             self._inflows.ended(run.feed_number)
         ticket = run.assignment.ticket
@@ -349,9 +370,10 @@ class Queries:
             if run is not None and run.sender is not None:
                 run.sender.taken(size)
         for query_id in message.stopped:
-            run = self._streams.get((message.incarnation, query_id))
-            if run is not None:
-                self._user_code.cancel(run.key)
+            for runs in (self._streams, self._adrift):
+                run = runs.get((message.incarnation, query_id))
+                if run is not None:
+                    self._user_code.cancel(run.key)
 
     def _make_news(self, proxy: str, address: Address) -> Outbox:
         return Outbox(self._loop, address, self._pack_news, on_failed=lambda _: self._forget(proxy))

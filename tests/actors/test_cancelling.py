@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import http.client
+import os
 import random
+import signal
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.actors.one_process import OneProcess
+from tests.support.systems import RunningSystem, wait_until
 from understudy import serve
 from understudy.actors import query_client
 from understudy.actors.messages import Assignment, Query
@@ -150,7 +155,8 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
     replica, caller, router = one.queries, one.caller, one.proxy._router
     assert not caller._entries
     assert not replica._caller._entries
-    assert (replica.running, replica.undelivered, replica._streams) == (0, 0, {})
+    assert (replica.running, replica.undelivered) == (0, 0)
+    assert (replica._runs, replica._streams, replica._adrift) == ({}, {}, {})
     assert not one.user_code._running
     assert not one.user_code._cancelled
     assert len(router._tickets.deadlines._heap) < 1000
@@ -158,3 +164,38 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
     ours = [each for each in all_of("Batches") if each not in of_others]
     assert [(each._running, each._lines) for each in ours] == [(0, {})]
     assert all(outbox.is_idle for outbox in all_of("Outbox") if outbox not in of_others)
+
+
+class Waits:
+    """Has one slot, and says who has it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    async def __call__(self, request: Any) -> str:
+        mark = request.query_params["mark"]
+        (self.folder / f"{mark} began").touch()
+        try:
+            while mark != "quick":
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            (self.folder / f"{mark} cancelled").touch()
+            raise
+        return mark
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_ran_when_its_router_died_ends_with_its_client(
+    own_system: RunningSystem, tmp_path: Path, method: str
+) -> None:
+    own_system.deploy(serve.deployment(max_ongoing_requests=1)(Waits).bind(str(tmp_path)))
+    connection = http.client.HTTPConnection("127.0.0.1", own_system.settings.http.port)
+    connection.request(method, "/?mark=a")
+    wait_until((tmp_path / "a began").exists, 10, "it has begun")
+    os.kill(own_system.pid_of("proxy"), signal.SIGKILL)
+    if method == "POST":
+        assert connection.getresponse().status == 503, "it may have run"
+    wait_until(lambda: own_system.get("/-/healthz")[0] == 200, 10, "there is another router")
+    connection.close()
+    wait_until((tmp_path / "a cancelled").exists, 10, "the one that ran is cancelled")
+    assert own_system.get("/?mark=quick") == (200, b"quick")

@@ -196,7 +196,7 @@ MUTATIONS = {
     ),
     "leaves_unwanted_streams_waiting": Mutation(
         "actors.dispatch",
-        "                self._refuse(item, sender)\n",
+        "                self._stop_at(sender, item.query_id)\n",
         "                pass\n",
         "no query and no slot is left anywhere",
     ),
