@@ -162,6 +162,7 @@ class ClusterHost(Host):
         """Have it come up again after a crash, with nothing running."""
         self.boot()
         self.loads = self.another()
+        self.call(os.getpid)  # the process that calls for the test is up
 
     def link(self, *, sent: dict[str, Any] | None = None, received: Any = None) -> None:
         """Change what its link does to frames: ``is_cut``, ``loss``, ``delay_s``."""
