@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 
+from understudy.actors import held_models, query_client
 from understudy.actors.comparisons import Comparisons
 from understudy.actors.dispatch import Caller
 from understudy.actors.loop import Loop
@@ -83,7 +84,9 @@ class OneProcess:
         loop.run_until_complete(self._begin(target, limit, port, table))
 
     def close(self) -> None:
-        """End the threads and the loop."""
+        """End the threads and the loop; handles of later tests find their own way."""
+        query_client.install(None)
+        held_models.on_change(None)
         for place in (self.proxy.loop, self.caller.loop):
             place.close()
         self.user_code._is_over = True

@@ -20,7 +20,6 @@ import pytest
 from tests.actors.one_process import OneProcess
 from tests.support.systems import RunningSystem, wait_until
 from understudy import serve
-from understudy.actors import query_client
 from understudy.actors.messages import Assignment, Query
 from understudy.actors.queries import Run
 from understudy.actors.query_client import PendingQuery
@@ -96,7 +95,6 @@ def one(of_others: list[Any]) -> Iterator[OneProcess]:
     made = OneProcess(Node, limit=30, request_timeout_s=3600.0)
     yield made
     made.close()
-    query_client.install(None)
 
 
 METHODS = [
