@@ -223,6 +223,7 @@ def test_a_reader_that_rests_stops_the_generator(handle: Any) -> None:
     assert 10 < state(handle)[0] < 2000, "of 256 bytes each and more, in 256 KiB"
     assert [next(response) for _ in range(5000)] == list(range(1, 5001))
     response.close()
+    wait_ended(handle)
 
 
 def test_closing_ends_the_generator_and_the_iteration(handle: Any) -> None:
