@@ -11,8 +11,8 @@ is run pays a token in, and a repeat takes one out. That is the token bucket of 
 RetryBudget (https://twitter.github.io/finagle/guide/Clients.html#retries), with its percentCanRetry
 at one: retries never more than double the load. A replica may die with all its queries under way,
 of which clients shall notice nothing, and a smaller share would not reach for them. Finagle's
-tokens expire; ours do not, but there are never more than a backend has slots: enough to repeat all
-that is under way anywhere once, and no hoard for a storm.
+tokens expire; ours do not, but there are never more than a backend has slots, and SPARE: enough to
+repeat all that is under way anywhere once, and no hoard for a storm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from understudy.core.traffic import RoutedEndpoint
 
 MAX_ATTEMPTS = 3  # a query that kills its replica must not kill all of them in turn
-MIN_BUDGET = 10
+# For answers of the last moment before a death: nobody knows yet whether they have arrived, because
+# callers confirm them by the dozen, so they are repeated too.
+SPARE = 128
 REPEATABLE_METHODS = frozenset(
     {"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"}
 )  # RFC 9110, 9.2.2
@@ -80,8 +82,8 @@ class RepeatBudget:
         self.tokens = tokens
 
     def pay_in(self, most: int) -> None:
-        """Count a query; there are never more tokens than ``most``, or MIN_BUDGET."""
-        if self.tokens < most or self.tokens < MIN_BUDGET:
+        """Count a query; there are never more tokens than ``most`` and SPARE."""
+        if self.tokens < most + SPARE:
             self.tokens += 1
 
     def take_out(self) -> bool:

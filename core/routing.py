@@ -310,7 +310,8 @@ class Router:
         effects: Effects = []
         repeated: Effects = []
         again: list[Ticket] = []
-        for ticket in (*holder.unconfirmed.values(), *holder.ongoing.values()):
+        # Those that are surely not answered first, as far as the budget goes.
+        for ticket in (*holder.ongoing.values(), *holder.unconfirmed.values()):
             ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
@@ -323,6 +324,7 @@ class Router:
                     continue
             again.append(ticket)
         holder.ongoing, holder.unconfirmed = {}, {}
+        again.sort(key=lambda ticket: ticket.number)
         return effects + self._put_back(again, now) + repeated
 
     def wake(self, now: float) -> Effects:

@@ -44,7 +44,7 @@ def test_a_host_that_dies_is_replaced_and_the_others_fail_nothing(serving: Clust
     assert not [tally.failures for tally in tallies if tally.failures], tallies
     b.reboot()
     b.start()
-    assert c.hosts()["b"] == "RUNNING"
+    serving.wait_for(lambda: c.hosts()["b"] == "RUNNING", 10, "all know that it is back")
     serving.wait_for(lambda: is_spread(a), 20, "no more than three run")
     assert b.get("/")[0] == 200
 

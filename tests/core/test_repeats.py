@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from understudy.core.repeats import MAX_ATTEMPTS, MIN_BUDGET, RepeatBudget, may_repeat
+from understudy.core.repeats import MAX_ATTEMPTS, SPARE, RepeatBudget, may_repeat
 from understudy.core.routing import Router
 from understudy.core.tables import BackendTable
 from understudy.core.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
@@ -159,10 +159,25 @@ def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
     assert not budget.take_out()
     for _ in range(1000):
         budget.pay_in(50)
-    assert sum(budget.take_out() for _ in range(1000)) == 50
+    assert sum(budget.take_out() for _ in range(1000)) == 50 + SPARE
     for _ in range(1000):
         budget.pay_in(0)
-    assert budget.tokens == MIN_BUDGET
+    assert budget.tokens == SPARE
+
+
+def test_answers_that_nobody_has_confirmed_leave_the_budget_to_what_is_not_answered() -> None:
+    made = router(backend("r1", limit=2))
+    for number in range(1, 2 * SPARE, 2):
+        for each in (number, number + 1):
+            made.submit("c", Query(each), 0.0)
+        made.answered("r1", [(number - 1, 200), (number, 200)], 0.0)
+    made._endpoints["e"].budgets["b"].tokens = 2
+    made.submit("c", Query(1001), 1.0)
+    made.submit("c", Query(1002), 1.0)
+    effects = made.replica_lost("r1", (), 1.0)
+    refused = {effect.query_id for effect in only(Refuse, effects)}
+    assert not refused & {1001, 1002}
+    assert refused, "there was not enough for all"
 
 
 def test_traffic_that_moves_takes_its_budget_along_where_it_stays() -> None:

@@ -209,8 +209,9 @@ class FrontProcess:
 
     def log(self) -> list[dict[str, Any]]:
         path = self.state_dir / "logs" / "access.log"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        written = path.read_text() if path.exists() else ""
+        # A line may be there in part: reading is not atomic beside an append.
+        return [json.loads(line) for line in written.split("\n")[:-1]]
 
     def logged(self, path: str) -> dict[str, Any]:
         def entry() -> dict[str, Any] | None:

@@ -52,8 +52,8 @@ MUTATIONS = {
     ),
     "does_not_record_proxies": Mutation(
         "core.listeners",
-        "            self._cluster.save(LISTENER, name, ListenerRecord(",
-        "            (lambda *_: None)(LISTENER, name, ListenerRecord(",
+        "            self._cluster.save(LISTENER, name, record)\n",
+        "            pass\n",
         "a new controller knows every proxy that was told anything",
     ),
     "forgets_that_ids_go_on_after_a_restart": Mutation(
@@ -94,7 +94,7 @@ MUTATIONS = {
     ),
     "leaves_user_config_as_it_was": Mutation(
         "actors.replica",
-        "        if changed and self._user_code is not None:\n",
+        "        if failure is None and changed and self._user_code is not None:\n",
         "        if False:\n",
         "replicas come to have the newest settings",
     ),
@@ -135,9 +135,9 @@ MUTATIONS = {
         "a query that may not be repeated runs once",
     ),
     "repeats_answers_that_had_begun": Mutation(
-        "core.routing",
-        "    if ticket.is_copy or ticket.begun:\n",
-        "    if ticket.is_copy:\n",
+        "core.repeats",
+        "    if ticket.is_copy or ticket.begun or not may_repeat(",
+        "    if ticket.is_copy or not may_repeat(",
         "a begun stream is never repeated",
     ),
     "adds_up_what_proxies_report_again": Mutation(
@@ -208,8 +208,8 @@ MUTATIONS = {
     ),
     "does_not_see_replicas_die": Mutation(
         "actors.proxy",
-        "self.loop.watch_process(process, lambda: self._replica_lost(replica))",
-        "self.loop.watch_process(process, lambda: None)",
+        "self.loop.watch_process(process, gone, replica.address)",
+        "self.loop.watch_process(process, lambda: None, replica.address)",
         "every query is answered",
     ),
 }
