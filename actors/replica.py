@@ -26,7 +26,8 @@ from understudy.actors.messages import Address
 from understudy.actors.port import Port
 from understudy.actors.processes import descendants, kill_all
 from understudy.actors.queries import Queries
-from understudy.actors.user_code import Failure, UserCode, give_way_to_messages
+from understudy.actors.user_code import Failure, UserCode
+from understudy.actors.user_loop import give_way_to_messages
 from understudy.core.differences import Place, Plain
 from understudy.core.errors import DeployFailedError
 

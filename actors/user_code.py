@@ -11,13 +11,8 @@ code raises, SystemExit and CancelledError too, ends its own call and nothing el
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import inspect
-import os
 import pickle
-import sys
-import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,6 +37,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.settings import read_settings
 from understudy.actors.user_context import RunningQuery
+from understudy.actors.user_loop import UserLoop
 from understudy.core.errors import (
     DeployFailedError,
     InvalidRequestError,
@@ -59,13 +55,6 @@ MAX_THREADS = 32
 _NO_SOCKETS = (
     "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
 )
-# The message thread waits for the interpreter lock at each of its twenty or so system calls per
-# message, and asks for it only after a switch interval in which nobody let go of it. User code that
-# lets go of it for a moment more often than that, say with a stat() per millisecond, starves it:
-# seen, with 1 ms, control messages 4 s late; with 20 us, below 20 ms. Shorter costs computing
-# threads a third of their speed.
-SWITCH_INTERVAL_S = 0.00002
-PR_SET_TIMERSLACK = 29  # prctl(2); without it, timed waits are 50 us late
 
 
 class Failure(NamedTuple):
@@ -142,11 +131,10 @@ class UserCode:
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
         self._callable: Any = None
         self._asgi: AsgiHost | None = None
-        self.loop = asyncio.new_event_loop()
-        self._is_over = False
+        self._user_loop = UserLoop()
+        self.loop = self._user_loop.loop
         self._argument_taken: dict[str, bool] = {}  # by method name; asking takes 8 us
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
-        self._thread = threading.Thread(target=self._run_loop, name="user-loop", daemon=True)
 
     @property
     def servable_object(self) -> Any:
@@ -155,12 +143,12 @@ class UserCode:
 
     def start(self) -> None:
         """Start the loop's thread."""
-        self._thread.start()
+        self._user_loop.start()
 
     def end(self) -> None:
-        """End the threads, for a process that lives on; what runs is dropped."""
-        self._is_over = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        """End the threads, for a process that lives on; what runs is cancelled."""
+        self.loop.call_soon_threadsafe(self._cancel_all)
+        self._user_loop.end()
         for pool in (self._pool, self._health_pool):
             pool.shutdown(wait=False)
 
@@ -233,17 +221,9 @@ class UserCode:
             running.task.cancel()
             running.reply.cancel_calls()
 
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        while not (self._is_over or self.loop.is_closed()):
-            # A task of the user's own may raise SystemExit through it, or stop it.
-            try:
-                self.loop.run_forever()
-            except BaseException:
-                _print(traceback.format_exc())
-        if not self._is_over:
-            os._exit(1)  # closed by user code: nothing can be answered any more
-        self.loop.close()
+    def _cancel_all(self) -> None:
+        for key in list(self._running):
+            self.cancel(key)
 
     def _spawn(self, coroutine: Any, on_done: Callable[[Failure | None], None]) -> None:
         async def guarded() -> None:
@@ -345,6 +325,8 @@ class UserCode:
             if isinstance(error, UnsupportedResultError):
                 user_logging.log_failure(query, error)
             return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
+        except GeneratorExit:  # collected: the loop has ended, and it would not
+            raise
         except BaseException as error:
             if asyncio.current_task() in self._cancelled:
                 raise
@@ -434,12 +416,6 @@ def _raise_lost(text: str) -> None:
     raise DeployFailedError(text)
 
 
-def give_way_to_messages() -> None:
-    """Have this thread, the message loop's, get the interpreter soon whatever user code does."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
 def lost_code(text: str) -> bytes:
     """Return what stands for code that is lost: to load it raises DeployFailedError(``text``)."""
     return pickle.dumps(_Lost(text))
@@ -473,12 +449,6 @@ def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswe
     return FailedAnswer(
         query.id, kind, failure.text, exception=failure.exception, traceback=failure.traceback
     )
-
-
-def _print(text: str) -> None:
-    """Write to the replica's log, if it takes it: the disk may be full, user code closes files."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr)  # noqa: T201
 
 
 def _is_async(function: Any) -> bool:

@@ -95,28 +95,27 @@ class LocalClient(QueryClient):
             user_code.end()
 
     def _send(self, query: Query, pending: PendingQuery) -> None:
-        with self._lock:
+        with self._lock:  # so that the loop has not ended yet
             local = self._deployments.get(str(query.endpoint))
+            if local is not None:
+                run, context = local.user_code.run, local.context.copy()
+                reply = _LocalReply(pending, query, local.user_code)
+                local.user_code.loop.call_soon_threadsafe(run, reply, context=context)
         if local is None:
             text = f"there is no endpoint {query.endpoint!r} in local testing mode"
             pending.answered(FailedAnswer(pending.id, "DeploymentUnavailableError", text))
-        else:
-            user_code = local.user_code
-            reply = _LocalReply(pending, query, user_code)
-            user_code.loop.call_soon_threadsafe(user_code.run, reply, context=local.context.copy())
 
     def cancel(self, pending: PendingQuery) -> None:
         """See :meth:`QueryClient.cancel`."""
         with self._lock:
-            deployments = [local.user_code for local in self._deployments.values()]
-        for user_code in deployments:
-            user_code.loop.call_soon_threadsafe(user_code.cancel, pending.id)
+            for local in self._deployments.values():
+                local.user_code.loop.call_soon_threadsafe(local.user_code.cancel, pending.id)
 
 
 class _LocalReply(Reply):
     """Gives the answer to who asked."""
 
-    __slots__ = ("_pending", "_sender", "_stream", "_user_code")
+    __slots__ = ("_is_answered", "_pending", "_sender", "_stream", "_user_code")
 
     def __init__(self, pending: PendingQuery, query: Query, user_code: UserCode) -> None:
         assignment = Assignment(
@@ -131,6 +130,7 @@ class _LocalReply(Reply):
         super().__init__(assignment, None)
         self._pending = pending
         self._user_code = user_code
+        self._is_answered = False
         self._sender: Sender | None = None
         self._stream: ValueStream | None = None
 
@@ -152,6 +152,7 @@ class _LocalReply(Reply):
 
     def answer(self, answer: Answer) -> None:
         """Pass the answer on."""
+        self._is_answered = True
         if self._stream is None:
             self._pending.answered(answer)
         else:
@@ -173,6 +174,9 @@ class _LocalReply(Reply):
     def end(self) -> None:
         """Note that user code has returned; there are no slots."""
         self.has_ended = True
+        if not self._is_answered:
+            text = f"{self.assignment.endpoint} was cancelled, or shut down while the call ran"
+            self.answer(FailedAnswer(self.key, "DeploymentUnavailableError", text))
 
 
 _client: LocalClient | None = None

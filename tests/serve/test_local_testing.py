@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -40,6 +42,15 @@ class Adder:
     async def slow(self) -> None:
         await asyncio.sleep(60)
 
+    async def slow_stream(self) -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(60)
+
+    async def stubborn(self) -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
     def fail(self) -> None:
         raise KeyError("no such thing")
 
@@ -57,6 +68,10 @@ class Chain:
 
     async def by_name(self, number: int) -> int:
         return int(await serve.get_deployment_handle("Adder").remote(number))
+
+
+def user_loops() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "user-loop"]
 
 
 def run(app: Any, **options: Any) -> Any:
@@ -95,6 +110,28 @@ def test_exceptions_keep_their_type_and_cancelled_calls_end() -> None:
     response.cancel()
     with pytest.raises(RequestCancelledError):
         response.result(timeout_s=10)
+
+
+def test_calls_that_run_at_the_end_are_cancelled_and_say_so() -> None:
+    handle = run(Adder.bind(1))
+    response = handle.slow.remote()
+    stream = handle.options(stream=True).slow_stream.remote()
+    assert next(stream) == 1
+    serve.shutdown()
+    for ended in (response.result, stream.__next__):
+        with pytest.raises(DeploymentUnavailableError, match="shut down while the call ran"):
+            ended()
+    wait_until(lambda: not user_loops(), 10, "the threads end")
+
+
+def test_a_call_that_will_not_be_cancelled_keeps_no_thread() -> None:
+    response = run(Adder.bind(1)).stubborn.remote()
+    with pytest.raises(TimeoutError):
+        response.result(timeout_s=0.05)
+    serve.shutdown()
+    wait_until(lambda: not user_loops(), 10, "the threads end")
+    del response
+    gc.collect()  # pytest fails on what cannot be collected quietly
 
 
 def test_a_constructor_that_fails_raises_here_and_leaves_nothing() -> None:
