@@ -88,8 +88,18 @@ class Port:
         return self._transport.trouble_with(gate or self._transport.admin_address)
 
     def reach(self, gate: Address, on_lost: Callback) -> None:
-        """Connect to another host's admin; ``on_lost`` each time that it cannot be reached."""
-        self._transport.watch_remote(gate, lambda _is_certain: self.loop.guarded(on_lost))
+        """Connect to another host's admin; ``on_lost``, once, when it cannot be reached, or ends.
+
+        So whoever calls this again from there has one such call under way, and not twice as many
+        each time.
+        """
+
+        def lost(_is_certain: bool) -> None:
+            if cancel is not None:
+                cancel()
+            self.loop.guarded(on_lost)
+
+        cancel = self._transport.watch_remote(gate, lost)
 
     def probe(self, on_probed: Callable[[bool], None]) -> None:
         """Ask the actor system's admin whether it is there; one that hangs never answers."""

@@ -1,4 +1,4 @@
-"""With one leader: its controller dies, and all are shut down."""
+"""With one leader: it goes and comes back, its controller dies, and all are shut down."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ import os
 import signal
 
 from tests.support.cluster import Cluster
+
+
+def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_back(
+    serving: Cluster,
+) -> None:
+    a, b, c = serving.hosts
+    with b.load() as end_at_b, c.load() as end_at_c:
+        a.crash()
+        code, _, err = b.run("status")
+        assert (code, "was not answered" in err) == (1, True), err
+        a.reboot()
+        a.start()
+        serving.wait_for(
+            lambda: b.hosts() == {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}, 20, "all are"
+        )
+        serving.wait_for(
+            lambda: sorted(c.replicas("default#Who").values()) == ["a", "b", "c"], 20, "three run"
+        )
+        tallies = [end_at_b(), end_at_c()]
+    assert not [tally.failures for tally in tallies if tally.failures], tallies
+    assert a.get("/")[0] == 200
 
 
 def test_the_death_of_the_controller_alone_is_noticed_by_nobody(serving: Cluster) -> None:
