@@ -325,10 +325,9 @@ class UserCode:
             if isinstance(error, UnsupportedResultError):
                 user_logging.log_failure(query, error)
             return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
-        except GeneratorExit:  # collected: the loop has ended, and it would not
-            raise
         except BaseException as error:
-            if asyncio.current_task() in self._cancelled:
+            # Closed: this is collected, with the GeneratorExit of one that would not be cancelled.
+            if self.loop.is_closed() or asyncio.current_task() in self._cancelled:
                 raise
             return _failed(query, error, is_http=isinstance(call, HttpCall))
 
