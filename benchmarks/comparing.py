@@ -88,6 +88,17 @@ def change(
     return found[RESAMPLES * 25 // 1000], middle, found[RESAMPLES * 975 // 1000]
 
 
+def show_changes(rounds: dict[str, list[list[float]]]) -> None:
+    """Print what the shadow changes, what comparing does, and both: the median and the p99."""
+    for mode, base in (("shadow", "no shadow"), ("compared", "shadow"), ("compared", "no shadow")):
+        for percent in (50, 99):
+            low, middle, high = change(rounds[base], rounds[mode], percent)
+            print(
+                f"{mode} beside {base}: p{percent} {middle:+.1%}, with 95 % confidence {low:+.1%} "
+                f"to {high:+.1%}"
+            )
+
+
 def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
@@ -142,13 +153,7 @@ def show(
             f"{mode}: {len(found)} queries, p50 {hundredths[49] * 1e3:.2f} ms, p99 "
             f"{hundredths[98] * 1e3:.2f} ms; CPU per query: {each}"
         )
-    for mode, base in (("shadow", "no shadow"), ("compared", "shadow"), ("compared", "no shadow")):
-        for percent in (50, 99):
-            low, middle, high = change(rounds[base], rounds[mode], percent)
-            print(
-                f"{mode} beside {base}: p{percent} {middle:+.1%}, with 95 % confidence {low:+.1%} "
-                f"to {high:+.1%}"
-            )
+    show_changes(rounds)
 
 
 def main() -> None:

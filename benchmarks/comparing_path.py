@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from benchmarks.comparing import change
+from benchmarks.comparing import show_changes
 from tests.actors.one_process import OneProcess, Place
 from understudy.actors.messages import PythonCall, QueriesFinished, RunQueries
 from understudy.core.comparing import check_compare
@@ -105,13 +105,7 @@ def main() -> None:
             found = world.loop.run_until_complete(block(world, options.queries, options.pause_s))
             if number:  # the first is to warm up
                 rounds[mode].append(found)
-    for mode, base in (("shadow", "no shadow"), ("compared", "shadow"), ("compared", "no shadow")):
-        for percent in (50, 99):
-            low, middle, high = change(rounds[base], rounds[mode], percent)
-            print(
-                f"{mode} beside {base}: p{percent} {middle:+.1%}, with 95 % confidence {low:+.1%} "
-                f"to {high:+.1%}"
-            )
+    show_changes(rounds)
     for mode, found in rounds.items():
         every = sorted(each for part in found for each in part)
         middle, late = every[len(every) // 2], every[len(every) * 99 // 100]

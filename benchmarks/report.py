@@ -20,6 +20,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(_line(line, widths) for line in lines)
 
 
+def by_size(figures: dict[int, dict[str, float]]) -> str:
+    """Lay out milliseconds by what was done, a column for each number of backends."""
+    header = ["milliseconds", *(f"{size:,} backends" for size in figures)]
+    names = next(iter(figures.values()))
+    return table(
+        header, [[name, *(f"{each[name]:.3g}" for each in figures.values())] for name in names]
+    )
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *rest = cells
     padded = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))]

@@ -239,11 +239,8 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="draw the figures here")
     options = parser.parse_args()
     by_size = {size: measure(size, options.hosts, options.disk) for size in options.sizes}
-    names = list(next(iter(by_size.values())))
-    header = ["milliseconds", *(f"{size:,} backends" for size in by_size)]
-    rows = [[name, *(f"{by_size[size][name]:.3g}" for size in by_size)] for name in names]
     print(f"{options.hosts} proxies; {report.machine()}")
-    print(report.table(header, rows))
+    print(report.by_size(by_size))
     if options.svg:
         options.svg.write_text(scale_plot.drawn(by_size), encoding="utf-8")
 

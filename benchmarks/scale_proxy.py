@@ -19,6 +19,7 @@ def proxy_updates(backends: int, rounds: int) -> dict[str, float]:
     world = simulation.world
     with replaced(simulation):
         process = simulation.spawn("proxy")
+        simulation.checks.recorded.add(process.identity.incarnation)  # as a controller would have
         actor = Proxy()
         address = world.listen(process, actor.receiveMessage)
         actor._myRef = Manager(simulation, process, address)

@@ -200,11 +200,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     by_size = {size: measure(size, options.listeners, options.rounds) for size in options.sizes}
-    names = list(next(iter(by_size.values())))
-    header = ["milliseconds", *(f"{size:,} backends" for size in by_size)]
-    rows = [[name, *(f"{by_size[size][name]:.3g}" for size in by_size)] for name in names]
     print(f"{options.listeners} listeners; {report.machine()}")
-    print(report.table(header, rows))
+    print(report.by_size(by_size))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Checks:
         self._asked: dict[int, am.Request] = {}
         self._based_on: Counter[str] = Counter()  # versions of the shared deployment
         self._rolled_back = False
-        self._recorded: set[str] = set()  # proxies that were on disk at some time
+        self.recorded: set[str] = set()  # proxies that were on disk at some time
         self._deletes: dict[str, str] = {}  # goal -> tag
         self._blocked: dict[int, bool] = {}  # by a rollout, when it was asked
         self._kinds: dict[str, bytes] = {}  # of code, by its digest
@@ -87,7 +87,7 @@ class Checks:
             self.on_disk[key] = record
             if record is None:
                 del self.on_disk[key]
-        self._recorded |= {name for kind, name in changed if kind == "listener"}
+        self.recorded |= {name for kind, name in changed if kind == "listener"}
         for name in sorted({name for kind, name in changed if kind in {"endpoint", "rollout"}}):
             self._follow_rollout(name, before)
         entries = [
@@ -257,7 +257,7 @@ class Checks:
 
     def is_told(self, proxy: SimProcess) -> None:
         """A proxy takes a table: a next controller has to know of it."""
-        known = proxy.identity.incarnation in self._recorded
+        known = proxy.identity.incarnation in self.recorded
         self.expect(known, f"{proxy} was told of a table before it was on record")
 
     def endpoint_names(self) -> list[str]:
