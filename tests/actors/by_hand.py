@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.queries import python_call, query
 from tests.support.systems import alive
 from understudy.actors import admin_messages as am
 from understudy.actors import control_messages as cm
@@ -18,7 +19,7 @@ from understudy.actors import messages as m
 from understudy.actors.port import ThreadPort
 from understudy.actors.processes import this_process
 from understudy.core.config import BackendConfig
-from understudy.serve.packing import pack_arguments, pack_code
+from understudy.serve.packing import pack_code
 
 REPLICA = "understudy.actors.replica.Replica"
 DEADLINE_S = 10.0
@@ -280,22 +281,11 @@ class ReplicaByHand:
 
     def _assignment(self, method: str, args: tuple[Any, ...]) -> m.Assignment:
         ticket = self.hand.next_ticket()
-        call = m.PythonCall(method or "__call__", pack_arguments("by hand", args, {}))
-        query = m.Query(
-            id=ticket,
-            endpoint="by-hand",
-            path="",
-            http_method="",
-            call_method=method,
-            call=pickle.dumps(call),
-            request_id=f"by-hand-{ticket}",
-            timeout_s=None,
-            retryable=False,
-            shard_key=None,
-        )
         return m.Assignment(
             ticket=ticket,
-            query=query,
+            query=query(
+                ticket, endpoint="by-hand", retryable=False, **python_call(*args, method=method)
+            ),
             caller=self.hand.address,
             caller_incarnation=self.hand.process.incarnation,
             endpoint="by-hand",

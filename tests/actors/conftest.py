@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.actors.by_hand import Hand
+from tests.actors.noting import wait_for_notes
 from tests.support.systems import RunningSystem, running_system
 from understudy import serve
 from understudy.actors.control_messages import StopReplica
@@ -43,6 +45,12 @@ def hand(running: RunningSystem) -> Iterator[Hand]:
 def name() -> str:
     """A name that no other test uses; "/" + name is a free route."""
     return f"app{next(_numbers)}"
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Callable[..., list[str]]:
+    """Wait for notes of :class:`~tests.actors.noting.Noting` in this test's folder."""
+    return partial(wait_for_notes, tmp_path)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.actors.one_process import OneProcess
+from tests.support.queries import query
 from understudy.actors import messages as m
 from understudy.actors.queries import Run
 
@@ -28,22 +29,10 @@ def cancelled(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def run_by(world: OneProcess, proxy: str, ticket: int) -> Run:
-    query = m.Query(
-        id=7,
-        endpoint="e",
-        path="/",
-        http_method="GET",
-        call_method="",
-        call=b"",
-        request_id="r",
-        timeout_s=None,
-        retryable=True,
-        shard_key=None,
-    )
     caller = world.caller.process.incarnation
     assignment = m.Assignment(
         ticket=ticket,
-        query=query,
+        query=query(7),
         caller=world.proxy.myAddress,
         caller_incarnation=caller,
         endpoint="e",

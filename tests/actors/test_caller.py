@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.queries import query
 from understudy.actors import messages as m
 from understudy.actors.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
 from understudy.actors.streams import Stream
@@ -36,10 +37,10 @@ class _Loop:
     def stopped(self) -> list[tuple[Any, int]]:
         """Return who was told to end which answer."""
         return [
-            (to, query)
+            (to, number)
             for to, message in self.sent
             if isinstance(message, m.ControlStreams)
-            for query in message.stopped
+            for number in message.stopped
         ]
 
 
@@ -48,19 +49,7 @@ def asked(retryable: bool | None = True) -> tuple[Caller, _Loop, list[Any]]:
     loop, answers = _Loop(), []
     caller = Caller(loop, HERE)  # type: ignore[arg-type]
     caller.met_proxy("proxy", m.Process(9, 9, "proxy"))
-    query = m.Query(
-        id=1,
-        endpoint="e",
-        path="/",
-        http_method="GET",
-        call_method="",
-        call=b"",
-        request_id="r",
-        timeout_s=None,
-        retryable=retryable,
-        shard_key=None,
-    )
-    caller.submit(query, answers.append)
+    caller.submit(query(1, http_method="GET", retryable=retryable), answers.append)
     return caller, loop, answers
 
 
@@ -104,7 +93,7 @@ def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
 def submitted(loop: _Loop, to: str) -> list[tuple[int, ...]]:
     """Return the ids that went to a proxy, and which of them may have run before."""
     return [
-        (*(query.id for query in message.queries), *(-each for each in message.resent))
+        (*(each.id for each in message.queries), *(-each for each in message.resent))
         for target, message in loop.sent
         if target == to and isinstance(message, m.SubmitQueries)
     ]

@@ -99,42 +99,32 @@ def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
     assert [response.result(timeout_s=30) for response in responses] == ["rested"] * 41
 
 
+@pytest.mark.parametrize(
+    ("limit", "sign"),
+    [
+        pytest.param(1, "stop", id="waiting in the queue"),
+        pytest.param(5, "block", id="come in time, but to a blocked loop"),
+    ],
+)
 def test_a_query_past_its_time_never_reaches_user_code(
     running: RunningSystem,
     client: serve.Client,
     napping: Callable[..., None],
     name: str,
     tmp_path: Path,
+    limit: int,
+    sign: str,
 ) -> None:
-    napping(max_ongoing_requests=1)
-    (tmp_path / "stop").touch()
+    napping(max_ongoing_requests=limit)
+    (tmp_path / sign).touch()
     first = client.get_handle(name).remote()
-    wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one runs")
+    wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one runs, and stays")
     other = f"{name}-other"
     assert asked(running, other, **{"X-Request-Timeout-Seconds": "0.2"})[0] == 408
     last = client.get_handle(other).remote()
-    (tmp_path / "stop").unlink()
+    (tmp_path / sign).unlink()
     assert first.result(timeout_s=20) == last.result(timeout_s=20) == "rested"
-    assert served(tmp_path, other) == 1
-
-
-def test_a_query_that_came_in_time_but_to_a_blocked_loop_is_not_run_past_its_time(
-    running: RunningSystem,
-    client: serve.Client,
-    napping: Callable[..., None],
-    name: str,
-    tmp_path: Path,
-) -> None:
-    napping(max_ongoing_requests=5)
-    (tmp_path / "block").touch()
-    first = client.get_handle(name).remote()
-    wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one blocks the loop")
-    other = f"{name}-other"
-    assert asked(running, other, **{"X-Request-Timeout-Seconds": "0.2"})[0] == 408
-    (tmp_path / "block").unlink()
-    assert first.result(timeout_s=20) == "rested"
-    assert client.get_handle(other).remote().result(timeout_s=20) == "rested"
-    assert served(tmp_path, other) == 1
+    assert served(tmp_path, other) == 1, "only the last one"
 
 
 def test_a_flood_of_one_endpoint_does_not_hold_up_another_of_the_same_backend(

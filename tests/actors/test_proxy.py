@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.actors.by_hand import Hand, ReplicaByHand
+from tests.support.queries import python_call, query
 from tests.support.systems import alive, wait_until
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
-from understudy.serve.packing import pack_arguments
 
 PROXY_CLASS = "understudy.actors.proxy.Proxy"
 DEADLINE_S = 10.0
@@ -77,25 +77,14 @@ class ProxyByHand:
     def submit(self, argument: object) -> int:
         """Have it dispatch a repeatable query; return its id."""
         self._query_id += 1
-        query = m.Query(
-            id=self._query_id,
-            endpoint="by-hand",
-            path="",
-            http_method="",
-            call_method="",
-            call=pickle.dumps(m.PythonCall("__call__", pack_arguments("it", (argument,), {}))),
-            request_id=f"query-{self._query_id}",
-            timeout_s=None,
-            retryable=True,
-            shard_key=None,
-        )
+        submitted = query(self._query_id, endpoint="by-hand", **python_call(argument))
         self.hand.send(
             self.address,
             m.SubmitQueries(
-                incarnation=self.hand.process.incarnation, queries=(query,), cancelled=()
+                incarnation=self.hand.process.incarnation, queries=(submitted,), cancelled=()
             ),
         )
-        return query.id
+        return submitted.id
 
     def answer(self, query_id: int) -> m.Answer:
         """Return the answer to a query."""

@@ -17,26 +17,19 @@ import pytest
 from fastapi import FastAPI, Request, UploadFile
 from fastapi.responses import StreamingResponse
 
+from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
 from understudy.http_front.body import WHOLE
 
-DEADLINE_S = 30
 LARGE = 3 * WHOLE
 api = FastAPI()
 
 
 @serve.deployment
 @serve.ingress(api)
-class Taker:
-    """Takes bodies in every way; ``folder`` is where it and the tests meet."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def note(self, text: str) -> None:
-        with (self.folder / "notes").open("a") as notes:
-            notes.write(f"{text}\n")
+class Taker(Noting):
+    """Takes bodies in every way."""
 
     @api.get("/pid")
     async def pid(self) -> int:
@@ -112,23 +105,6 @@ def connect(running: RunningSystem) -> Iterator[Connect]:
 def path(name: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
     deployed(Taker.bind(str(tmp_path)))
     return f"/{name}"
-
-
-@pytest.fixture
-def noted(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Wait for a note that begins so; return the rests of those there are."""
-
-    def wait(beginning: str, count: int = 1) -> list[str]:
-        def found() -> list[str] | None:
-            notes = tmp_path / "notes"
-            lines = notes.read_text().splitlines() if notes.exists() else []
-            rests = [line[len(beginning) :] for line in lines if line.startswith(beginning)]
-            return rests if len(rests) >= count else None
-
-        result: list[str] = wait_until(found, DEADLINE_S, beginning)
-        return result
-
-    return wait
 
 
 def connection_to(system: RunningSystem) -> http.client.HTTPConnection:

@@ -19,24 +19,17 @@ from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
 
-DEADLINE_S = 30
 api = FastAPI()
 
 
 @serve.deployment(max_ongoing_requests=600)
 @serve.ingress(api)
-class Talk:
-    """Whatever the tests below need; ``folder`` is where they meet."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def note(self, text: str) -> None:
-        with (self.folder / "notes").open("a") as notes:
-            notes.write(f"{text}\n")
+class Talk(Noting):
+    """Whatever the tests below need."""
 
     @api.get("/pid")
     async def pid(self) -> int:
@@ -141,19 +134,6 @@ def url(running: RunningSystem, name: str) -> str:
 def talk(url: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
     deployed(Talk.bind(str(tmp_path)))
     return url
-
-
-@pytest.fixture
-def notes(tmp_path: Path) -> Callable[[str], None]:
-    """Wait until the deployment has noted this."""
-
-    def wait(text: str) -> None:
-        path = tmp_path / "notes"
-        wait_until(
-            lambda: path.exists() and text in path.read_text().splitlines(), DEADLINE_S, text
-        )
-
-    return wait
 
 
 def run(conversation: Awaitable[Any]) -> Any:
@@ -420,7 +400,7 @@ def test_user_code_ends_it(talk: str, path: str, code: int, reason: str) -> None
     run(converse())
 
 
-def test_user_code_hears_how_its_client_left(talk: str, notes: Callable[[str], None]) -> None:
+def test_user_code_hears_how_its_client_left(talk: str, noted: Callable[..., Any]) -> None:
     async def converse() -> None:
         async with connect(f"{talk}/echo") as client:
             await client.close(4321, "lunch")
@@ -428,12 +408,12 @@ def test_user_code_hears_how_its_client_left(talk: str, notes: Callable[[str], N
         client.transport.abort()
 
     run(converse())
-    notes("4321 lunch")
-    notes("left 1006")
+    noted("4321 lunch")
+    noted("left 1006")
 
 
 def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
-    talk: str, notes: Callable[[str], None], running: RunningSystem, name: str
+    talk: str, noted: Callable[..., Any], running: RunningSystem, name: str
 ) -> None:
     async def converse() -> None:
         client = await connect(f"{talk}/flood")
@@ -441,7 +421,7 @@ def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
         client.transport.abort()
 
     run(converse())
-    notes("flood over")
+    noted("flood over")
     wait_until(lambda: ongoing(running, name) == 0, DEADLINE_S, "the slot is free")
 
 
@@ -472,7 +452,7 @@ def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
     talk: str,
     deployed: Callable[..., Any],
     tmp_path: Path,
-    notes: Callable[[str], None],
+    noted: Callable[..., Any],
 ) -> None:
     async def converse() -> None:
         async with connect(f"{talk}/echo") as client:
@@ -486,7 +466,7 @@ def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
             assert await client.recv() == "again"
 
     run(converse())
-    notes("1012 the replica stops")
+    noted("1012 the replica stops")
 
 
 def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
@@ -516,7 +496,7 @@ def test_a_killed_replica_closes_with_1011(talk: str, running: RunningSystem, na
 
 
 def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
-    tmp_path: Path, notes: Callable[[str], None]
+    tmp_path: Path, noted: Callable[..., Any]
 ) -> None:
     """The proxy that follows it knows nothing of it."""
     with running_system(tmp_path / "state") as own:
@@ -542,7 +522,7 @@ def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
                 assert (await end_of(other))[0] == 1006
 
         run(converse())
-        notes("1000 bye")
+        noted("1000 bye")
         wait_until(lambda: ongoing(own, "default") == 0, DEADLINE_S, "the slots are free")
 
 

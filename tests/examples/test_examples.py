@@ -21,66 +21,52 @@ from tests.support.systems import RunningSystem, wait_until
 CLONE = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def hello(tmp_path):
-    yield from deployed(tmp_path, "examples.hello:app")
+def deployed(target, *flags, scope="function"):
+    """Make a fixture: a system of its own with this example on it."""
+
+    @pytest.fixture(scope=scope)
+    def system_with_it(tmp_path_factory):
+        system = RunningSystem(tmp_path_factory.mktemp("example") / "state")
+        try:
+            done = system.understudy("run", "--non-blocking", *flags, target, cwd=CLONE)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == f"deployed 'default' at {system.url}/\n"
+            yield system
+        finally:
+            system.stop()
+
+    return system_with_it
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    yield from deployed(tmp_path_factory.mktemp("digits"), "examples.digits.app")
+SHOWN = {
+    "audited.py": "docs/logging.md",
+    "counting.py": "docs/http.md",
+    "crowded.py": "docs/overload.md",
+    "greetings.py": "docs/multiplexed-models.md",
+    "hello.py": "README.md",
+    "live.py": "docs/websockets.md",
+    "nearest.py": "docs/batching.md",
+    "stories.py": "docs/composition.md",
+    "test_hello.py": "docs/testing.md",
+    "timing.py": "docs/http.md",
+}
+TIMED = ("--http-middlewares", "examples.timing:Timing", "--http-cors", "https://shop.example")
+audited = deployed("examples.audited:app")
+counting = deployed("examples.counting:app")
+crowded = deployed("examples.crowded:app")
+digits = deployed("examples.digits.app", scope="module")
+greetings = deployed("examples.greetings:app")
+hello = deployed("examples.hello:app")
+live = deployed("examples.live:app")
+nearest = deployed("examples.nearest:app")
+stories = deployed("examples.stories:app")
+timed_hello = deployed("examples.hello:app", *TIMED)
 
 
-@pytest.fixture
-def counting(tmp_path):
-    yield from deployed(tmp_path, "examples.counting:app")
-
-
-@pytest.fixture
-def crowded(tmp_path):
-    yield from deployed(tmp_path, "examples.crowded:app")
-
-
-@pytest.fixture
-def live(tmp_path):
-    yield from deployed(tmp_path, "examples.live:app")
-
-
-@pytest.fixture
-def nearest(tmp_path):
-    yield from deployed(tmp_path, "examples.nearest:app")
-
-
-@pytest.fixture
-def greetings(tmp_path):
-    yield from deployed(tmp_path, "examples.greetings:app")
-
-
-@pytest.fixture
-def audited(tmp_path):
-    yield from deployed(tmp_path, "examples.audited:app")
-
-
-@pytest.fixture
-def timed_hello(tmp_path):
-    flags = ("--http-middlewares", "examples.timing:Timing", "--http-cors", "https://shop.example")
-    yield from deployed(tmp_path, "examples.hello:app", *flags)
-
-
-@pytest.fixture
-def stories(tmp_path):
-    yield from deployed(tmp_path, "examples.stories:app")
-
-
-def deployed(folder, target, *flags):
-    system = RunningSystem(folder / "state")
-    try:
-        done = system.understudy("run", "--non-blocking", *flags, target, cwd=CLONE)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"deployed 'default' at {system.url}/\n"
-        yield system
-    finally:
-        system.stop()
+@pytest.mark.parametrize(("example", "page"), SHOWN.items())
+def test_a_page_shows_the_code_of_its_example(example, page):
+    code = (CLONE / "examples" / example).read_text(encoding="utf-8").partition('"""\n\n')[2]
+    assert code in (CLONE / page).read_text(encoding="utf-8")
 
 
 def test_hello_answers_what_the_readme_says(hello):
@@ -90,20 +76,10 @@ def test_hello_answers_what_the_readme_says(hello):
     assert body.decode() in readme
 
 
-def test_the_readme_shows_the_code_of_hello():
-    code = (CLONE / "examples/hello.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "README.md").read_text(encoding="utf-8")
-
-
 def test_counting_counts_whole_and_in_parts(counting):
     assert counting.get("/up-to/6?by=2") == (200, b"[2,4,6]")
     assert counting.get("/slowly/3") == (200, b"data: 1\n\ndata: 2\n\ndata: 3\n\n")
     assert counting.get("/up-to/many")[0] == 422
-
-
-def test_the_page_on_http_shows_the_code_of_counting():
-    code = (CLONE / "examples/counting.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
 
 
 def test_live_counts_words_while_they_come_and_takes_uploads(live):
@@ -114,11 +90,6 @@ def test_live_counts_words_while_they_come_and_takes_uploads(live):
     body = b"x" * 5_000_000
     expected = b'{"sha256":"%s"}' % hashlib.sha256(body).hexdigest().encode()
     assert live.get("/checksum", data=body, method="PUT") == (200, expected)
-
-
-def test_the_page_on_websockets_shows_the_code_of_live():
-    code = (CLONE / "examples/live.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/websockets.md").read_text(encoding="utf-8")
 
 
 def test_audited_logs_json_that_names_the_request(audited):
@@ -132,11 +103,6 @@ def test_audited_logs_json_that_names_the_request(audited):
     sold, ended = wait_until(logged, 10, "two lines are logged")
     assert (sold["message"], sold["item"], sold["request_id"]) == ("sold salt", "salt", "r1")
     assert (ended["path"], ended["status"], ended["version"]) == ("/", 200, "3")
-
-
-def test_the_page_on_logging_shows_the_code_of_audited():
-    code = (CLONE / "examples/audited.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/logging.md").read_text(encoding="utf-8")
 
 
 def test_the_tests_of_hello_pass(tmp_path):
@@ -161,21 +127,11 @@ def test_the_tests_of_hello_pass(tmp_path):
     assert "3 passed" in done.stdout
 
 
-def test_the_page_on_testing_shows_the_code_of_the_tests():
-    code = (CLONE / "examples/test_hello.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/testing.md").read_text(encoding="utf-8")
-
-
 def test_timing_tells_how_long_a_request_took(timed_hello):
     request = urllib.request.Request(timed_hello.url, headers={"Origin": "https://shop.example"})
     with urllib.request.urlopen(request, timeout=30) as response:
         assert re.fullmatch(r"total;dur=\d+\.\d", response.headers["server-timing"])
         assert response.headers["access-control-allow-origin"] == "https://shop.example"
-
-
-def test_the_page_on_http_shows_the_code_of_timing():
-    code = (CLONE / "examples/timing.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/http.md").read_text(encoding="utf-8")
 
 
 def test_nearest_answers_many_at_a_time(nearest):
@@ -191,21 +147,11 @@ def test_nearest_answers_many_at_a_time(nearest):
     assert nearest.get("/?at=here")[0] == 400
 
 
-def test_the_page_on_batching_shows_the_code_of_nearest():
-    code = (CLONE / "examples/nearest.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/batching.md").read_text(encoding="utf-8")
-
-
 def test_greetings_have_a_model_for_each_language(greetings):
     for language, words in [("fr", b"Bonjour"), ("de", b"Guten Tag"), ("fr", b"Bonjour")]:
         headers = {"serve_multiplexed_model_id": language}
         assert greetings.get("/", headers=headers) == (200, words)
     assert greetings.get("/")[0] == 404
-
-
-def test_the_page_on_multiplexed_models_shows_the_code_of_greetings():
-    code = (CLONE / "examples/greetings.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/multiplexed-models.md").read_text(encoding="utf-8")
 
 
 def test_stories_are_streamed_through_three_deployments(stories):
@@ -215,11 +161,6 @@ def test_stories_are_streamed_through_three_deployments(stories):
     told = [f"{word}: {rhyme}\n" for word, rhymes in words.items() for rhyme in rhymes]
     assert (status, body.decode()) == (200, "".join(told))
     assert stories.get("/?line=no+such+word") == (200, b"")
-
-
-def test_the_page_on_composition_shows_the_code_of_stories():
-    code = (CLONE / "examples/stories.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/composition.md").read_text(encoding="utf-8")
 
 
 def test_crowded_lets_as_many_wait_as_may_and_turns_away_the_others(crowded):
@@ -240,11 +181,6 @@ def test_crowded_lets_as_many_wait_as_may_and_turns_away_the_others(crowded):
     assert turned_away
     assert all(b"queued" in body or b"could begin" in body for body, _ in turned_away)
     assert all(int(after) >= 1 for _, after in turned_away)
-
-
-def test_the_page_on_overload_shows_the_code_of_crowded():
-    code = (CLONE / "examples/crowded.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert code in (CLONE / "docs/overload.md").read_text(encoding="utf-8")
 
 
 def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):

@@ -15,6 +15,7 @@ from understudy.actors.transport import admission, strangers
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.greeting import MAGIC
 from understudy.actors.transport.network import Network
+from understudy.actors.transport.remote import GIVE_UP_S
 from understudy.actors.transport.routes import write_route
 from understudy.actors.transport.sockets import tcp_listener
 
@@ -147,12 +148,10 @@ def test_both_dialing_at_once_lose_and_repeat_nothing(world, port):
 def test_a_busy_process_is_not_dead(world, hosts):
     """The gate leads to it, the kernel answers for it, and it takes the connection later."""
     _, one, _, other = hosts
-    door = other.peers._remote._door
-    world.loop.remove_reader(door.fileno())
-    one.send(other)
-    world.run_for(3)
-    assert not one.dead
-    world.loop.add_reader(door.fileno(), door._accept)
+    with world.busy(other):
+        one.send(other)
+        world.run_for(2 * GIVE_UP_S)
+        assert not one.dead
     world.until(lambda: one.done)
     assert other.bodies == [b"hello"]
 

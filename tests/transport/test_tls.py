@@ -15,6 +15,7 @@ from tests.support.certificates import certificate
 from tests.transport.worlds import HERE, KEY, THERE
 from understudy.actors.transport.addresses import drawn_address
 from understudy.actors.transport.network import tls_of
+from understudy.actors.transport.remote import GIVE_UP_S
 from understudy.actors.transport.routes import ROUTED_SIZE, write_route
 from understudy.actors.transport.tls import Tls, TlsError
 
@@ -92,12 +93,10 @@ def test_a_dead_process_is_dead_at_once(world, hosts, port):
 
 def test_a_busy_process_is_not_dead(world, hosts):
     _, one, _, other = hosts
-    door = other.peers._remote._door
-    world.loop.remove_reader(door.fileno())
-    one.send(other)
-    world.run_for(3)
-    assert not one.dead
-    world.loop.add_reader(door.fileno(), door._accept)
+    with world.busy(other):
+        one.send(other)
+        world.run_for(2 * GIVE_UP_S)
+        assert not one.dead
     world.until(lambda: one.done)
 
 

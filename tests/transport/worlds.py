@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 import time
+from contextlib import contextmanager
 
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.identity import Identity
@@ -93,6 +94,14 @@ class World:
                 await asyncio.sleep(0.001)
 
         self.loop.run_until_complete(wait())
+
+    @contextmanager
+    def busy(self, process):
+        """Have a process of another host not come round to taking connections meanwhile."""
+        door = process.peers._remote._door
+        self.loop.remove_reader(door.fileno())
+        yield
+        self.loop.add_reader(door.fileno(), door._accept)
 
     def run_for(self, seconds):
         self.loop.run_until_complete(asyncio.sleep(seconds))
