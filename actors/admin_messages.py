@@ -285,6 +285,14 @@ class EvictHost(Request):
 
 
 @message
+class RotateKey(Request):
+    """Give the cluster a new key, or go on with that; answered when all hosts that run have it.
+
+    Answers {"hosts": [names of those], "away": [names of hosts that are lost and do not]}.
+    """
+
+
+@message
 class RebalanceHosts(Request):
     """Move replicas from hosts that have more of a backend; answers how many are to move."""
 

@@ -26,8 +26,8 @@ from collections.abc import Callable
 
 from understudy.actors.messages import Address
 from understudy.actors.settings import LOOPBACK, HostSettings
-from understudy.actors.transport.cluster_key import read_key
 from understudy.actors.transport.greeting import LABEL
+from understudy.actors.transport.key_files import KeyFiles, Keys
 from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
 from understudy.core.liveness import BEAT_S, LOST_AFTER_S
 
@@ -46,24 +46,37 @@ Clock = Callable[[], float]
 class Sealed:
     """Writes and reads one direction's datagrams."""
 
-    def __init__(self, key: bytes, direction: bytes) -> None:
-        self._key = hkdf_expand(hkdf_extract(b"", key), LABEL + b"beats of " + direction)
+    def __init__(self, keys: Keys, direction: bytes) -> None:
+        self._keys = keys
+        self._label = LABEL + b"beats of " + direction
+        self._of: list[bytes] = []  # the cluster's keys, and what is derived from them
+        self._derived: list[bytes] = []
 
     def write(self, incarnation: str, number: int, heard: int) -> bytes:
         """Return a datagram."""
         packet = _PACKET.pack(_MAGIC, bytes.fromhex(incarnation), number, heard)
-        return packet + self._mac(packet)
+        return packet + _mac(self._own_keys()[0], packet)
 
     def read(self, datagram: bytes) -> tuple[str, int, int] | None:
         """Return who sent it, its number, and the number it has heard; None if it is not right."""
         packet, mac = datagram[: _PACKET.size], datagram[_PACKET.size :]
-        if len(datagram) != SIZE or not hmac.compare_digest(self._mac(packet), mac):
+        if len(datagram) != SIZE or not any(
+            hmac.compare_digest(_mac(key, packet), mac) for key in self._own_keys()
+        ):
             return None
         magic, incarnation, number, heard = _PACKET.unpack(packet)
         return (incarnation.hex(), number, heard) if magic == _MAGIC else None
 
-    def _mac(self, packet: bytes) -> bytes:
-        return hmac.digest(self._key, packet, "sha256")[:_MAC_SIZE]
+    def _own_keys(self) -> list[bytes]:
+        keys = list(self._keys())
+        if keys != self._of:
+            self._of = keys
+            self._derived = [hkdf_expand(hkdf_extract(b"", key), self._label) for key in keys]
+        return self._derived
+
+
+def _mac(key: bytes, packet: bytes) -> bytes:
+    return hmac.digest(key, packet, "sha256")[:_MAC_SIZE]
 
 
 class _Member:
@@ -84,7 +97,7 @@ class BeatListener:
         self,
         loop: asyncio.AbstractEventLoop,
         at: tuple[str, int],
-        key: bytes,
+        keys: Keys,
         incarnation: str,
         clock: Clock,
         on_beat: Callable[[str], None],
@@ -93,7 +106,7 @@ class BeatListener:
         self._incarnation = incarnation
         self._clock = clock
         self._on_beat = on_beat
-        self._beats, self._answers = Sealed(key, b"hosts"), Sealed(key, b"the controller")
+        self._beats, self._answers = Sealed(keys, b"hosts"), Sealed(keys, b"the controller")
         self._members: dict[str, _Member] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,14 +160,14 @@ class Beater:
         self,
         loop: asyncio.AbstractEventLoop,
         own: str,
-        key: bytes,
+        keys: Keys,
         incarnation: str,
         target: tuple[str, int],
         controller: str,
     ) -> None:
         self._loop = loop
         self._incarnation = incarnation
-        self._beats, self._answers = Sealed(key, b"hosts"), Sealed(key, b"the controller")
+        self._beats, self._answers = Sealed(keys, b"hosts"), Sealed(keys, b"the controller")
         self._number = 0
         self._heard = 0
         self._controller = controller  # whose answers count
@@ -205,7 +218,8 @@ def beater_towards(
     bind = settings.bind
     if bind is None or bind in LOOPBACK or getattr(at, "host", bind) == bind:
         return None
-    return Beater(loop, bind, read_key(settings.cluster_key), own, (at.host, at.port), incarnation)
+    keys = KeyFiles(settings.cluster_key)
+    return Beater(loop, bind, keys, own, (at.host, at.port), incarnation)
 
 
 def _send(sock: socket.socket, datagram: bytes, target: tuple[str, int]) -> None:

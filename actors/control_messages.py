@@ -209,6 +209,7 @@ class HostReported(Message):
     labels: dict[str, str]
     replicas: tuple[tuple[str, str], ...]
     report: dict[str, Any]  # for status
+    keys: tuple[str, str, str] = ("", "", "")  # core.key_rotation.KeyIds of what it holds
 
 
 @message
@@ -216,6 +217,38 @@ class HostAnswered(Message):
     """Controller to host process: it is in the cluster, or cannot be for this reason."""
 
     refusal: str = ""
+
+
+@message
+class HoldKeys(Message):
+    """Controller to host process: hold these keys of the cluster, by name. Repeats are safe.
+
+    Answered by HostReported once they are on disk, or by NeedKey. See core/key_rotation.py.
+    """
+
+    keys: tuple[str, str, str]
+
+
+@message
+class NeedKey(Message):
+    """Host process to controller: I do not have this key; answered by GiveKey.
+
+    ``held`` names one that this host has; ``public`` is its end of a key exchange.
+    """
+
+    key: str
+    held: str
+    public: bytes
+
+
+@message
+class GiveKey(Message):
+    """Controller to host process: a key, sealed for it alone; a repeat is ignored."""
+
+    key: str
+    public: bytes
+    sealed: bytes
+    keys: tuple[str, str, str]  # what to hold with it
 
 
 @message

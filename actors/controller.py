@@ -136,6 +136,9 @@ class Controller(LoopActor):
         elif isinstance(message, am.DrainHost):
             self._members.drain(message)
             self._requests.park(message, sender, lambda: self._members.drained(message))
+        elif isinstance(message, am.RotateKey):
+            self._members.keys.begin(message.request_id)
+            self._requests.park(message, sender, lambda: self._members.keys.rotated(message))
         elif isinstance(message, am.Request):
             self._requests.take(message, sender)
         else:
@@ -161,6 +164,10 @@ class Controller(LoopActor):
         if self._members.reported(message, sender):
             self._status_file.changed()
         self._changed()
+
+    def receiveMsg_NeedKey(self, message: cm.NeedKey, sender: Address) -> None:
+        """See :meth:`KeyRotation.asked`."""
+        self._members.keys.asked(message, sender)
 
     def _stop_cluster(self, message: am.StopCluster, sender: Address) -> None:
         """Stop all replicas without a change of the hard state, which a next start brings back."""

@@ -17,12 +17,13 @@ from thespian.actors import ActorAddress
 from understudy.actors import admin_messages as am
 from understudy.actors import control_messages as cm
 from understudy.actors.beats import BeatListener
+from understudy.actors.keys import KeyRotation
 from understudy.actors.loop import Loop
 from understudy.actors.messages import Address, Process
 from understudy.actors.port import Port
 from understudy.actors.settings import LOOPBACK, HostSettings
 from understudy.actors.transport.addresses import parse_address
-from understudy.actors.transport.cluster_key import read_key
+from understudy.actors.transport.key_files import KeyFiles
 from understudy.core.cluster import Cluster
 from understudy.core.errors import ConflictError
 from understudy.core.hosts import HostState
@@ -56,12 +57,13 @@ class Members:
         self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
         self._port: Port | None = None  # to other hosts' admins; made when there is one
         self._locating: dict[str, list[Callable[[Address], None]]] = {}
+        self.keys = KeyRotation(loop, cluster, settings)
         self._beats: BeatListener | None = None
         if settings.bind is not None and settings.bind not in LOOPBACK:
             self._beats = BeatListener(
                 loop.asyncio,
                 (settings.bind, settings.admin_port),
-                read_key(settings.cluster_key),
+                KeyFiles(settings.cluster_key),
                 process.incarnation,
                 time.monotonic,
                 self._beat,
@@ -97,6 +99,7 @@ class Members:
         self._loop.send(sender, cm.HostAnswered())
         self._know(name, message.process, sender)
         self._stop_orphans(message)
+        self.keys.reported(name, message.keys, sender)
         is_news = self._reports.get(name) != message.report
         self._reports[name] = message.report
         return is_news

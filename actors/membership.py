@@ -14,6 +14,7 @@ from understudy.actors.beats import Beater, beater_towards
 from understudy.actors.binding import convention_of, host_id
 from understudy.actors.capacity import capacity_of
 from understudy.actors.control_messages import HostAnswered, HostReported, KillReplica
+from understudy.actors.keys import KeyHolder
 from understudy.actors.messages import Address, Process
 from understudy.actors.port import ThreadPort
 from understudy.actors.processes import RunRecords, send_signal
@@ -45,6 +46,7 @@ class Membership:
         self._port = port
         self._describe = describe
         self._id = host_id(settings)
+        self._keys = KeyHolder(settings, port, self.report)
         self._capacity = capacity_of(settings)
         self._controller: Address | None = None
         self._beater: Beater | None = None
@@ -86,6 +88,7 @@ class Membership:
             labels=dict(self._settings.labels),
             replicas=tuple((each["tag"], each["address"]) for each in replicas if "tag" in each),
             report=self._describe(),
+            keys=self._keys.ids(),
         )
         self._port.loop.send(self._controller, report)
 

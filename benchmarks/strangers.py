@@ -162,7 +162,7 @@ async def stand_next_door(port: int, key: bytes) -> None:
     """Be a gate that leads nowhere until standard input ends."""
     loop = asyncio.get_running_loop()
     own = ProcessAddress(NEXT_DOOR, port)
-    gate = Gate(loop, own, key, Admission(loop), lambda sock, _route: sock.close())
+    gate = Gate(loop, own, lambda: (key,), Admission(loop), lambda sock, _route: sock.close())
     print("there", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     gate.close()

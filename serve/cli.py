@@ -325,6 +325,19 @@ def evict(host: str, **flags: Any) -> None:
     commands.evict(commands.settings_from(flags), host)
 
 
+@main.command(name="rotate-key")
+@_where
+@_address
+def rotate_key(**flags: Any) -> None:
+    """Replace the key that makes hosts one cluster, on all hosts, while they serve.
+
+    A host that is away needs the new one by hand; one that was evicted cannot come back.
+    """
+    from understudy.serve import commands
+
+    commands.rotate_key(commands.settings_from(flags))
+
+
 @main.command()
 @_where
 @_address

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from understudy.actors import system
-from understudy.actors.admin_messages import EvictHost, RebalanceHosts, StopCluster
+from understudy.actors.admin_messages import EvictHost, RebalanceHosts, RotateKey, StopCluster
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import InvalidRequestError, UnderstudyError
@@ -24,6 +24,7 @@ from understudy.serve.importing import ImportFailedError, load_application, read
 from understudy.serve.logs import Line, Logs
 
 STATUS_TIMEOUT_S = 10.0
+ROTATE_TIMEOUT_S = 60.0
 _ALIVE_CHECK_S = 1.0
 
 
@@ -153,6 +154,26 @@ def evict(settings: HostSettings, host: str) -> None:
     with connected(settings) as connection:
         connection.request(operations.new(EvictHost, host=host), timeout_s=STATUS_TIMEOUT_S)
     click.echo(f"forgot host {host!r}")
+
+
+def rotate_key(settings: HostSettings) -> None:
+    """Have all hosts take another key."""
+    with connected(settings) as connection, Progress("replacing the cluster's key"):
+        try:
+            done = connection.request(operations.new(RotateKey), timeout_s=ROTATE_TIMEOUT_S)
+        except TimeoutError:
+            raise UnderstudyError(
+                f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
+                "have, the key before is taken too. It goes on by itself, and the same command "
+                "waits for it again; `understudy status` shows the hosts"
+            ) from None
+    click.echo(f"the key is replaced on {', '.join(done['hosts'])}")
+    for host in done["away"]:
+        click.echo(
+            f"host {host!r} is lost and lacks the new key: copy cluster.key from the state dir of "
+            f"another host over its own, or forget it with `understudy evict {host}`",
+            err=True,
+        )
 
 
 def rebalance(settings: HostSettings) -> None:

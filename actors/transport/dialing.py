@@ -115,7 +115,9 @@ class Dialing:
             return
         if not piece:
             self._fail(
-                "it closed the connection; it may hold another cluster's key", is_refusal=True
+                "it closed the connection; it may hold another cluster's key, or a newer one since "
+                "`understudy rotate-key`: then copy its cluster.key over this host's",
+                is_refusal=True,
             )
             return
         self._received += piece

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from understudy.actors.transport.addresses import ProcessAddress
 from understudy.actors.transport.admission import Admission
 from understudy.actors.transport.identity import RefusedError
+from understudy.actors.transport.key_files import Keys
 from understudy.actors.transport.listener import Listener
 from understudy.actors.transport.routes import ROUTE_SIZE, read_route, write_routed
 from understudy.actors.transport.sockets import is_ours, local_socket, prepare_tcp, tcp_listener
@@ -33,13 +34,13 @@ class Gate:
         self,
         loop: asyncio.AbstractEventLoop,
         own: ProcessAddress,
-        key: bytes,
+        keys: Keys,
         admission: Admission,
         take: Callable[[socket.socket, bytes], None],
         listener: socket.socket | None = None,
     ) -> None:
         self.loop = loop
-        self.key = key
+        self.keys = keys
         self.admission = admission
         self._own = own
         self._take = take
@@ -78,14 +79,14 @@ class Gate:
         self._callers.discard(caller)
         self.admission.left(caller)
 
-    def hand_over(self, sock: socket.socket, route: bytes, number: int) -> None:
-        """Answer a right ROUTE, and give the connection to the process of that number.
+    def hand_over(self, sock: socket.socket, route: bytes, number: int, key: bytes) -> None:
+        """Answer a right ROUTE by its key; give the connection to the process of that number.
 
         OSError when that process exists and cannot take it now, or the caller is gone.
         """
         target = ProcessAddress(self._own.host, number)
         if target == self._own:
-            sock.send(write_routed(route, self.key, found=True))
+            sock.send(write_routed(route, key, found=True))
             self._take(sock.dup(), route)
             return
         with local_socket(socket.SOCK_SEQPACKET) as door:
@@ -94,7 +95,7 @@ class Gate:
                 found = is_ours(door)
             except ConnectionRefusedError:
                 found = False
-            sock.send(write_routed(route, self.key, found=found))
+            sock.send(write_routed(route, key, found=found))
             if found:
                 socket.send_fds(door, [route], [sock.fileno()])
 
@@ -138,19 +139,19 @@ class Caller:
             return
         self._received += piece
         try:
-            number = read_route(self._received, self._gate.key)
+            wanted = read_route(self._received, self._gate.keys())
         except RefusedError as refusal:
             if refusal.farewell:
                 with contextlib.suppress(OSError):
                     self._socket.send(refusal.farewell)
             self.turn_away(refusal.reason)
             return
-        if number is not None:
-            self._admit(number)
+        if wanted is not None:
+            self._admit(*wanted)
 
-    def _admit(self, number: int) -> None:
+    def _admit(self, number: int, key: bytes) -> None:
         try:
-            self._gate.hand_over(self._socket, self._received, number)
+            self._gate.hand_over(self._socket, self._received, number, key)
         except OSError as error:
             self.turn_away(f"it could not be handed over to process {number}: {error.strerror}")
         else:

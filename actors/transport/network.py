@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress
-from understudy.actors.transport.cluster_key import ClusterKeyError, read_key
+from understudy.actors.transport.cluster_key import ClusterKeyError
+from understudy.actors.transport.key_files import KeyFiles, Keys
 from understudy.actors.transport.tls import Tls, TlsError
 
 TLS_FILES = ("UNDERSTUDY_TLS_CERT", "UNDERSTUDY_TLS_KEY", "UNDERSTUDY_TLS_CA")
@@ -16,9 +17,9 @@ TLS_FILES = ("UNDERSTUDY_TLS_CERT", "UNDERSTUDY_TLS_KEY", "UNDERSTUDY_TLS_CA")
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The cluster's key, and TLS where hosts use it; this host's address is the process's own."""
+    """The cluster's keys, and TLS where hosts use it; this host's address is the process's own."""
 
-    key: bytes = field(repr=False)
+    keys: Keys = field(repr=False)
     tls: Tls | None = None
 
 
@@ -45,7 +46,7 @@ def network_of(own: ProcessAddress, environ: Mapping[str, str]) -> Network | Non
                 "UNDERSTUDY_KEY_FILE"
             )
         return None
-    return Network(key=read_key(Path(path)), tls=tls_of(environ))
+    return Network(keys=KeyFiles(Path(path)), tls=tls_of(environ))
 
 
 def tls_of(environ: Mapping[str, str]) -> Tls | None:

@@ -402,6 +402,14 @@ class Peers:
         channel.flush()  # a farewell, if there is one
         self._ended(channel)
 
+    def renew(self, channel: Channel) -> None:
+        """End a channel that was in order; the session goes on over the next one."""
+        if channel.peer is not None and channel.peer.channel is channel:
+            channel.peer.has_progressed = True  # so that it is dialed at once
+        self._ended(channel)
+        if self._dirty and not self._in_turn:
+            self._need_turn()
+
     def _ended(self, channel: Channel) -> None:
         """Forget a channel; when it was the peer's last, dial the peer to see if it lives."""
         if self._channels.pop(channel.connection, None) is None:

@@ -10,6 +10,10 @@ A peer of another host is dead when its host says that there is no such process,
 there says that nothing listens at the port, when nobody answers for ``DIAL_TIMEOUT_S``, or when
 connections have failed for ``GIVE_UP_S``. A host that vanishes without a word is noticed by the
 kernel's probes (sockets.py), and then dialed once more.
+
+When the cluster's key was replaced, connections that were begun under the one before are ended, and
+dialed again under the new one; sessions go on. So a host that has not got that is out, although
+nothing of its connections had failed.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ import socket
 from typing import TYPE_CHECKING
 
 from understudy.actors.transport.admission import Admission
-from understudy.actors.transport.channel import Stream
+from understudy.actors.transport.channel import Channel, Stream
 from understudy.actors.transport.dialing import Dialing
 from understudy.actors.transport.gate import Gate
 from understudy.actors.transport.handshake import NONCE_SIZE, Role
+from understudy.actors.transport.identity import RefusedError
 from understudy.actors.transport.listener import Listener
 from understudy.actors.transport.network import Network
-from understudy.actors.transport.routes import ROUTE_SIZE
+from understudy.actors.transport.routes import ROUTE_SIZE, read_route
 from understudy.actors.transport.sockets import is_ours, local_listener, tcp_socket
 from understudy.actors.transport.tls import Securing, TlsSocket
 
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 GIVE_UP_S = 1.5  # after the first failure to reach a peer
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
+LOOK_AT_KEYS_S = 1.0
 
 
 class Remote:
@@ -51,11 +57,13 @@ class Remote:
         self.admission = Admission(self._loop)
         self._securing: set[Securing] = set()  # those who dialed us
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
+        self._begun: dict[Channel, bytes] = {}  # under which key
+        self._look: asyncio.TimerHandle | None = None
         self._gate: Gate | None = None
         self._door: Listener | None = None
         if self._own.is_admin or listener is not None:
             self._gate = Gate(
-                self._loop, self._own, network.key, self.admission, self._take, listener
+                self._loop, self._own, network.keys, self.admission, self._take, listener
             )
         else:
             door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
@@ -80,6 +88,8 @@ class Remote:
             self._close_handed(fd)
         for each in self._securing:
             each.cancel()
+        if self._look is not None:
+            self._look.cancel()
         self.admission.close()
 
     # --- In -----------------------------------------------------------------------------------
@@ -129,7 +139,7 @@ class Remote:
             self._loop,
             sock,
             peer.address,
-            self._network.key,
+            self._network.keys()[0],
             on_found=lambda sock, route: self._found(peer, sock, route),
             on_dead=lambda reason, is_certain: self._dead(peer, reason, is_certain=is_certain),
             on_failed=lambda reason, is_refusal: self._failed(peer, reason, is_refusal=is_refusal),
@@ -169,9 +179,16 @@ class Remote:
         self, sock: socket.socket, role: Role, peer: Peer | None, route: bytes, source: str
     ) -> None:
         """Talk over a connection that the gate has let through, inside TLS where there is any."""
-        tls = self._network.tls
+        try:
+            wanted = read_route(route, self._network.keys())
+        except RefusedError as refusal:  # its key has been replaced just now
+            sock.close()
+            self._turn_away(peer, source, refusal.reason)
+            return
+        assert wanted is not None  # the gate has read all of it
+        key, tls = wanted[1], self._network.tls
         if tls is None:
-            self._talk(sock, role, peer, route, source)
+            self._talk(sock, role, peer, key, route, source)
             return
         inside = TlsSocket(sock, tls, role, lambda reason: self.admission.refused(source, reason))
 
@@ -183,14 +200,11 @@ class Remote:
 
         def talk() -> None:
             leave()
-            self._talk(inside, role, peer, route + inside.binding, source)
+            self._talk(inside, role, peer, key, route + inside.binding, source)
 
         def refuse(reason: str) -> None:
             leave()
-            if peer is None:
-                self.admission.refused(source, reason)
-            else:
-                self._failed(peer, reason, is_refusal=True)
+            self._turn_away(peer, source, reason)
 
         securing = Securing(self._loop, inside, on_secured=talk, on_refused=refuse)
         if peer is None:
@@ -199,14 +213,26 @@ class Remote:
         else:
             peer.retry = securing
 
+    def _turn_away(self, peer: Peer | None, source: str, reason: str) -> None:
+        if peer is None:
+            self.admission.refused(source, reason)
+        else:
+            self._failed(peer, reason, is_refusal=True)
+
     def _talk(
-        self, sock: Stream, role: Role, peer: Peer | None, context: bytes, source: str
+        self,
+        sock: Stream,
+        role: Role,
+        peer: Peer | None,
+        key: bytes,
+        context: bytes,
+        source: str,
     ) -> None:
         channel = self._peers.start(
             sock,
             role,
             peer,
-            key=self._network.key,
+            key=key,
             nonce=secrets.token_bytes(NONCE_SIZE),
             context=context,
         )
@@ -216,6 +242,20 @@ class Remote:
         channel.open()
         if isinstance(sock, TlsSocket) and not channel.is_closed:
             channel.read()  # what came behind the TLS handshake has been taken off the socket
+        self._begun[channel] = key
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
+
+    def _look_at_keys(self) -> None:
+        """End what was begun under a key that was replaced."""
+        self._look = None
+        keys = self._network.keys()
+        self._begun = {each: key for each, key in self._begun.items() if not each.is_closed}
+        for channel, key in list(self._begun.items()):
+            if key not in keys:
+                self._peers.renew(channel)
+        if self._begun:
+            self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
 
 
 def _gate_of(peer: Peer) -> str:

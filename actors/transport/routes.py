@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections.abc import Sequence
 
 from understudy.actors.transport.greeting import (
     BEGINNING,
@@ -47,15 +48,19 @@ def write_route(number: int, key: bytes, nonce: bytes) -> bytes:
     return route + _mac(key, b"route", route)
 
 
-def read_route(received: bytes | bytearray, key: bytes) -> int | None:
-    """Return which number is wanted; None while bytes are missing. RefusedError when wrong."""
+def read_route(received: bytes | bytearray, keys: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """Return which number is wanted, and which of the keys made the ROUTE.
+
+    None while bytes are missing. RefusedError when wrong.
+    """
     check_beginning(received, ROUTE, answers=True)
     if len(received) < ROUTE_SIZE:
         return None
     route, mac = received[:_MAC_AT], received[_MAC_AT:ROUTE_SIZE]
-    if not hmac.compare_digest(_mac(key, b"route", route), mac):
-        raise RefusedError("it does not hold this cluster's key")
-    return int(_NUMBER.unpack_from(route, BEGINNING.size)[0])
+    for key in keys:
+        if hmac.compare_digest(_mac(key, b"route", route), mac):
+            return int(_NUMBER.unpack_from(route, BEGINNING.size)[0]), key
+    raise RefusedError("it does not hold this cluster's key")
 
 
 def write_routed(route: bytes, key: bytes, *, found: bool) -> bytes:

@@ -28,13 +28,13 @@ class Link:
         self.at = (HERE, _free_udp_port())
         clock = lambda: time.monotonic() + self.clock_ahead_s  # noqa: E731
         self.listener = BeatListener(
-            self.loop, self.at, KEY, self.controller, clock, self.beats.append
+            self.loop, self.at, lambda: [KEY], self.controller, clock, self.beats.append
         )
         self.beater: Beater | None = None
 
     def beat(self, key: bytes = KEY, controller: str = "") -> None:
         self.beater = Beater(
-            self.loop, THERE, key, self.host, self.at, controller or self.controller
+            self.loop, THERE, lambda: [key], self.host, self.at, controller or self.controller
         )
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -111,7 +111,7 @@ def test_a_beat_that_names_an_old_answer_is_not_heard(link: Link) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as host:
         host.bind((THERE, 0))
         host.settimeout(5)
-        sealed, answers = Sealed(KEY, b"hosts"), Sealed(KEY, b"the controller")
+        sealed, answers = Sealed(lambda: [KEY], b"hosts"), Sealed(lambda: [KEY], b"the controller")
 
         def beat(number: int, heard: int) -> int:
             host.sendto(sealed.write(link.host, number, heard), link.at)
@@ -140,10 +140,10 @@ def test_a_beat_that_names_an_old_answer_is_not_heard(link: Link) -> None:
 
 def test_a_recorded_beat_and_what_is_no_beat_count_for_nothing(link: Link) -> None:
     link.listener.expect(link.host)
-    sealed = Sealed(KEY, b"hosts")
+    sealed = Sealed(lambda: [KEY], b"hosts")
     beats = [sealed.write(link.host, 5, 1), sealed.write(link.host, 6, 1)]
     wrong = [b"", bytes(SIZE), beats[0][:-1], beats[0] + b"x", b"x" * 2000]
-    wrong.append(Sealed(KEY, b"the controller").write(link.host, 7, 1))
+    wrong.append(Sealed(lambda: [KEY], b"the controller").write(link.host, 7, 1))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anybody:
         anybody.bind((THERE, 0))
         for datagram in (*beats, beats[0], beats[1], beats[1], *wrong):

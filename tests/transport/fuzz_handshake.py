@@ -86,7 +86,7 @@ def fuzz_gate(choice: int, stream: bytes) -> int:
     for end in range(1, min(len(stream), size) + 1):
         piece = stream[:end]
         try:
-            read = read_route(piece, KEY) if choice & 1 else read_routed(piece, ROUTE, KEY)
+            read = read_route(piece, [KEY]) if choice & 1 else read_routed(piece, ROUTE, KEY)
         except RefusedError:
             break
         if read is not None and piece not in {made, write_routed(ROUTE, KEY, found=False)}:

@@ -40,7 +40,7 @@ def test_a_route_is_what_its_description_says() -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_any_number_is_read_back(number: int) -> None:
-    assert read_route(write_route(number, KEY, NONCE), KEY) == number
+    assert read_route(write_route(number, KEY, NONCE), [bytes(32), KEY]) == (number, KEY)
 
 
 @pytest.mark.parametrize("found", [False, True])
@@ -51,7 +51,7 @@ def test_the_answer_is_read_back(found: bool) -> None:
 def test_bytes_that_are_missing_are_waited_for() -> None:
     routed = write_routed(ROUTE, KEY, found=True)
     for size in range(ROUTE_SIZE):
-        assert read_route(ROUTE[:size], KEY) is None
+        assert read_route(ROUTE[:size], [KEY]) is None
     for size in range(ROUTED_SIZE):
         assert read_routed(routed[:size], ROUTE, KEY) is None
 
@@ -61,7 +61,7 @@ def test_any_bit_flip_in_a_route_is_refused(bit: int) -> None:
     changed = bytearray(ROUTE)
     changed[bit // 8] ^= 1 << bit % 8
     with pytest.raises(RefusedError):
-        read_route(changed, KEY)
+        read_route(changed, [KEY])
 
 
 @given(st.integers(0, ROUTED_SIZE * 8 - 1))
@@ -75,7 +75,7 @@ def test_any_bit_flip_in_an_answer_is_refused(bit: int) -> None:
 def test_another_clusters_key_is_refused_on_both_sides() -> None:
     other = bytes(32)
     with pytest.raises(RefusedError, match="does not hold this cluster's key"):
-        read_route(ROUTE, other)
+        read_route(ROUTE, [other])
     with pytest.raises(RefusedError, match="does not hold this cluster's key"):
         read_routed(write_routed(ROUTE, other, found=False), ROUTE, KEY)
 
@@ -89,7 +89,7 @@ def test_the_answer_to_another_route_is_refused() -> None:
 def test_another_version_gets_a_farewell_from_the_gate_alone() -> None:
     newer = MAGIC + b"\0\3"
     with pytest.raises(RefusedError, match="version 3, this end version 2") as refused:
-        read_route(newer, KEY)
+        read_route(newer, [KEY])
     assert refused.value.farewell == MAGIC + b"\0\2"
     with pytest.raises(RefusedError, match="version 3, this end version 2") as refused:
         read_routed(newer, ROUTE, KEY)

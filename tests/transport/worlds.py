@@ -79,7 +79,7 @@ class World:
 
     def host(self, address, port, key=KEY, **options):
         """Return the admin of a host that other hosts can reach, and one more process of it."""
-        network = Network(key=key, **options)
+        network = Network(keys=lambda: (key,), **options)
         admin = ProcessAddress(address, port)
         return (
             self.process(address=admin, network=network),

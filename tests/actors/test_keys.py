@@ -1,0 +1,262 @@
+"""The key is replaced on files of several hosts, with a crash amid each step of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from understudy.actors import keys
+from understudy.actors.admin_messages import RotateKey
+from understudy.actors.control_messages import GiveKey, HoldKeys, NeedKey
+from understudy.actors.settings import HostSettings
+from understudy.actors.transport import key_files
+from understudy.actors.transport.cluster_key import ClusterKeyError, ensure_key
+from understudy.actors.transport.key_exchange import SIZE, Exchange, SealError
+from understudy.actors.transport.key_files import KeyFiles
+from understudy.core.hosts import HostState
+from understudy.core.key_rotation import KeyIds, next_step
+
+
+class Crash(BaseException):
+    """The machine ends here."""
+
+
+class Host:
+    """One host's files and the end of the rotation that it has; ``a`` leads."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+        self.path = cluster.folder / name / "cluster.key"
+        self.settings = HostSettings(state_dir=self.path.parent, host_name=name)
+        self.path.parent.mkdir()
+        if name == "a":
+            ensure_key(self.path)
+        else:
+            ensure_key(self.path, cluster.folder / "a" / "cluster.key")
+        self.boot()
+
+    def boot(self) -> None:
+        """Begin anew, with what is on the disk."""
+        self.handlers: dict[type, Callable[[Any, Any], None]] = {}
+        loop = SimpleNamespace(send=lambda to, message: self.cluster.send(self.name, to, message))
+        if self.name == "a":
+            seen: Any = SimpleNamespace(hosts=self.cluster)
+            self.rotation = keys.KeyRotation(loop, seen, self.settings)  # type: ignore[arg-type]
+            self.handlers[NeedKey] = self.rotation.asked
+        else:
+            port: Any = SimpleNamespace(on=self.handlers.__setitem__, loop=loop)
+            self.holder = keys.KeyHolder(self.settings, port, self.report)
+
+    def report(self) -> None:
+        held = KeyFiles(self.path).ids()
+        self.cluster.hosts["a"].rotation.reported(self.name, held, self.name)  # type: ignore[arg-type]
+
+    @property
+    def keys(self) -> list[bytes]:
+        return list(KeyFiles(self.path)())
+
+
+class Cluster:
+    """Messages between hosts, one at a time, with a check after each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.queue: deque[tuple[str, str, Any]] = deque()
+        self.records: dict[str, None] = {"b": None, "c": None}
+        self.lost: set[str] = set()
+        self.sent: list[Any] = []
+        self.hosts = {name: Host(self, name) for name in "abc"}
+
+    def state(self, name: str) -> HostState:
+        return HostState.LOST if name in self.lost else HostState.RUNNING
+
+    def send(self, sender: str, to: str, message: Any) -> None:
+        self.sent.append(message)
+        if not {sender, to} & self.lost:
+            self.queue.append((sender, to, message))
+
+    def settle(self) -> None:
+        """Have hosts report until nothing is left to do."""
+        for _ in range(8):
+            for name in sorted(set("bc") - self.lost):
+                self.hosts[name].report()
+            while self.queue:
+                sender, to, message = self.queue.popleft()
+                self.hosts[to].handlers[type(message)](message, sender)
+                self.check()
+
+    def check(self) -> None:
+        """What a host proves, each of the others takes."""
+        present = [host for name, host in self.hosts.items() if name not in self.lost]
+        for host in present:
+            assert all(host.keys[0] in other.keys for other in present)
+
+    def rotate(self, request_id: str = "1") -> Any:
+        request = RotateKey(request_id=request_id)
+        rotation = self.hosts["a"].rotation
+        rotation.begin(request_id)
+        self.settle()
+        reply = rotation.rotated(request)
+        return reply and reply.value
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def test_all_hosts_come_to_one_new_key_which_is_in_no_message(cluster: Cluster) -> None:
+    before = cluster.hosts["a"].keys
+    assert cluster.rotate() == {"hosts": ["a", "b", "c"], "away": []}
+    (key,) = cluster.hosts["a"].keys
+    assert [key] != before
+    assert all(host.keys == [key] for host in cluster.hosts.values())
+    kinds = {type(message) for message in cluster.sent}
+    assert kinds == {HoldKeys, NeedKey, GiveKey}
+    assert not any(key in repr(message).encode() or repr(key)[2:-1] in repr(message)
+                   for message in cluster.sent)  # fmt: skip
+    assert cluster.rotate("1") == {"hosts": ["a", "b", "c"], "away": []}  # a repeat
+    assert cluster.hosts["a"].keys == [key]
+    cluster.rotate("2")
+    assert cluster.hosts["c"].keys != [key]
+
+
+def test_a_host_started_with_the_file_of_its_first_start_has_its_newer_key(
+    cluster: Cluster,
+) -> None:
+    given = cluster.folder / "given.key"
+    ensure_key(given, cluster.hosts["a"].path)
+    cluster.rotate()
+    for host in cluster.hosts.values():
+        assert ensure_key(host.path, given) == host.keys[0]
+    stranger = cluster.folder / "stranger.key"
+    ensure_key(stranger)
+    with pytest.raises(ClusterKeyError, match="if this cluster's key was replaced"):
+        ensure_key(cluster.hosts["b"].path, stranger)
+
+
+def crash_at(number: int, folder: Path, patch: pytest.MonkeyPatch) -> list[int]:
+    """Have the write or removal of that number in a folder not happen; returns what is left."""
+    real_write, real_unlink = key_files.write_key, Path.unlink
+    left = [number]
+
+    def step(path: Path) -> None:
+        if path.parent == folder and not path.name.startswith("."):
+            left[0] -= 1
+            if not left[0]:
+                raise Crash
+
+    def write(path: Path, key: bytes) -> None:
+        step(path)
+        real_write(path, key)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        step(path)
+        real_unlink(path, missing_ok)
+
+    patch.setattr(key_files, "write_key", write)
+    patch.setattr(Path, "unlink", unlink)
+    return left
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, has_crashed = 0, True
+    while has_crashed:
+        number += 1
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        cluster = Cluster(folder)
+        before = cluster.hosts[name].keys
+        with monkeypatch.context() as patch:
+            left = crash_at(number, folder / name, patch)
+            try:
+                cluster.rotate()
+            except Crash:
+                cluster.queue.clear()
+        has_crashed = not left[0]
+        cluster.hosts[name].boot()
+        cluster.check()
+        cluster.settle()
+        assert len({tuple(host.keys) for host in cluster.hosts.values()}) == 1
+        assert len(cluster.hosts["a"].keys) == 1
+        if number > 1:  # the first crash is before anything was written
+            assert cluster.hosts[name].keys != before
+    assert number > 5
+
+
+def test_a_lost_host_is_not_waited_for(cluster: Cluster) -> None:
+    cluster.lost = {"c"}
+    assert cluster.rotate() == {"hosts": ["a", "b"], "away": ["c"]}
+    assert cluster.hosts["c"].keys[0] not in cluster.hosts["a"].keys
+
+
+def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster: Cluster) -> None:
+    cluster.lost = {"c"}
+    cluster.hosts["a"].rotation.begin("1")  # b has not answered yet
+    assert cluster.hosts["a"].rotation.rotated(RotateKey(request_id="1")) is None
+    cluster.lost = set()
+    assert cluster.rotate("1") == {"hosts": ["a", "b", "c"], "away": []}
+
+
+def test_a_host_that_was_evicted_is_given_nothing(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.settle()
+    del cluster.records["c"]
+    cluster.hosts["a"].rotation.begin("1")
+    need = NeedKey(
+        key=KeyFiles(cluster.hosts["a"].path).ids().next,
+        held=KeyFiles(cluster.hosts["c"].path).ids().current,
+        public=Exchange().public,
+    )
+    with caplog.at_level(logging.WARNING):
+        cluster.hosts["a"].rotation.asked(need, "c")  # type: ignore[arg-type]
+    assert "which is none of its hosts" in caplog.text
+    assert not any(type(message) is GiveKey for message in cluster.sent)
+
+
+def test_files_that_cannot_be_used_leave_the_keys_in_use(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = cluster.hosts["b"]
+    files = KeyFiles(host.path)
+    before = list(files())
+    host.path.write_bytes(b"half a key")
+    assert list(files()) == before
+    assert "has 10 bytes, not 32" in caplog.text
+    host.path.write_bytes(bytes(32))
+    assert list(files()) == [bytes(32)]
+
+
+def test_what_was_not_sealed_for_this_end_is_refused() -> None:
+    asker, giver, held, key = Exchange(), Exchange(), bytes(32), bytes(range(32))
+    sealed = giver.seal(key, asker.public, held)
+    assert asker.open(sealed, giver.public, held) == key
+    for wrong in (sealed[:-1], sealed[:-1] + b"\0", bytes(64)):
+        with pytest.raises(SealError, match="not sealed for this host"):
+            asker.open(wrong, giver.public, held)
+    with pytest.raises(SealError, match="not sealed"):
+        asker.open(sealed, giver.public, key)  # under another key than both hold
+    for public in (b"", bytes(SIZE), (1).to_bytes(SIZE, "big"), b"\xff" * SIZE):
+        with pytest.raises(SealError, match="none of the group"):
+            asker.open(sealed, public, held)
+
+
+def test_a_step_waits_for_every_host() -> None:
+    spreading = KeyIds("k", next="n")
+    assert next_step(KeyIds("k"), [KeyIds("k")]) == KeyIds("k")
+    assert next_step(spreading, [spreading, KeyIds("k")]) == spreading
+    changed = next_step(spreading, [spreading, spreading])
+    assert changed == KeyIds("n", last="k")
+    assert next_step(changed, [changed, spreading]) == changed
+    assert next_step(changed, [changed]) == KeyIds("n")
+    assert next_step(spreading, []) == changed
