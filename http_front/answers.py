@@ -7,6 +7,7 @@ the connection, and no traceback leaves the house.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from functools import lru_cache
@@ -19,6 +20,8 @@ from understudy.core.errors import (
     UnderstudyError,
 )
 from understudy.http_front.exchange import Exchange, Headers, Reply
+
+_logger = logging.getLogger(__name__)
 
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 JSON = (b"content-type", b"application/json")
@@ -63,6 +66,8 @@ def _user_reply(answer: HttpAnswer, method: str) -> Reply:
     check_status(status)
     headers = passed_on(answer_headers)
     if status in WITHOUT_BODY:
+        if status == 205:  # it has to say that it has none (RFC 9110, 15.3.6)
+            headers.append((b"content-length", b"0"))
         return Reply(status, headers, b"")
     length = b"%d" % len(body)
     if method == "HEAD" and not body:
@@ -73,8 +78,8 @@ def _user_reply(answer: HttpAnswer, method: str) -> Reply:
 
 def check_status(status: int) -> None:
     """Raise BadHeaderError for a status that is none of a response's."""
-    if not 200 <= status <= 999:
-        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 999")
+    if not 200 <= status <= 599:
+        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 599")
 
 
 def passed_on(answer_headers: tuple[tuple[bytes, bytes], ...]) -> Headers:
@@ -114,6 +119,11 @@ def declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
     return None
 
 
+def failure_of(error: UnderstudyError) -> FailedAnswer:
+    """Return an error that was raised here as if it had come as the answer."""
+    return FailedAnswer(0, type(error).__name__, str(error), error.retry_after_s)
+
+
 def failed_reply(answer: FailedAnswer, exchange: Exchange) -> Reply:
     """Turn a failure into its row of the HTTP table."""
     error = ERRORS_BY_KIND.get(answer.kind, UnderstudyError)
@@ -131,6 +141,12 @@ def failed_reply(answer: FailedAnswer, exchange: Exchange) -> Reply:
 def retry_after(seconds: float | None) -> tuple[bytes, bytes]:
     """Return a Retry-After header: whole seconds, at least one."""
     return b"retry-after", b"%d" % max(1, math.ceil(seconds or 1))
+
+
+def unexpected(exchange: Exchange, error: Exception) -> Reply:
+    """Log what should not have happened; the client is told no more than that it did."""
+    _logger.error("request %s failed", exchange.request_id, exc_info=error)
+    return error_reply(500, "UnderstudyError", "Internal Server Error", exchange)
 
 
 def error_reply(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from understudy.actors.messages import FailedAnswer, HttpAnswer, HttpCall
-from understudy.actors.streams import Stream
+from understudy.actors.large_bytes import beside
+from understudy.actors.messages import HttpCall, Query
 from understudy.core.errors import InvalidRequestError
-from understudy.http_front.dispatcher import Dispatcher, Feed
+from understudy.http_front.dispatcher import Dispatcher, Feed, Outcome
 from understudy.http_front.exchange import Exchange
 
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
 HOOKS = frozenset({"reconfigure", "check_health"})
-Outcome = HttpAnswer | FailedAnswer | Stream
 
 
 class Ask(Protocol):
@@ -35,7 +34,7 @@ class Asker:
 
     def __init__(self, timeout_s: float | None, dispatcher: Dispatcher) -> None:
         self._timeout_s = timeout_s
-        self._ask = dispatcher.ask
+        self._dispatcher = dispatcher
 
     def ask(
         self,
@@ -44,22 +43,33 @@ class Asker:
         on_fed: Callable[[Feed], None] | None = None,
     ) -> Awaitable[Outcome]:
         """Have a request answered; raises InvalidRequestError for a bad header."""
+        return self._dispatcher.ask(self._query(exchange, follows), on_fed)
+
+    def submit(
+        self, exchange: Exchange, on_answer: Callable[[Any], None]
+    ) -> Callable[[], None] | None:
+        """Have a request answered, see :meth:`Dispatcher.submit`; InvalidRequestError likewise."""
+        return self._dispatcher.submit(self._query(exchange, ""), on_answer)
+
+    def _query(self, exchange: Exchange, follows: str) -> Query:
         head = exchange.head
         timeout = head.get(b"x-request-timeout-seconds")
         call_method = head.get(b"x-serve-call-method")
         shard_key = head.get(b"x-serve-shard-key")
         model_id = head.get(MODEL_HEADER)
-        return self._ask(
-            path=exchange.path,
-            http_method=exchange.method,
-            call_method="" if call_method is None else parse_call_method(call_method),
-            call=pickle.dumps(http_call(exchange), 5),
-            request_id=exchange.request_id,
-            timeout_s=self._timeout_s if timeout is None else parse_timeout(timeout),
-            shard_key=None if shard_key is None else parse_text(shard_key),
+        return Query(
+            self._dispatcher.next_id(),
+            None,
+            exchange.path,
+            exchange.method,
+            "" if call_method is None else parse_call_method(call_method),
+            beside(pickle.dumps(http_call(exchange), 5)),
+            exchange.request_id,
+            self._timeout_s if timeout is None else parse_timeout(timeout),
+            None,
+            None if shard_key is None else parse_text(shard_key),
             multiplexed_model_id="" if model_id is None else parse_text(model_id),
             follows=follows,
-            on_fed=on_fed,
         )
 
 

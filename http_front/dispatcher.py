@@ -7,10 +7,12 @@ one, :class:`understudy.http_front.fake.FakeDispatcher` the one for tests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer
+from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer, Query
 from understudy.actors.streams import Stream
+
+Outcome = HttpAnswer | FailedAnswer | Stream
 
 
 class Feed(Protocol):
@@ -29,6 +31,9 @@ class Feed(Protocol):
         """Send the end, and want no answer any more; the query may go on to its end."""
 
 
+OnFed = Callable[[Feed], None]
+
+
 class Dispatcher(Protocol):
     """Carries queries to the router and brings back the answers; lives in one worker's loop."""
 
@@ -41,26 +46,23 @@ class Dispatcher(Protocol):
     async def stop(self) -> None:
         """Let go of the router; called once nothing is in flight."""
 
-    async def ask(
-        self,
-        *,
-        path: str,
-        http_method: str,
-        call_method: str,
-        call: bytes,
-        request_id: str,
-        timeout_s: float | None,
-        shard_key: str | None,
-        multiplexed_model_id: str,
-        follows: str = "",
-        on_fed: Callable[[Feed], None] | None = None,
-    ) -> HttpAnswer | FailedAnswer | Stream:
+    def next_id(self) -> int:
+        """Return an id for a query."""
+        ...
+
+    async def ask(self, query: Query, on_fed: OnFed | None = None) -> Outcome:
         """Run one query and return its answer; never raises for what went wrong with it.
 
-        ``path`` is what routes are matched against; ``call`` is a pickled HttpCall. Cancelling the
-        await cancels the query. The deadline is kept here: past it, FailedAnswer QueryTimeoutError.
-        ``follows`` says what the client sends on; ``on_fed`` gets where to, once a replica wants
-        it.
+        Its path is what routes are matched against, its call a pickled HttpCall. Cancelling the
+        await cancels the query. The deadline is kept here: past it, FailedAnswer
+        QueryTimeoutError. ``on_fed`` gets where to send what follows, once a replica wants it.
+        """
+        ...
+
+    def submit(self, query: Query, on_answer: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Run one query that nothing follows, as :meth:`ask` does; return what cancels it.
+
+        ``on_answer`` gets the Outcome, on the loop. None while there is no router to ask.
         """
         ...
 

@@ -22,6 +22,7 @@ Event = dict[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SCOPE_KEY = "understudy.exchange"
 CLIENT_LEFT = 499
@@ -85,7 +86,9 @@ class Exchange:
         "upload",
     )
 
-    def __init__(self, scope: Scope, send: Send, ids: RequestIds, front: Leaving) -> None:
+    _send: Send
+
+    def __init__(self, scope: Scope, ids: RequestIds, front: Leaving) -> None:
         self.started_at = perf_counter()
         self.scope = scope
         self.head: dict[bytes, bytes] = dict(scope["headers"])
@@ -96,12 +99,11 @@ class Exchange:
         self.raw_path: bytes = scope["raw_path"]
         self.body = b""  # or what comes before the rest of it, which is to be sent on
         self.upload: Upload | None = None
-        # Headers to send in place of Falcon's: it keeps one value per name, as str.
+        # Headers to send in place of the event's: Falcon keeps one value per name, as str.
         self.reply_headers: Headers | None = None
         self.status = 0  # 0 until the answer has begun
         self.bytes_out = 0
         self._front = front
-        self._send = send
 
     def resolve_target(self, root_path: str) -> None:
         """Split the path into ``full_path`` and ``path``, which lacks ``root_path``.
@@ -122,6 +124,24 @@ class Exchange:
             self.full_path = root_path + path
             self.raw_path = root_path.encode() + raw_path
 
+    def send_by(self, send: Send) -> None:
+        """Send the answer's events by ``send`` from now on."""
+        self._send = send
+
+    def finish(self, reply: Reply) -> tuple[Headers, bytes]:
+        """Return the headers and the body by which a whole answer leaves; both are counted."""
+        body = b"" if self.method == "HEAD" else reply.body
+        self.bytes_out = len(body)
+        return self._complete(reply.headers), body
+
+    def _complete(self, headers: Headers) -> Headers:
+        headers.append((b"x-request-id", self.request_id.encode("ascii")))
+        # Also to what was asked before the front began to leave: the client's next request on this
+        # connection would be refused.
+        if (self._front.leaving or self._has_body_left) and CLOSE not in headers:
+            headers.append(CLOSE)
+        return headers
+
     async def send(self, event: Event) -> None:
         """Pass an ASGI event of the answer to the server, adding the request id."""
         if event["type"] == "http.response.start":
@@ -129,11 +149,7 @@ class Exchange:
             headers = self.reply_headers
             if headers is None:
                 headers = list(event["headers"])
-            headers.append((b"x-request-id", self.request_id.encode("ascii")))
-            # Also to what was asked before the front began to leave: the client's next request
-            # on this connection would be refused.
-            if (self._front.leaving or self._has_body_left) and CLOSE not in headers:
-                headers.append(CLOSE)
+            headers = self._complete(headers)
             event = {"type": "http.response.start", "status": self.status, "headers": headers}
         else:
             self.bytes_out += len(event.get("body", b""))
@@ -145,7 +161,7 @@ class Exchange:
         return self.upload is not None and not self.upload.body.is_complete
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer from outside Falcon."""
+        """Send a whole answer."""
         self.reply_headers = reply.headers
         await self.send({"type": "http.response.start", "status": reply.status, "headers": ()})
         body = b"" if self.method == "HEAD" else reply.body
@@ -171,7 +187,8 @@ class InnerExchange(Exchange):
     __slots__ = ()
 
     def __init__(self, scope: Scope, send: Send, outer: Exchange) -> None:
-        super().__init__(scope, send, _SameId(outer.request_id), outer._front)
+        super().__init__(scope, _SameId(outer.request_id), outer._front)
+        self.send_by(send)
 
     async def send(self, event: Event) -> None:
         """Pass an ASGI event of the answer to the innermost middleware."""

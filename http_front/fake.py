@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import pickle
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer, HttpCall
-from understudy.actors.streams import Stream
+from understudy.actors.large_bytes import content_of
+from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer, HttpCall, Query
 from understudy.core.tickets import BODY
-from understudy.http_front.dispatcher import Feed
-
-HttpOutcome = HttpAnswer | FailedAnswer | Stream
+from understudy.http_front.dispatcher import OnFed, Outcome
 
 
 class Asked(NamedTuple):
@@ -29,10 +28,10 @@ class Asked(NamedTuple):
     multiplexed_model_id: str
 
 
-Handler = Callable[[Asked], HttpOutcome | Awaitable[HttpOutcome]]
+Handler = Callable[[Asked], Outcome | Awaitable[Outcome]]
 
 
-def ok(asked: Asked) -> HttpOutcome:
+def ok(asked: Asked) -> Outcome:
     """Answer 200 ``ok``."""
     return HttpAnswer(0, 200, ((b"content-type", b"text/plain"),), b"ok")
 
@@ -70,6 +69,7 @@ class FakeDispatcher:
         self.asked: list[Asked] = []
         self.cancelled = 0
         self.started = self.stopped = False
+        self.next_id = itertools.count(1).__next__
         self.route_table = {"/": "echo"}
 
     async def start(self) -> None:
@@ -80,43 +80,50 @@ class FakeDispatcher:
         """Note the stop."""
         self.stopped = True
 
-    async def ask(
-        self,
-        *,
-        path: str,
-        http_method: str,
-        call_method: str,
-        call: bytes,
-        request_id: str,
-        timeout_s: float | None,
-        shard_key: str | None,
-        multiplexed_model_id: str,
-        follows: str = "",
-        on_fed: Callable[[Feed], None] | None = None,
-    ) -> HttpOutcome:
+    async def ask(self, query: Query, on_fed: OnFed | None = None) -> Outcome:
         """Answer by the handler, once all is here; counts the awaits that were cancelled."""
-        http_call: HttpCall = pickle.loads(call)
-        if follows == BODY and on_fed is not None:
+        body = b""
+        if query.follows == BODY and on_fed is not None:
             fed = FakeFeed()
             on_fed(fed)
             rest = await fed.all
             if isinstance(rest, FailedAnswer):
                 return rest
-            http_call = http_call._replace(body=http_call.body + rest)
+            body = rest
+        outcome = self._handled(query, body)
+        return await self._counted(outcome) if inspect.isawaitable(outcome) else outcome
+
+    def submit(self, query: Query, on_answer: Callable[[Any], None]) -> Callable[[], object] | None:
+        """Answer by the handler, at once unless it is a coroutine."""
+        outcome = self._handled(query, b"")
+        if not inspect.isawaitable(outcome):
+            on_answer(outcome)
+            return lambda: None
+        counting = asyncio.ensure_future(self._counted(outcome))
+
+        def answered(task: asyncio.Task[Outcome]) -> None:
+            if not task.cancelled():
+                on_answer(task.result())
+
+        counting.add_done_callback(answered)
+        return counting.cancel
+
+    def _handled(self, query: Query, body: bytes) -> Outcome | Awaitable[Outcome]:
+        call: HttpCall = pickle.loads(content_of(query.call))
         asked = Asked(
-            path,
-            http_method,
-            call_method,
-            http_call,
-            request_id,
-            timeout_s,
-            shard_key,
-            multiplexed_model_id,
+            query.path,
+            query.http_method,
+            query.call_method,
+            call._replace(body=call.body + body),
+            query.request_id,
+            query.timeout_s,
+            query.shard_key,
+            query.multiplexed_model_id,
         )
         self.asked.append(asked)
-        outcome = self.handler(asked)
-        if not inspect.isawaitable(outcome):
-            return outcome
+        return self.handler(asked)
+
+    async def _counted(self, outcome: Awaitable[Outcome]) -> Outcome:
         finished = False
         try:
             answer = await outcome

@@ -2,8 +2,8 @@
 
 In this order, for each request: give it an id; take it through the middlewares, where the settings
 name any; refuse it when draining or malformed; read its body within the limits, or what is to go
-with its query; let Falcon answer; write its line in the access log. The body is read here, before
-Falcon, because Falcon takes a truncated body for a whole one and has no limit.
+with its query; have the router's replicas answer it, or one of our own pages; write its line in the
+access log. A request that is here in whole takes a shorter way (:mod:`.whole`) to the same end.
 
 States: serving, then draining (set by the worker on SIGTERM, never taken back). While draining,
 what is in flight goes on and everything new is answered 503. A worker whose master died hands over
@@ -17,18 +17,28 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import perf_counter, time
+from typing import NamedTuple
 
-from understudy.actors.streams import StreamFailedError
+from understudy.actors.streams import Stream, StreamFailedError
 from understudy.core.config import HTTPOptions
-from understudy.core.errors import BodyIncompleteError, BodyTooLargeError
+from understudy.core.errors import BodyIncompleteError, BodyTooLargeError, UnderstudyError
+from understudy.core.tickets import BODY
 from understudy.http_front.access_log import AccessLog, Entry
-from understudy.http_front.answers import error_reply, retry_after
+from understudy.http_front.answers import (
+    error_reply,
+    failure_of,
+    reply_to,
+    retry_after,
+    unexpected,
+)
+from understudy.http_front.asking import Asker
 from understudy.http_front.body import Body, BodyLimits, Upload
 from understudy.http_front.dispatcher import Dispatcher
 from understudy.http_front.exchange import (
     CLIENT_LEFT,
     CLOSE,
     SCOPE_KEY,
+    App,
     Event,
     Exchange,
     Receive,
@@ -39,10 +49,10 @@ from understudy.http_front.exchange import (
 )
 from understudy.http_front.malformed import reply_at_once
 from understudy.http_front.sockets import SocketExchange, Sockets, refuse
+from understudy.http_front.streaming import send_stream
+from understudy.http_front.whole import Turn, WholeQuery
 
 _logger = logging.getLogger(__name__)
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
 
@@ -51,33 +61,43 @@ async def _no_body() -> Event:
     return _EMPTY_BODY
 
 
+class Pages(NamedTuple):
+    """Our own pages: their paths, and the app that serves them."""
+
+    paths: frozenset[str]
+    app: App
+
+
 class Front:
-    """The ASGI application of one worker, around the Falcon one; make it after the fork."""
+    """The ASGI application of one worker; make it after the fork."""
 
     def __init__(
         self,
         options: HTTPOptions,
         dispatcher: Dispatcher,
-        answer: App,
-        sockets: Sockets,
+        asker: Asker,
+        pages: Pages,
         access_log: AccessLog,
     ) -> None:
         self.draining = False
         self.leaving = False
         self.in_flight = 0
         self.access_log = access_log
+        self.asker = asker
         self._dispatcher = dispatcher
-        self._answer = answer
-        self._sockets = sockets
+        self._pages = pages
+        self._sockets = Sockets(asker.ask)
+        self._has_chain = bool(options.middlewares or options.cors)
         self._serve_one = self._take_and_answer
         self._converse_one = self._open_socket
-        if options.middlewares or options.cors:
+        if self._has_chain:
             from understudy.http_front.middlewares import Chain  # noqa: PLC0415  # for who has some
 
             chain = Chain(options, self._take_and_answer, self._open_socket)
             self._serve_one, self._converse_one = chain.serve, chain.converse
         self._ids = RequestIds()
         self._root_path = options.root_path.rstrip("/")
+        self._page_paths = pages.paths | {self._root_path + path for path in pages.paths}
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         self.header_timeout_s = options.header_timeout_s
         self.max_message_bytes = options.max_websocket_message_bytes
@@ -86,48 +106,101 @@ class Front:
         """Serve one ASGI scope: a request, a websocket, or the worker's lifespan."""
         kind = scope["type"]
         if kind == "http":
-            await self._serve(Exchange(scope, send, self._ids, self), receive)
+            exchange = Exchange(scope, self._ids, self)
+            exchange.send_by(send)
+            await self._serve(exchange, receive)
         elif kind == "lifespan":
             await self._live(receive, send)
         else:
             await self._converse(scope, receive, send)
 
+    def begin(self, turn: Turn) -> Callable[[], None] | None:
+        """Answer a request that is here in whole; return what to call when its client leaves.
+
+        None when it has to be served as an ASGI scope.
+        """
+        limit, path = self._body_limits.max_bytes, turn.scope["path"]
+        if (
+            self._has_chain
+            or (limit is not None and len(turn.body) > limit)
+            or path in self._page_paths
+            or path[:1] != "/"
+        ):
+            return None
+        exchange = Exchange(turn.scope, self._ids, self)
+        exchange.body = turn.body
+        query = WholeQuery(self, turn, exchange)
+        return query.leave if query.begin() else None
+
     async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         self.in_flight += 1
         try:
-            await self._serve_one(exchange, receive)
+            await self._guarded(exchange, self._serve_one(exchange, receive))
+        finally:
+            self.over(exchange)
+
+    async def _guarded(self, exchange: Exchange, serving: Awaitable[None]) -> None:
+        try:
+            await serving
         except asyncio.CancelledError:
             exchange.status = CLIENT_LEFT
             raise
         except StreamFailedError as error:
             _logger.warning("request %s was cut off: %s", exchange.request_id, error)
             raise  # the server cuts the connection, so that the client knows
-        except Exception:
-            # Falcon catches what its own code and ours raise; this is for what it cannot.
-            _logger.exception("request %s failed", exchange.request_id)
+        except Exception as error:
+            reply = unexpected(exchange, error)
             if exchange.status:
                 raise  # the answer has begun: the server cuts the connection
-            await exchange.reply(
-                error_reply(500, "UnderstudyError", "Internal Server Error", exchange)
-            )
-        finally:
-            self.in_flight -= 1
-            self._log(exchange)
+            await exchange.reply(reply)
+
+    def over(self, exchange: Exchange) -> None:
+        """Count and log a request that was answered, or whose client has left."""
+        self.in_flight -= 1
+        self._log(exchange)
+
+    def sending(self, exchange: Exchange, stream: Stream) -> App:
+        """Return the ASGI app that sends a stream as the answer."""
+
+        async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+            exchange.send_by(send)
+            await self._guarded(exchange, send_stream(stream, exchange))
+
+        return answer
 
     async def _take_and_answer(self, exchange: Exchange, receive: Receive) -> None:
         reply = await self._take(exchange, receive)
         try:
-            if reply is None:
-                await self._answer(self._scope_for_falcon(exchange), _no_body, exchange.send)
-            else:
+            if reply is not None:
                 await exchange.reply(reply)
+                return
+            self.resolve(exchange)
+            if exchange.path in self._pages.paths:
+                await self._pages.app(self._scope_for_page(exchange), _no_body, exchange.send)
+            else:
+                await self._answer(exchange)
         finally:
             if exchange.upload is not None:
                 await exchange.upload.end()
 
+    async def _answer(self, exchange: Exchange) -> None:
+        """Ask the router; cancelled when the client leaves, which cancels the query."""
+        upload = exchange.upload
+        try:
+            if upload is None:
+                answer = await self.asker.ask(exchange)
+            else:
+                answer = await self.asker.ask(exchange, BODY, upload.begin)
+        except UnderstudyError as error:
+            answer = failure_of(error)
+        if isinstance(answer, Stream):
+            await send_stream(answer, exchange)
+        else:
+            await exchange.reply(reply_to(answer, exchange))
+
     async def _take(self, exchange: Exchange, receive: Receive) -> Reply | None:
         """Read the request; return the refusal if it is not to be answered by Falcon."""
-        reply = self._refusal(exchange)
+        reply = self.refusal(exchange)
         if reply is not None:
             return reply
         declared = exchange.head.get(b"content-length")
@@ -144,21 +217,22 @@ class Front:
             exchange.upload = Upload(body)
         return None
 
-    def _refusal(self, exchange: Exchange) -> Reply | None:
+    def refusal(self, exchange: Exchange) -> Reply | None:
+        """Return the answer to a request that goes no further."""
         if self.draining:
             text = "this server is stopping"
             return error_reply(503, "NotRunningError", text, exchange, [retry_after(1), CLOSE])
         return reply_at_once(exchange)
 
-    def _scope_for_falcon(self, exchange: Exchange) -> Scope:
-        scope = exchange.scope
-        scope[SCOPE_KEY] = exchange
+    def resolve(self, exchange: Exchange) -> None:
+        """Find the path to route by."""
         if self._root_path or exchange.path[:1] != "/":
             exchange.resolve_target(self._root_path)
-            scope = {**scope, "path": exchange.path}
-        if not scope["query_string"].isascii():
-            # Falcon would fail to decode it; the exchange's scope keeps the original.
-            scope = {**scope, "query_string": b""}
+
+    def _scope_for_page(self, exchange: Exchange) -> Scope:
+        # Falcon would fail to decode a query that is not ASCII, and no page has one.
+        scope = {**exchange.scope, "path": exchange.path, "query_string": b""}
+        scope[SCOPE_KEY] = exchange
         return scope
 
     def _log(self, exchange: Exchange) -> None:
@@ -178,7 +252,8 @@ class Front:
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket from its opening to its end."""
-        exchange = SocketExchange({**scope, "method": "GET"}, send, self._ids, self)
+        exchange = SocketExchange({**scope, "method": "GET"}, self._ids, self)
+        exchange.send_by(send)
         self.in_flight += 1
         try:
             await self._converse_one(exchange, receive)
@@ -194,12 +269,11 @@ class Front:
 
     async def _open_socket(self, exchange: Exchange, receive: Receive) -> None:
         await receive()  # websocket.connect
-        reply = self._refusal(exchange)
+        reply = self.refusal(exchange)
         if reply is not None:
             await refuse(exchange, reply)
             return
-        if self._root_path or exchange.path[:1] != "/":
-            exchange.resolve_target(self._root_path)
+        self.resolve(exchange)
         await self._sockets.serve(exchange, receive)
 
     def close_sockets(self) -> None:

@@ -7,13 +7,13 @@ router in one message.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from understudy.actors.dispatch import Caller
-from understudy.actors.large_bytes import beside
 from understudy.actors.messages import (
     Address,
     AnswerQueries,
@@ -21,16 +21,14 @@ from understudy.actors.messages import (
     AskProxyReply,
     AttachCallerReply,
     FailedAnswer,
-    HttpAnswer,
     Process,
     Query,
 )
 from understudy.actors.port import PROXY, Finder, Port
 from understudy.actors.processes import RunRecords, this_process
 from understudy.actors.settings import HostSettings
-from understudy.actors.streams import Stream
 from understudy.core.errors import DeploymentUnavailableError
-from understudy.http_front.dispatcher import Feed
+from understudy.http_front.dispatcher import OnFed, Outcome
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -49,6 +47,7 @@ class Link:
         self._caller: Caller | None = None
         self._finder: Finder | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self.next_id = itertools.count(1).__next__
         self._asked: dict[str, asyncio.Future[Any]] = {}
 
     async def start(self) -> None:
@@ -66,47 +65,28 @@ class Link:
         if self._port is not None:
             self._port.detach()
 
-    async def ask(
-        self,
-        *,
-        path: str,
-        http_method: str,
-        call_method: str,
-        call: bytes,
-        request_id: str,
-        timeout_s: float | None,
-        shard_key: str | None,
-        multiplexed_model_id: str,
-        follows: str = "",
-        on_fed: Callable[[Feed], None] | None = None,
-    ) -> HttpAnswer | FailedAnswer | Stream:
+    async def ask(self, query: Query, on_fed: OnFed | None = None) -> Outcome:
         """Have a query answered; cancelling this cancels the query wherever it is."""
         caller = self._caller or await self._wait_connected()
         if caller is None:
             error = DeploymentUnavailableError
             text = "this host's actor system does not answer"
             return FailedAnswer(0, error.__name__, text, error.retry_after_s)
-        query = Query(
-            id=caller.next_id(),
-            endpoint=None,
-            path=path,
-            http_method=http_method,
-            call_method=call_method,
-            call=beside(call),
-            request_id=request_id,
-            timeout_s=timeout_s,
-            retryable=None,
-            shard_key=shard_key,
-            multiplexed_model_id=multiplexed_model_id,
-            follows=follows,
-        )
-        future: asyncio.Future[HttpAnswer | FailedAnswer | Stream] = self._loop.create_future()
+        future: asyncio.Future[Outcome] = self._loop.create_future()
         caller.submit(query, partial(_settle, future), on_fed)
         try:
             return await future
         except asyncio.CancelledError:
             caller.cancel(query.id)
             raise
+
+    def submit(self, query: Query, on_answer: Callable[[Any], None]) -> Callable[[], None] | None:
+        """See Dispatcher."""
+        caller = self._caller
+        if caller is None:
+            return None
+        caller.submit(query, on_answer)
+        return partial(caller.cancel, query.id)
 
     async def routes(self) -> dict[str, str]:
         """Return prefix -> endpoint, as the router has it now."""

@@ -9,12 +9,16 @@ every connection. What is added to uvicorn's (written against 0.54, ``protocols/
 - a refusal never overtakes the answer to an earlier request of the same connection;
 - a request whose client leaves is cancelled, wherever it waits;
 - a client that still sends when it is refused gets to read why;
-- a response's head leaves with its first bytes, in one system call.
+- a response's head leaves with its first bytes, in one system call;
+- a request that has come in whole is offered to ``begin`` first, which needs no task for it
+  (:mod:`.whole`), and a whole answer is written at once;
+- one look at all connections a second instead of a timer for each that is idle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
@@ -25,7 +29,9 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from understudy.http_front.exchange import CLOSE, App, Headers, Scope
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
+from understudy.http_front.whole import Turn
 
 MAX_LINE_BYTES = 4094
 MAX_HEADERS = 100
@@ -40,6 +46,9 @@ _VERSIONS = frozenset({"1.0", "1.1"})
 _CHECKED = _FORWARDED | {b"host", b"transfer-encoding", b"expect"}
 
 
+Begin = Callable[[Turn], Callable[[], object] | None]
+
+
 class RefusedRequestError(Exception):
     """A request that is refused before anybody looks at it, with its HTTP status."""
 
@@ -48,12 +57,21 @@ class RefusedRequestError(Exception):
         self.status = status
 
 
+async def _no_app(*_: object) -> None:
+    pass
+
+
+def _never(_turn: Turn) -> None:
+    return None
+
+
 class Connections(ServerState):
     """What all connections of a worker share; uvicorn's protocols add and remove themselves."""
 
     def __init__(
         self,
         app: Any,
+        begin: Begin = _never,
         *,
         keep_alive_s: float,
         header_timeout_s: float,
@@ -62,10 +80,13 @@ class Connections(ServerState):
     ) -> None:
         super().__init__()
         self.header_timeout_s = header_timeout_s
+        self.keep_alive_s = keep_alive_s
         self.app = app
-        self.forwarded_app = ProxyHeadersMiddleware(app, trusted)
+        self.begin = begin
+        self.default_head = b""
+        self._believe: Any = ProxyHeadersMiddleware(_no_app, trusted)
         self.config = Config(
-            self.forwarded_app,  # for WebSockets; requests take the one that they need
+            ProxyHeadersMiddleware(app, trusted),  # for WebSockets
             interface="asgi3",
             http=FrontProtocol,
             ws=FrontSocket,
@@ -78,7 +99,6 @@ class Connections(ServerState):
             log_level="error",
             access_log=False,
             proxy_headers=False,
-            timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # any number will do
         )
         self.config.load()
 
@@ -90,9 +110,16 @@ class Connections(ServerState):
         """Tell whether WebSockets are open, or are being closed."""
         return any(isinstance(each, FrontSocket) for each in self.connections)
 
+    def believe_proxies(self, scope: Any) -> None:
+        """Write into the scope what trusted proxies say of the client."""
+        with contextlib.suppress(StopIteration):
+            self._believe(scope, None, None).send(None)  # it awaits nothing but _no_app
+
     def tell_time(self) -> None:
         """Set the Date of answers; to be called every second."""
-        self.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        date = formatdate(usegmt=True).encode()
+        self.default_headers = [(b"date", date)]
+        self.default_head = b"date: %s\r\n" % date
 
     def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
         """Close connections that wait for a request; see :meth:`FrontProtocol.give_up`."""
@@ -123,18 +150,40 @@ class _Joined:
 
     def let_go(self) -> None:
         held, self._held = self._held, None
-        if not held:
-            return
-        if len(held[-1]) > LARGE:  # a system call more costs less than a copy
-            *held, last = held
-            self._transport.write(b"".join(held))
+        if held:
+            self.write_all(held[:-1], held[-1])
+
+    def write_all(self, parts: list[bytes], last: bytes) -> None:
+        if len(last) > LARGE:  # a system call more costs less than a copy
+            self._transport.write(b"".join(parts))
             self._transport.write(last)
         else:
-            self._transport.write(b"".join(held))
+            parts.append(last)
+            self._transport.write(b"".join(parts))
 
     def close(self) -> None:
         self.let_go()
         self._close()
+
+
+class _Turn:
+    """See :class:`understudy.http_front.whole.Turn`."""
+
+    __slots__ = ("_cycle", "_protocol", "body", "scope")
+
+    def __init__(self, protocol: FrontProtocol, cycle: Any) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self.scope: Scope = cycle.scope
+        self.body = bytes(cycle.body)
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send the whole answer."""
+        self._protocol.reply(self._cycle, status, headers, body)
+
+    def go_on(self, app: App) -> asyncio.Task[None]:
+        """Have an ASGI app answer instead, in a task."""
+        return self._protocol.run(self._cycle, app)
 
 
 class FrontProtocol(HttpToolsProtocol):
@@ -143,9 +192,12 @@ class FrontProtocol(HttpToolsProtocol):
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections.config, connections, {})
         self._shared = connections
+        self.app = connections.app
         self._joined: Any = None
-        self._task: asyncio.Task[None] | None = None
+        self._leave: Callable[[], object] = _nothing  # ends what answers
         self._answering: Any = None  # the cycle whose turn it is
+        self._next_app: Any = None  # what is to answer it, until that has begun
+        self._is_beginning = False
         self._refusal: RefusedRequestError | None = None
         self._is_broken = False
         self._start: Any = None  # of the response, until the first part of its body
@@ -154,6 +206,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self.accepted_at = self.loop.time()
         self.begun_at: float | None = None  # when the request whose headers come in began
+        self._idle_since = self.accepted_at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
@@ -163,23 +216,26 @@ class FrontProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; nobody wants the answer any more."""
         super().connection_lost(exc)
-        if self._task is not None and not self._answering.response_complete:
+        if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
-            self._task.cancel()
+            self._leave()
 
     def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
         """Close the connection, if it waits for a request that has not come.
 
-        One that has sent nothing yet is closed after ``fresh_s``, one that was served before only
-        if ``served_too``, and one that has sent half of its headers after HEADERS_TIMEOUT_S.
+        One that has sent nothing yet is closed after ``fresh_s``, one that was served before after
+        the time for which connections are kept, or at once if ``served_too``, and one that has sent
+        half of its headers after ``header_timeout_s``.
         """
         if self.cycle is not None and not self.cycle.response_complete:
             return
         if self.begun_at is not None:
             if now - self.begun_at > self._shared.header_timeout_s:
-                self._refused(408, "the headers did not arrive in time")
-                self.send_400_response("")
-        elif served_too if self.cycle is not None else now - self.accepted_at > fresh_s:
+                self._give_refusal(408, "the headers did not arrive in time")
+        elif self.cycle is None:
+            if now - self.accepted_at > fresh_s:
+                self.transport.close()
+        elif served_too or now - self._idle_since > self._shared.keep_alive_s:
             self.transport.close()
 
     # --- What the parser calls ------------------------------------------------------------------
@@ -226,14 +282,16 @@ class FrontProtocol(HttpToolsProtocol):
         self.begun_at = None
         if (version := self.parser.get_http_version()) not in _VERSIONS:
             raise self._refused(505, f"HTTP/{version} is not spoken here")
-        self.app = self._shared.forwarded_app if self._is_forwarded else self._shared.app
         super().on_headers_complete()
+        if self._is_forwarded:
+            self._shared.believe_proxies(self.scope)
 
     def handle_websocket_upgrade(self) -> None:
         """Become a WebSocket, unless requests before it are still being answered."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._refused(400, "a WebSocket cannot be opened before the request ahead is answered")
-            self.send_400_response("")
+            self._give_refusal(
+                400, "a WebSocket cannot be opened before the request ahead is answered"
+            )
         else:
             super().handle_websocket_upgrade()
 
@@ -251,10 +309,30 @@ class FrontProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.transport = self._joined
-        self._answering = cycle
-        self._task = self.loop.create_task(self._answer(cycle, app))
+        self._answering, self._next_app = cycle, app
+        if not self._is_beginning:
+            self._begin()
 
-    async def _answer(self, cycle: Any, app: Any) -> None:
+    def _begin(self) -> None:
+        """Begin to answer, and go on with the requests that wait while answers come at once."""
+        self._is_beginning = True
+        try:
+            while self._next_app is not None:
+                cycle, app, self._next_app = self._answering, self._next_app, None
+                self._leave = self._begun(cycle) or self.run(cycle, app).cancel
+        finally:
+            self._is_beginning = False
+
+    def _begun(self, cycle: Any) -> Callable[[], object] | None:
+        if cycle.more_body or self.flow.write_paused:
+            return None
+        return self._shared.begin(_Turn(self, cycle))
+
+    def run(self, cycle: Any, app: App) -> asyncio.Task[None]:
+        """Have an ASGI app answer, in a task."""
+        return self.loop.create_task(self._answer(cycle, app))
+
+    async def _answer(self, cycle: Any, app: App) -> None:
         """Have the app answer; it logs its own errors, and raises to cut the connection."""
         try:
             await app(cycle.scope, cycle.receive, partial(self._send, cycle))
@@ -265,6 +343,34 @@ class FrontProtocol(HttpToolsProtocol):
                 self._joined.close()
         finally:
             cycle.on_response = _nothing
+
+    def reply(self, cycle: Any, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer; its headers are valid, in lower case, and have its length."""
+        if cycle.disconnected:
+            return
+        lines = [STATUS_LINE[status], self._shared.default_head]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        if CLOSE in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        cycle.response_started = cycle.response_complete = True
+        self._joined.write_all(lines, body)
+        if not cycle.keep_alive:
+            self._joined.close()
+        self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, if it is here."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._idle_since = self.loop.time()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
 
     async def _send(self, cycle: Any, event: Any) -> None:
         if event["type"] == "http.response.start":
@@ -282,6 +388,10 @@ class FrontProtocol(HttpToolsProtocol):
 
     # --- Refusals -------------------------------------------------------------------------------
 
+    def _give_refusal(self, status: int, text: str) -> None:
+        self._refused(status, text)
+        self.send_400_response("")
+
     def _refused(self, status: int, text: str) -> RefusedRequestError:
         self._refusal = RefusedRequestError(status, text)
         return self._refusal  # httptools gives its caller another error
@@ -290,12 +400,16 @@ class FrontProtocol(HttpToolsProtocol):
         """See asyncio; nothing is read after what cannot be read."""
         if self._is_broken:
             return
-        super().data_received(data)
+        self._is_beginning = True  # not before all that is here is read
+        try:
+            super().data_received(data)
+        finally:
+            self._is_beginning = False
         if self.begun_at is not None and not self._is_broken:
             self._head_bytes += len(data)  # httptools keeps a header until its end
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refused(431, f"the headers have over {MAX_HEAD_BYTES} bytes")
-                self.send_400_response("")
+                self._give_refusal(431, f"the headers have over {MAX_HEAD_BYTES} bytes")
+        self._begin()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read, once earlier requests of the connection are answered."""
@@ -319,8 +433,8 @@ class FrontProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def _refuse(self, msg: str) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._next_app = None
+        self._leave()
         refusal = self._refusal or RefusedRequestError(400, msg)
         text = str(refusal).encode()
         head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"

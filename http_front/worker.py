@@ -101,6 +101,7 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
         self._serving = asyncio.current_task()
         self.loop.connections = Connections(
             self.asgi,
+            self.asgi.begin,
             keep_alive_s=self.cfg.keepalive,
             header_timeout_s=self.asgi.header_timeout_s,
             max_message_bytes=self.asgi.max_message_bytes,

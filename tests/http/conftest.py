@@ -59,11 +59,31 @@ def wait_until(what: str, condition: Callable[[], Any], within_s: float = DEADLI
 # --- in this process ------------------------------------------------------------------------------
 
 
-class AppClient:
-    """Calls the ASGI app as a server would, one event loop per call."""
+class Turn:
+    """See :class:`understudy.http_front.whole.Turn`; ``answer`` is the answer once it is given."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, scope: dict[str, Any], body: bytes) -> None:
+        self.scope = scope
+        self.body = body
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.answer.set_result(Answer(status, shown(headers), body))
+
+
+def shown(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    return [(name.decode(), value.decode("latin-1")) for name, value in headers]
+
+
+class AppClient:
+    """Calls the app as a server would, one event loop per call.
+
+    A request that is here in whole is offered to ``begin`` first, if ``is_whole``.
+    """
+
+    def __init__(self, settings: HostSettings, *, is_whole: bool) -> None:
         self.settings = settings
+        self.is_whole = is_whole
         self.dispatcher = FakeDispatcher()
         self.front: Front = make_app(settings, self.dispatcher)
 
@@ -104,6 +124,16 @@ class AppClient:
             "server": ("127.0.0.1", 8000),
             "client": ("127.0.0.1", 50000),
         }
+        declared = int(dict(headers).get(b"content-length", len(body)))
+        if self.is_whole and events is None and len(body) >= declared:
+            turn = Turn(scope, body)
+            leave = self.front.begin(turn)
+            if leave is not None:
+                try:
+                    return await turn.answer
+                except asyncio.CancelledError:
+                    leave()
+                    raise
         incoming = [{"type": "http.request", "body": body}] if events is None else list(events)
         sent: list[dict[str, Any]] = []
 
@@ -117,8 +147,8 @@ class AppClient:
 
         await self.front(scope, receive, send)
         assert [event["type"] for event in sent] == ["http.response.start", "http.response.body"]
-        shown = [(name.decode(), value.decode("latin-1")) for name, value in sent[0]["headers"]]
-        return Answer(sent[0]["status"], shown, sent[1].get("body", b""))
+        headers = shown(sent[0]["headers"])
+        return Answer(sent[0]["status"], headers, sent[1].get("body", b""))
 
     def log(self) -> list[dict[str, Any]]:
         self.front.access_log.flush()
@@ -126,9 +156,9 @@ class AppClient:
         return [json.loads(line) for line in lines]
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[AppClient]:
-    client = AppClient(read_settings({}, state_dir=tmp_path))
+@pytest.fixture(params=[False, True], ids=["asgi", "whole"])
+def app(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[AppClient]:
+    client = AppClient(read_settings({}, state_dir=tmp_path), is_whole=request.param)
     yield client
     client.front.access_log.close()
 

@@ -8,12 +8,12 @@ from urllib.parse import unquote
 from understudy.actors.messages import FailedAnswer, HttpAnswer
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.http_front import server
-from understudy.http_front.fake import Asked, FakeDispatcher, HttpOutcome
+from understudy.http_front.fake import Asked, FakeDispatcher, Outcome
 
 JSON = ((b"content-type", b"application/json"),)
 
 
-async def answer(asked: Asked) -> HttpOutcome:
+async def answer(asked: Asked) -> Outcome:
     what, _, argument = asked.path[1:].partition("/")
     if what == "sleep":
         await asyncio.sleep(float(argument))

@@ -39,8 +39,8 @@ class Replica(FakeDispatcher):
         self.stopped = 0
         self.last_words = None
 
-    async def ask(self, *, follows, on_fed, **_):
-        assert follows == "socket"
+    async def ask(self, query, on_fed):
+        assert query.follows == "socket"
         on_fed(self)
         stream = Stream(StreamBegun(0, 101, self.headers, Process(1, 1, "x")), self)
         for data, ends in self.parts:

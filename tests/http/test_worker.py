@@ -9,6 +9,7 @@ from understudy.http_front.protocol import Connections, FrontProtocol
 from understudy.http_front.worker import FrontLoop
 
 HEADERS_TIMEOUT_S = 30.0
+KEEP_ALIVE_S = 90.0
 HALF = b"GET / HTTP/1.1\r\nHost: a\r\nX-Half: "
 WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -55,7 +56,7 @@ class Server:
         self.answers = asyncio.Semaphore(0)
         self.connections = Connections(
             self.answer,
-            keep_alive_s=90,
+            keep_alive_s=KEEP_ALIVE_S,
             header_timeout_s=HEADERS_TIMEOUT_S,
             max_message_bytes=1000,
             trusted="127.0.0.1",
@@ -138,10 +139,12 @@ def test_a_request_under_way_is_left_alone(server):
     assert not server.give_up_after(1000, served_too=True, fresh_s=0)
 
 
-def test_a_connection_that_was_served_is_closed_only_when_the_worker_leaves(server):
+def test_a_connection_that_was_served_is_kept_for_a_time_unless_the_worker_leaves(server):
     server.say(WHOLE)
     server.let_answer()
-    assert not server.give_up_after(1000)
+    assert not server.give_up_after(KEEP_ALIVE_S - 1)
+    assert server.give_up_after(KEEP_ALIVE_S + 1)
+    server.wire.closed = False
     assert server.give_up_after(0, served_too=True)
 
 

@@ -1,0 +1,107 @@
+"""Requests that are here in one piece, as nearly all are: answered without a task of their own.
+
+An ASGI app takes events from a coroutine and gives others back; for a request whose body has come
+and whose answer is whole, that is a third of what the worker spends on it (docs/performance.md).
+Here the query leaves, and a callback writes the answer. Whatever needs more goes the way of ASGI:
+our own pages, middlewares, bodies that are still on their way, and answers in parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from understudy.actors.streams import Stream
+from understudy.core.errors import UnderstudyError
+from understudy.http_front.answers import failed_reply, failure_of, reply_to, unexpected
+from understudy.http_front.dispatcher import Outcome
+from understudy.http_front.exchange import CLIENT_LEFT, App, Exchange, Headers, Reply, Scope
+
+if TYPE_CHECKING:
+    from understudy.http_front.front import Front
+
+
+class Turn(Protocol):
+    """A request whose turn it is on its connection, with all of its body."""
+
+    scope: Scope
+    body: bytes
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send the whole answer."""
+
+    def go_on(self, app: App) -> asyncio.Task[None]:
+        """Have an ASGI app answer instead, in a task."""
+        ...
+
+
+class WholeQuery:
+    """One such request on its way through the worker."""
+
+    __slots__ = ("_cancel", "_exchange", "_front", "_is_over", "_turn")
+
+    def __init__(self, front: Front, turn: Turn, exchange: Exchange) -> None:
+        self._front = front
+        self._turn = turn
+        self._exchange = exchange
+        self._cancel: Callable[[], object] | None = None
+        self._is_over = False
+
+    def begin(self) -> bool:
+        """Ask, or refuse; False when there is nobody to ask yet."""
+        front, exchange = self._front, self._exchange
+        front.in_flight += 1
+        try:
+            reply = front.refusal(exchange)
+            if reply is None:
+                front.resolve(exchange)
+                self._cancel = front.asker.submit(exchange, self._answered)
+                if self._cancel is None:
+                    front.in_flight -= 1
+                    return False
+                return True
+        except UnderstudyError as error:
+            reply = failed_reply(failure_of(error), exchange)
+        except Exception as error:
+            reply = unexpected(exchange, error)
+        self._reply(reply)
+        return True
+
+    def leave(self) -> None:
+        """Cancel the query, or the answer that is being sent: the client has left."""
+        if self._is_over or self._cancel is None:
+            return
+        self._cancel()
+        if not self._is_over:
+            self._end(CLIENT_LEFT)
+
+    def _answered(self, answer: Outcome) -> None:
+        if self._is_over:
+            return
+        exchange = self._exchange
+        try:
+            if isinstance(answer, Stream):
+                task = self._turn.go_on(self._front.sending(exchange, answer))
+                task.add_done_callback(partial(self._sent, answer))
+                self._cancel = task.cancel
+                return
+            reply = reply_to(answer, exchange)
+        except Exception as error:
+            reply = unexpected(exchange, error)
+        self._reply(reply)
+
+    def _sent(self, stream: Stream, task: asyncio.Task[None]) -> None:
+        stream.close()  # as it is already, unless the task was cancelled before its first step
+        self._end(self._exchange.status or CLIENT_LEFT)
+
+    def _reply(self, reply: Reply) -> None:
+        headers, body = self._exchange.finish(reply)
+        self._end(reply.status)
+        self._turn.reply(reply.status, headers, body)
+
+    def _end(self, status: int) -> None:
+        self._is_over = True
+        self._exchange.status = status
+        self._front.over(self._exchange)
