@@ -40,13 +40,14 @@ class Turn(Protocol):
 class WholeQuery:
     """One such request on its way through the worker."""
 
-    __slots__ = ("_cancel", "_exchange", "_front", "_is_over", "_turn")
+    __slots__ = ("_cancel", "_exchange", "_front", "_is_over", "_sending", "_turn")
 
     def __init__(self, front: Front, turn: Turn, exchange: Exchange) -> None:
         self._front = front
         self._turn = turn
         self._exchange = exchange
         self._cancel: Callable[[], object] | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._is_over = False
 
     def begin(self) -> bool:
@@ -71,10 +72,10 @@ class WholeQuery:
 
     def leave(self) -> None:
         """Cancel the query, or the answer that is being sent: the client has left."""
-        if self._is_over or self._cancel is None:
-            return
-        self._cancel()
-        if not self._is_over:
+        if self._sending is not None:
+            self._sending.cancel()
+        elif not self._is_over and self._cancel is not None:
+            self._cancel()
             self._end(CLIENT_LEFT)
 
     def _answered(self, answer: Outcome) -> None:
@@ -83,16 +84,15 @@ class WholeQuery:
         exchange = self._exchange
         try:
             if isinstance(answer, Stream):
-                task = self._turn.go_on(self._front.sending(exchange, answer))
-                task.add_done_callback(partial(self._sent, answer))
-                self._cancel = task.cancel
+                self._sending = self._turn.go_on(self._front.sending(exchange, answer))
+                self._sending.add_done_callback(partial(self._sent, answer))
                 return
             reply = reply_to(answer, exchange)
         except Exception as error:
             reply = unexpected(exchange, error)
         self._reply(reply)
 
-    def _sent(self, stream: Stream, task: asyncio.Task[None]) -> None:
+    def _sent(self, stream: Stream, _task: asyncio.Task[None]) -> None:
         stream.close()  # as it is already, unless the task was cancelled before its first step
         self._end(self._exchange.status or CLIENT_LEFT)
 
