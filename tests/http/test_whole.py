@@ -59,12 +59,18 @@ class Server:
         await send({"type": "http.response.body", "body": b"x"})
 
 
+async def turn_over():
+    """Let everything on the loop happen that is ready to."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def over_a_connection(act, **options):
     async def run():
         server = Server(**options)
         await act(server)
         server.protocol.connection_lost(None)
-        await asyncio.sleep(0)
+        await turn_over()
 
     asyncio.run(run())
 
@@ -143,14 +149,14 @@ def test_bodies_on_their_way_and_clients_that_take_nothing_need_a_task():
     async def act(server):
         server.say(HALF_BODY)
         assert not server.turns
-        await asyncio.sleep(0.01)
+        await turn_over()
         assert server.served == ["/"]
         server.protocol.pause_writing()
         server.say(b"cd" + WHOLE % 1)
-        await asyncio.sleep(0.01)
+        await turn_over()
         assert not server.turns
         server.protocol.resume_writing()
-        await asyncio.sleep(0.01)
+        await turn_over()
         server.say(WHOLE % 2)
         assert [turn.scope["path"] for turn in server.turns] == ["/2"]
 
@@ -160,7 +166,7 @@ def test_bodies_on_their_way_and_clients_that_take_nothing_need_a_task():
 def test_what_is_not_taken_is_served_as_any_other():
     async def act(server):
         server.say(WHOLE % 1)
-        await asyncio.sleep(0.01)
+        await turn_over()
         assert server.served == ["/1"]
 
     over_a_connection(act, takes=False)
@@ -226,12 +232,12 @@ def test_an_answer_in_parts_goes_on_in_a_task_and_is_logged_at_its_end(streaming
     async def run():
         turn = StreamingTurn(scope())
         leave = app.front.begin(turn)
-        await asyncio.sleep(0.01)
+        await turn_over()
         assert turn.events[0]["status"] == 200
         assert app.front.in_flight == 1
         leave()
         await asyncio.wait([turn.task])
-        await asyncio.sleep(0)
+        await turn_over()
 
     asyncio.run(run())
     assert (app.front.in_flight, source.stopped) == (0, 1)
@@ -245,7 +251,7 @@ def test_a_client_that_leaves_before_the_task_has_begun_ends_the_stream_too(stre
         turn = StreamingTurn(scope())
         app.front.begin(turn)()
         await asyncio.wait([turn.task])
-        await asyncio.sleep(0)
+        await turn_over()
         assert not turn.events
 
     asyncio.run(run())
