@@ -23,7 +23,7 @@ from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 from understudy.actors import system
 
-HEALS_WITHIN_S = 10.0
+HEALS_WITHIN_S = 40.0  # it takes a few seconds on a machine that does nothing else
 HEALS_BY_ITSELF = {
     "admin and proxy": ("thespian admin", "proxy"),
     "logger and admin": ("thespian logger", "thespian admin"),
@@ -131,7 +131,7 @@ def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem)
                 f"another {role}",
             )
             kill(*pids)
-        wait_until(lambda: settled(running), 20, "all as before")
+        wait_until(lambda: settled(running), HEALS_WITHIN_S, "all as before")
         enough = load.tally.ok + 300
         wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
         tally = load.stop()

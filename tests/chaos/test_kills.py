@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.kills import (
+    SETTLED_WITHIN_S,
     assert_nothing_leaked,
     footprint_in_use,
     kill,
@@ -97,11 +98,11 @@ def test_kills_at_random_every_second_cost_no_response(running: RunningSystem) -
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
         ends_at = time.monotonic() + KILLED_AT_RANDOM_S
         while time.monotonic() < ends_at:
-            role, pid = chance.choice(wait_until(lambda: victims(running), 20, "a process to kill"))
+            role, pid = chance.choice(wait_until(lambda: victims(running), 20, "a victim"))
             killed.append(role)
             os.kill(pid, signal.SIGKILL)
             time.sleep(1.0)  # the point of the test
-        wait_until(lambda: settled(running), 20, "all as before")
+        wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
         enough = load.tally.ok + 300
         wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
         tally = load.stop()
@@ -118,7 +119,7 @@ def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: Runni
         tally = load.stop()
     print(f"host: {tally.summary()}")
     assert not tally.failures, tally.summary()
-    wait_until(lambda: settled(running), 10, "all as before")
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
     assert {pid for role, pid in running.pids() if role != "host"} == before
 
 

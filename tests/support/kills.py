@@ -18,6 +18,8 @@ from understudy.core.errors import UnderstudyError
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)
 ONCE = ("host", "http master", "thespian admin", "thespian logger", "controller", "proxy")
+PATIENCE = 4  # with two programs that compute beside it, all takes two to three times as long
+SETTLED_WITHIN_S = 40  # for what has to happen at some time, not soon
 SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
 
 
@@ -26,7 +28,7 @@ def system_to_kill(folder: Path) -> Iterator[RunningSystem]:
     """Have a system with two workers, a split, a shadow that is compared, and a rollout."""
     with running_system(folder / "state", UNDERSTUDY_HTTP_WORKERS=str(WORKERS)) as started:
         policies.put_in_force(serve.Client(started.connection, started.settings))
-        wait_until(lambda: settled(started), 20, "the rollout's first step")
+        wait_until(lambda: settled(started), SETTLED_WITHIN_S, "the rollout's first step")
         yield started
 
 
@@ -56,27 +58,28 @@ def kill_under_load(
 ) -> Tally:
     """Kill one process under load; return the tally once everything is as before.
 
-    That, and answers, must be had again ``back_within_s`` after the kill.
+    That, and answers, must be had again ``back_within_s`` after the kill, and on a machine that
+    does other things too within PATIENCE times that; benchmarks.survival measures it.
     """
     with GetLoad(running.settings.http.port) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
         pid = choose()
         killed_at = time.monotonic()
         kill(pid)
-        wait_until(lambda: settled(running), 20, f"all as before the death of {what}")
+        wait_until(lambda: settled(running), SETTLED_WITHIN_S, f"all as before the death of {what}")
         back_s = time.monotonic() - killed_at
         enough = load.tally.ok + 300
         wait_until(lambda: load.tally.ok > enough, 15, "load after the kill")
         tally = load.stop()
     print(f"{what}: back in {back_s:.2f} s; {tally.summary()}")
-    assert tally.longest_gap_s < back_within_s
-    assert back_s < back_within_s
+    assert tally.longest_gap_s < PATIENCE * back_within_s
+    assert back_s < PATIENCE * back_within_s
     return tally
 
 
 def footprint_in_use(running: RunningSystem) -> dict[str, int]:
     """Return how many descriptors each role has once every worker and replica is in use."""
-    wait_until(lambda: settled(running), 20, "all as it should be")
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
     with GetLoad(running.settings.http.port) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
     return footprint.descriptors(running)
@@ -84,7 +87,7 @@ def footprint_in_use(running: RunningSystem) -> dict[str, int]:
 
 def assert_nothing_leaked(running: RunningSystem, before: dict[str, int]) -> None:
     """Check processes, records, sockets and, against :func:`footprint_in_use`, descriptors."""
-    wait_until(lambda: settled(running), 20, "all as it should be")
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
     wait_until(
         lambda: not footprint.unrecorded(running),
         5,

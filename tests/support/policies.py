@@ -25,9 +25,9 @@ def put_in_force(client: serve.Client, route: str = "/") -> None:
         async def __call__(self, _request: object) -> str:
             return ANSWER
 
-    for tag in BACKENDS:
-        config = {"max_ongoing_requests": 100}
-        client.wait_for_goal(client.create_backend(tag, Hello, config=config), GOAL_TIMEOUT_S)
+    config = {"max_ongoing_requests": 100}
+    for goal in [client.create_backend(tag, Hello, config=config) for tag in BACKENDS]:
+        client.wait_for_goal(goal, GOAL_TIMEOUT_S)
     client.create_endpoint(ENDPOINT, backend="v1", route=route)
     client.set_traffic(ENDPOINT, {"v1": 0.5, "v2": 0.5})
     for tag, proportion in SHADOWS.items():
