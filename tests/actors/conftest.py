@@ -79,6 +79,19 @@ def deployed(
     operations.delete(running.connection, name)
 
 
+@pytest.fixture(scope="module")
+def deployed_once(running: RunningSystem) -> Iterator[Callable[[Application], str]]:
+    """Deploy on the shared system for all of a module's tests; returns the route."""
+    name = f"app{next(_numbers)}"
+
+    def bring_up(application: Application) -> str:
+        deploy(running, application, name, f"/{name}")
+        return f"/{name}"
+
+    yield bring_up
+    operations.delete(running.connection, name)
+
+
 @pytest.fixture
 def replica_of(hand: Hand) -> Iterator[Callable[..., Any]]:
     """Have replicas by hand, stopped at the test's end."""

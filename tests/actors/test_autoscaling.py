@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,34 +89,37 @@ def test_a_handles_call_waits_for_the_first_replica_too(
 
 
 def test_who_waits_at_zero_is_bound_by_the_queue_limit_and_by_time(
-    own_system: RunningSystem,
+    running: RunningSystem,
+    deployed: Callable[[Any], DeploymentHandle],
+    name: str,
+    tmp_path: Path,
 ) -> None:
+    gate, began = tmp_path / "gate", tmp_path / "began"
+
     @serve.deployment(
         max_queued_requests=3,
         autoscaling_config={**QUICK, "max_replicas": 1, "downscale_to_zero_delay_s": 600},
     )
     class Slow:
         def __init__(self) -> None:
-            time.sleep(3)
+            began.touch()
+            while not gate.exists():
+                time.sleep(0.01)
 
         def __call__(self) -> str:
             return "here"
 
-    own_system.deploy(Slow.bind())
-    statuses: list[int] = []
-    impatient = {"headers": {"X-Request-Timeout-Seconds": "0.5"}}
-
-    def get(**options: Any) -> None:
-        statuses.append(own_system.get(**options)[0])
-
-    threads = [threading.Thread(target=get, kwargs=impatient)]
-    threads += [threading.Thread(target=get) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.05)  # one after the other, so that the first is in the queue
-    for thread in threads:
-        thread.join(timeout=30)
-    assert sorted(statuses) == [200, 200, 408, 503, 503, 503]
+    deployed(Slow.bind())
+    impatient = {"X-Request-Timeout-Seconds": "0.5"}
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(running.get, f"/{name}", headers=impatient)]
+        wait_until(began.exists, 20, "the first one waits, and a replica starts for it")
+        assert waiting[0].result(timeout=20)[0] == 408
+        others = [pool.submit(running.get, f"/{name}") for _ in range(6)]
+        refused = list(itertools.islice(concurrent.futures.as_completed(others, timeout=20), 3))
+        assert [each.result()[0] for each in refused] == [503] * 3
+        gate.touch()
+        assert sorted(each.result(timeout=20)[0] for each in others) == [200] * 3 + [503] * 3
 
 
 def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: RunningSystem) -> None:
@@ -170,30 +174,29 @@ def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(
 
 
 def test_the_admin_client_turns_autoscaling_on_changes_its_bounds_and_turns_it_off(
-    own_system: RunningSystem,
+    client: serve.Client, name: str
 ) -> None:
     def idle() -> str:
         return "idle"
 
-    client = serve.Client(own_system.connection, own_system.settings)
-
     def count() -> int:
-        replicas = client.list_backends()["idle"]["replicas"]
+        replicas = client.list_backends()[name]["replicas"]
         return sum(replica["state"] == "RUNNING" for replica in replicas)
 
-    client.wait_for_goal(client.create_backend("idle", idle, config={"num_replicas": 2}))
-    client.wait_for_goal(client.update_backend_config("idle", {"num_replicas": "auto"}))
-    config = client.get_backend_config("idle")
+    client.wait_for_goal(client.create_backend(name, idle, config={"num_replicas": 2}))
+    client.wait_for_goal(client.update_backend_config(name, {"num_replicas": "auto"}))
+    config = client.get_backend_config(name)
     assert config.num_replicas is None
     assert config.autoscaling_config is not None
     assert (config.autoscaling_config.max_replicas, count()) == (100, 2)
     bounds = {"min_replicas": 3, "max_replicas": 4}
-    client.wait_for_goal(client.update_backend_config("idle", {"autoscaling_config": bounds}))
+    client.wait_for_goal(client.update_backend_config(name, {"autoscaling_config": bounds}))
     assert count() == 3
-    client.wait_for_goal(client.update_backend_config("idle", {"num_replicas": 1}))
+    client.wait_for_goal(client.update_backend_config(name, {"num_replicas": 1}))
     assert count() == 1
     with pytest.raises(InvalidRequestError, match="num_replicas=2: cannot be given with"):
-        client.update_backend_config("idle", {"num_replicas": 2, "autoscaling_config": bounds})
+        client.update_backend_config(name, {"num_replicas": 2, "autoscaling_config": bounds})
+    client.wait_for_goal(client.delete_backend(name))
 
 
 def test_a_burst_at_zero_is_answered_whole(
@@ -229,7 +232,11 @@ def test_new_code_under_load_keeps_the_scale_and_fails_no_request(
     assert len(own_system.status()["goals"]) == 2, "autoscaling makes none"
 
 
-def test_what_a_replica_that_goes_has_under_way_is_finished(own_system: RunningSystem) -> None:
+def test_what_a_replica_that_goes_has_under_way_is_finished(
+    running: RunningSystem, deployed: Callable[[Any], DeploymentHandle], name: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
     @serve.deployment(
         max_ongoing_requests=1,
         autoscaling_config={
@@ -241,12 +248,15 @@ def test_what_a_replica_that_goes_has_under_way_is_finished(own_system: RunningS
     )
     class Long:
         async def __call__(self) -> str:
-            await asyncio.sleep(6)
+            while not gate.exists():
+                await asyncio.sleep(0.01)
             return "done"
 
-    own_system.deploy(Long.bind())
+    deployed(Long.bind())
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(own_system.get, data=b"not to be repeated") for _ in range(3)]
-        wait_until(lambda: running_now(own_system) == 2, 5, "one replica fewer")
+        body = b"not to be repeated"
+        answers = [pool.submit(running.get, f"/{name}", data=body) for _ in range(3)]
+        wait_until(lambda: len(running.replica_pids(name)) == 2, 20, "one replica fewer")
         assert not any(answer.done() for answer in answers)
+        gate.touch()
         assert [answer.result(timeout=30) for answer in answers] == [(200, b"done")] * 3

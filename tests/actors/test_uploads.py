@@ -101,8 +101,14 @@ def connect(running: RunningSystem) -> Iterator[Connect]:
         connection.close()
 
 
+@pytest.fixture(scope="module")
+def path(deployed_once: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One for all who need to know nothing of what it did, and leave it as it was."""
+    return deployed_once(Taker.bind(str(tmp_path_factory.mktemp("taker"))))
+
+
 @pytest.fixture
-def path(name: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
+def own_path(name: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
     deployed(Taker.bind(str(tmp_path)))
     return f"/{name}"
 
@@ -200,10 +206,10 @@ def test_a_small_body_in_chunks_goes_whole(path: str, connect: Connect) -> None:
 
 
 def test_user_code_that_does_not_read_holds_the_client_back(
-    path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
+    own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
 ) -> None:
     length = 50 * WHOLE
-    body = begin(connection := connect(), "PUT", f"{path}/stuck", length)
+    body = begin(connection := connect(), "PUT", f"{own_path}/stuck", length)
     body.settimeout(1)
     sent = 0
     with contextlib.suppress(TimeoutError):
@@ -242,7 +248,7 @@ def test_an_answer_before_the_end_of_the_body_arrives(path: str, connect: Connec
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_client_that_leaves_amid_its_body_cancels_the_query(
-    path: str,
+    own_path: str,
     connect: Connect,
     noted: Callable[..., Any],
     running: RunningSystem,
@@ -251,10 +257,10 @@ def test_a_client_that_leaves_amid_its_body_cancels_the_query(
 ) -> None:
     connection = connect()
     if is_chunked:
-        body = begin_chunked(connection, f"{path}/stuck")
+        body = begin_chunked(connection, f"{own_path}/stuck")
         body.sendall(chunk(b"x" * 1000))
     else:
-        body = begin(connection, "PUT", f"{path}/stuck", LARGE)
+        body = begin(connection, "PUT", f"{own_path}/stuck", LARGE)
         body.sendall(b"x" * 1000)
     noted("began")
     connection.close()
@@ -263,9 +269,9 @@ def test_a_client_that_leaves_amid_its_body_cancels_the_query(
 
 
 def test_a_chunk_that_is_none_cancels_the_query(
-    path: str, connect: Connect, noted: Callable[..., Any]
+    own_path: str, connect: Connect, noted: Callable[..., Any]
 ) -> None:
-    body = begin_chunked(connection := connect(), f"{path}/stuck")
+    body = begin_chunked(connection := connect(), f"{own_path}/stuck")
     body.sendall(chunk(b"x" * 1000))
     noted("began")
     body.sendall(b"no number\r\n")
@@ -358,9 +364,9 @@ def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> Non
 
 
 def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
-    path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
+    own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
 ) -> None:
-    body = begin(connection := connect(), "PUT", f"{path}/stuck", LARGE)
+    body = begin(connection := connect(), "PUT", f"{own_path}/stuck", LARGE)
     body.sendall(b"x" * 1000)
     (pid,) = noted("began ")
     os.kill(int(pid), signal.SIGKILL)
@@ -371,9 +377,14 @@ def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
 
 @pytest.mark.parametrize(("method", "sent"), [("PUT", WHOLE), ("POST", 1000)])
 def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
-    path: str, connect: Connect, noted: Callable[..., Any], method: str, sent: int, tmp_path: Path
+    own_path: str,
+    connect: Connect,
+    noted: Callable[..., Any],
+    method: str,
+    sent: int,
+    tmp_path: Path,
 ) -> None:
-    body = begin(connection := connect(), method, f"{path}/stuck", LARGE)
+    body = begin(connection := connect(), method, f"{own_path}/stuck", LARGE)
     body.sendall(b"x" * 1000)
     (pid,) = noted("began ")
     if sent > 1000:  # more is taken than is kept

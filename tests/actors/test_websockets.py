@@ -130,8 +130,19 @@ def url(running: RunningSystem, name: str) -> str:
     return f"ws://127.0.0.1:{running.settings.http.port}/{name}"
 
 
+@pytest.fixture(scope="module")
+def talk(
+    running: RunningSystem,
+    deployed_once: Callable[..., str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    """One for all who need to know nothing of what it did, and leave it as it was."""
+    route = deployed_once(Talk.bind(str(tmp_path_factory.mktemp("talk"))))
+    return f"ws://127.0.0.1:{running.settings.http.port}{route}"
+
+
 @pytest.fixture
-def talk(url: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
+def own_talk(url: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
     deployed(Talk.bind(str(tmp_path)))
     return url
 
@@ -170,7 +181,9 @@ def ongoing(running: RunningSystem, name: str) -> int:
 # --- openings ---------------------------------------------------------------------------------
 
 
-def test_a_route_sees_its_class_and_all_of_the_opening(talk: str, name: str) -> None:
+def test_a_route_sees_its_class_and_all_of_the_opening(talk: str) -> None:
+    name = talk.rpartition("/")[2]
+
     async def converse() -> None:
         async with connect(
             f"{talk}/rooms/a%20b?who=Ada",
@@ -336,11 +349,11 @@ def test_a_message_over_the_limit_is_closed_with_1009(tmp_path: Path) -> None:
         run(converse())
 
 
-def test_an_app_that_does_not_read_holds_its_client_back(talk: str, tmp_path: Path) -> None:
+def test_an_app_that_does_not_read_holds_its_client_back(own_talk: str, tmp_path: Path) -> None:
     message = b"x" * 100_000
 
     async def converse() -> int:
-        async with connect(f"{talk}/gated", ping_interval=None) as client:
+        async with connect(f"{own_talk}/gated", ping_interval=None) as client:
             sent = 0
             while True:
                 try:
@@ -358,12 +371,12 @@ def test_an_app_that_does_not_read_holds_its_client_back(talk: str, tmp_path: Pa
     assert run(converse()) in {0, len(message)}
 
 
-def test_a_client_that_does_not_read_holds_the_app_back(talk: str, tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_holds_the_app_back(own_talk: str, tmp_path: Path) -> None:
     def sent() -> int:
         return (tmp_path / "sent").stat().st_size
 
     async def converse() -> None:
-        async with connect(f"{talk}/flood", max_queue=1, ping_interval=None) as client:
+        async with connect(f"{own_talk}/flood", max_queue=1, ping_interval=None) as client:
             await client.recv()
             before = -1
             while (now := sent()) != before:
@@ -400,11 +413,11 @@ def test_user_code_ends_it(talk: str, path: str, code: int, reason: str) -> None
     run(converse())
 
 
-def test_user_code_hears_how_its_client_left(talk: str, noted: Callable[..., Any]) -> None:
+def test_user_code_hears_how_its_client_left(own_talk: str, noted: Callable[..., Any]) -> None:
     async def converse() -> None:
-        async with connect(f"{talk}/echo") as client:
+        async with connect(f"{own_talk}/echo") as client:
             await client.close(4321, "lunch")
-        client = await connect(f"{talk}/receive")
+        client = await connect(f"{own_talk}/receive")
         client.transport.abort()
 
     run(converse())
@@ -413,10 +426,10 @@ def test_user_code_hears_how_its_client_left(talk: str, noted: Callable[..., Any
 
 
 def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
-    talk: str, noted: Callable[..., Any], running: RunningSystem, name: str
+    own_talk: str, noted: Callable[..., Any], running: RunningSystem, name: str
 ) -> None:
     async def converse() -> None:
-        client = await connect(f"{talk}/flood")
+        client = await connect(f"{own_talk}/flood")
         await client.recv()
         client.transport.abort()
 
@@ -449,19 +462,19 @@ def test_an_open_one_is_an_ongoing_request(
 
 
 def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
-    talk: str,
+    own_talk: str,
     deployed: Callable[..., Any],
     tmp_path: Path,
     noted: Callable[..., Any],
 ) -> None:
     async def converse() -> None:
-        async with connect(f"{talk}/echo") as client:
+        async with connect(f"{own_talk}/echo") as client:
             loop = asyncio.get_running_loop()
             newer = Talk.options(version="2").bind(str(tmp_path))
             deploying = loop.run_in_executor(None, deployed, newer)
             assert await end_of(client) == (1012, "the replica stops")
             await deploying
-        async with connect(f"{talk}/echo") as client:
+        async with connect(f"{own_talk}/echo") as client:
             await client.send("again")
             assert await client.recv() == "again"
 
@@ -485,9 +498,11 @@ def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
         run(converse())
 
 
-def test_a_killed_replica_closes_with_1011(talk: str, running: RunningSystem, name: str) -> None:
+def test_a_killed_replica_closes_with_1011(
+    own_talk: str, running: RunningSystem, name: str
+) -> None:
     async def converse() -> None:
-        async with connect(f"{talk}/echo") as client:
+        async with connect(f"{own_talk}/echo") as client:
             os.kill(running.replica_pids(name)[0], signal.SIGKILL)
             code, reason = await end_of(client)
             assert (code, "died" in reason) == (1011, True)

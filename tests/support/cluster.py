@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import switch
+from tests.support import logs, switch
 from tests.support.load import GetLoad, Tally
 from tests.support.namespaces import Host, run_ip
 from tests.support.systems import wait_until
@@ -96,6 +96,7 @@ class ClusterHost(Host):
         self.cluster, self.number = cluster, number
         self.label = "abcdefghij"[number]
         self.state_dir = cluster.folder / self.label
+        logs.begin(self.state_dir / "logs")
         super().__init__(name, f"{NETWORK}.{number + 1}")
         self.loads = self.another()
 
@@ -232,6 +233,7 @@ class Cluster:
     def delete(self) -> None:
         """Leave nothing."""
         for host in self.hosts:
+            logs.end(host.state_dir / "logs")
             host.delete()
         if self._process is not None:
             self._pipe.close()
@@ -250,8 +252,8 @@ class Cluster:
         try:
             return wait_until(condition, timeout_s, what)
         except AssertionError as error:
-            logs = "\n".join(f"--- {h.label}\n{h.log('host.log')[-2000:]}" for h in self.hosts)
-            raise AssertionError(f"{error}\n{logs}") from None
+            told = "\n".join(f"--- {h.label}\n{h.log('host.log')[-2000:]}" for h in self.hosts)
+            raise AssertionError(f"{error}\n{told}") from None
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support import logs
 from understudy import serve
 from understudy.actors import system
 from understudy.actors.admin_messages import GetStatus
@@ -23,13 +25,17 @@ from understudy.actors.processes import RunRecords, identify
 from understudy.actors.settings import STOCK, HostSettings, default_transport, read_settings
 from understudy.serve import session
 
+CLI_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a minute
+PORTS = range(10_000, 32_768)  # the system gives those from there on, unless it is told otherwise
+
 
 def free_port() -> int:
-    """Return a port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody has, nor will be given: clients get higher ones from the system."""
+    while True:
+        port = PORTS[secrets.randbelow(len(PORTS))]  # not random's, which hypothesis seeds
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -79,6 +85,7 @@ class RunningSystem:
 
     def start(self) -> None:
         """Start; the crash settings for tests reach the actors by environment."""
+        logs.begin(self.settings.logs_dir)
         with patched_environ(self.environ):
             assert system.start(self.settings)
 
@@ -86,6 +93,7 @@ class RunningSystem:
         """Stop the system, and check that nothing of it is left."""
         pids = self.pids()
         self.disconnect()
+        logs.end(self.settings.logs_dir)
         system.stop(self.settings, forget=forget)
         left = {role: pid for role, pid in pids if alive(pid)}
         assert not left, f"still running after stop: {left}"
@@ -155,12 +163,13 @@ class RunningSystem:
 
     def understudy(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """Run the command line against this system."""
+        logs.begin(self.settings.logs_dir)
         return subprocess.run(
             [sys.executable, "-m", "understudy.serve.cli", *args],
             env={**os.environ, **self.environ},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=CLI_TIMEOUT_S,
             check=False,
             **kwargs,
         )

@@ -1,0 +1,35 @@
+"""What every tier has: causes are told where they can still be found."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support import logs
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    logs.next_test()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """Show with a failure what the systems under test wrote to their logs meanwhile."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"{path}: its end", text) for path, text in logs.written().items()]
+    return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_is_left() -> Iterator[None]:
+    """Collect what a module's tests left; what that warns of, an error, is told of this module.
+
+    Otherwise a later test's collection fails that one, by chance and without a trace of the cause.
+    """
+    yield
+    gc.collect()
