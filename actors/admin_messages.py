@@ -159,13 +159,21 @@ class DeployApplication(Request):
     """Bring up these deployments together; the last one named ``ingress`` gets the route.
 
     Deployments of the application that are not in ``deployments`` are deleted. Answers the goal's
-    id, or None when nothing changed.
+    id, or None when nothing changed. ``folders`` are zips that ListMissing has named.
     """
 
     application: str
     ingress: str
     route_prefix: str | None
     deployments: tuple[DeploymentSpec, ...]
+    folders: tuple[bytes, ...] = ()
+
+
+@message
+class ListMissing(Request):
+    """Answers which of these, code or folders by sha256, are not stored."""
+
+    digests: tuple[str, ...]
 
 
 @message

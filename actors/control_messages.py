@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from understudy.actors.large_bytes import LargeBytes
 from understudy.actors.messages import Address, Message, Process, message
 
 # --- Long poll: proxy -> controller -----------------------------------------------------------
@@ -93,6 +94,24 @@ class StartReplica(Message):
     code_hash: str
     config: dict[str, Any]
     config_id: int  # grows with each change of the config
+    working_dir: str = ""  # sha256 of the zip of the folder that it works in
+
+
+@message
+class FetchFolder(Message):
+    """Replica to controller: send me this zip; answered by FolderFetched. Repeats are safe."""
+
+    replica: str
+    digest: str
+
+
+@message
+class FolderFetched(Message):
+    """Controller to replica: the zip of that sha256, or why there is none; may repeat."""
+
+    digest: str
+    content: LargeBytes | None
+    error: str = ""
 
 
 @message

@@ -233,6 +233,10 @@ class Controller(LoopActor):
         """See :meth:`Supervisor.reported`."""
         self._supervisor.reported(message, sender)
 
+    def receiveMsg_FetchFolder(self, message: cm.FetchFolder, sender: Address) -> None:
+        """See :meth:`Supervisor.fetch`."""
+        self._supervisor.fetch(message, sender)
+
     def receiveMsg_ComparisonsReported(
         self, message: cm.ComparisonsReported, _sender: Address
     ) -> None:

@@ -25,7 +25,13 @@ from typing import Any
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from understudy.actors import bases, binding, controller, proxy  # noqa: F401  # two for the fork
+from understudy.actors import (
+    bases,
+    binding,
+    controller,  # noqa: F401  # for the fork
+    folders,
+    proxy,  # noqa: F401  # for the fork
+)
 from understudy.actors.admin_messages import RequestReply, StopCluster
 from understudy.actors.control_messages import MeetController, StopHost
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
@@ -266,7 +272,11 @@ class Host:
 
     def _prune_logs(self) -> None:
         prune_replica_logs(self.settings.logs_dir, self.records.with_role("replica"))
+        folders.prune(self.settings.folders_dir, self._folders_in_use)
         self.port.loop.call_later(PRUNE_LOGS_EVERY_S, self._prune_logs)
+
+    def _folders_in_use(self) -> set[str]:
+        return {each.get("folder", "") for each in self.records.details("replica")}
 
     def _describe(self) -> dict[str, Any]:
         found = self._proxy.found

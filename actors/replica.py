@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from understudy.actors import user_context, user_logging
@@ -16,11 +18,14 @@ from understudy.actors.comparisons import Comparisons
 from understudy.actors.control_messages import (
     CheckReplica,
     ComparisonsReported,
+    FetchFolder,
+    FolderFetched,
     ReconfigureReplica,
     ReplicaReported,
     StartReplica,
     StopReplica,
 )
+from understudy.actors.folders import Arrival
 from understudy.actors.logs import redirect_output, replica_log
 from understudy.actors.messages import Address
 from understudy.actors.port import Port
@@ -54,6 +59,7 @@ class Replica(LoopActor):
         self._refusal: Failure | None = None  # of reconfigure, on the newest settings
         self._user_code: UserCode | None = None
         self._queries: Queries | None = None
+        self._arrival: Arrival | None = None
 
     # --- Lifecycle, by the controller's orders ------------------------------------------------
 
@@ -131,6 +137,7 @@ class Replica(LoopActor):
             f"replica {order.replica}",
             tag=order.replica,
             address=getattr(self.myAddress.addressDetails, "text", ""),
+            folder=order.working_dir,
         )
         user_context.install(
             user_context.ReplicaContext(
@@ -153,7 +160,35 @@ class Replica(LoopActor):
         comparisons = Comparisons(port, self._comparisons_found)
         self._queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         user_code.start()
-        self._user_code.load(order.code, self._config["user_config"], self._loaded)
+        if order.working_dir:
+            self._fetch_folder(order)
+        else:
+            user_code.load(order.code, self._config["user_config"], self._loaded)
+
+    def _fetch_folder(self, order: StartReplica) -> None:
+        """Load the code when the folder that it works in is here."""
+        digest = order.working_dir
+
+        def ask() -> None:
+            self.loop.send(self._controller, FetchFolder(replica=order.replica, digest=digest))
+
+        def here(folder: Path | DeployFailedError) -> None:
+            if isinstance(folder, DeployFailedError):
+                self._loaded(Failure.of(folder))
+                return
+            sys.path.insert(0, str(folder))
+            os.chdir(folder)
+            if self._user_code is not None:
+                self._user_code.load(order.code, self._config["user_config"], self._loaded)
+
+        self._arrival = Arrival(self.loop, self.settings.folders_dir, digest, ask, here)
+        self._arrival.begin()
+
+    def receiveMsg_FolderFetched(self, message: FolderFetched, _sender: Address) -> None:
+        """See :meth:`Arrival.arrived`."""
+        if self._arrival is not None:
+            content = None if message.content is None else message.content.view
+            self._arrival.arrived(content, message.error)
 
     def _configure_logging(self, config: dict[str, Any]) -> Failure | None:
         wanted: Any = config.get("logging_config")

@@ -55,6 +55,9 @@ class Requests:
             am.GetAutoscaling: lambda _: status.autoscaling(cluster, time.monotonic(), time.time()),
             am.ListEndpoints: lambda _: status.endpoints(cluster),
             am.DeployApplication: self._deploy_application,
+            am.ListMissing: lambda r: [
+                each for each in r.digests if not cluster.code_use.is_stored(each)
+            ],
             am.DeleteApplication: lambda r: deploying.delete_application(
                 cluster, r.application, time.time()
             ),
@@ -240,6 +243,7 @@ class Requests:
             ingress=r.ingress,
             route_prefix=r.route_prefix,
             specs=r.deployments,
+            folders=r.folders,
             wall_now=time.time(),
         )
 

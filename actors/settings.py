@@ -100,6 +100,11 @@ class HostSettings:
         return self.state_dir / "store"
 
     @property
+    def folders_dir(self) -> Path:
+        """Where the folders that replicas work in are unpacked."""
+        return self.state_dir / "folders"
+
+    @property
     def status_file(self) -> Path:
         """The status snapshot, beside the store."""
         return self.state_dir / "status.json"

@@ -10,6 +10,7 @@ from typing import Any
 
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
+from understudy.actors.large_bytes import LargeBytes
 from understudy.actors.loop import Loop
 from understudy.actors.members import Members
 from understudy.actors.messages import Address
@@ -164,8 +165,21 @@ class Supervisor:
                 code_hash=release.code_hash,
                 config=config_shown(release.config),
                 config_id=release.config_id,
+                working_dir=release.actor_options.get("working_dir") or "",
             ),
         )
+
+    def fetch(self, message: cm.FetchFolder, sender: Address) -> None:
+        """Send a replica the zip of the folder that it works in."""
+        logger.info("sending folder %s to replica %s", message.digest, message.replica)
+        try:
+            content = LargeBytes(self._checkpoints.load_code(message.digest))
+            answer = cm.FolderFetched(digest=message.digest, content=content)
+        except StoreError as error:
+            logger.exception("a folder is lost")
+            self._cluster.code_use.lost.add(message.digest)
+            answer = cm.FolderFetched(digest=message.digest, content=None, error=str(error))
+        self._loop.send(sender, answer)
 
     def _code_or_reason(self, digest: str) -> bytes:
         """Return the code, or where it is lost what makes a replica fail with that as the reason.
@@ -176,7 +190,7 @@ class Supervisor:
             return self._load_code(digest)
         except StoreError as error:
             logger.exception("code is lost")
-            self._cluster.lost_code.add(digest)
+            self._cluster.code_use.lost.add(digest)
             return lost_code(str(error))
 
     def _load_code(self, digest: str) -> bytes:

@@ -125,7 +125,7 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
 
 def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended."""
-    for folder in (settings.store_dir, settings.run_dir, settings.logs_dir):
+    for folder in (settings.store_dir, settings.run_dir, settings.logs_dir, settings.folders_dir):
         shutil.rmtree(folder, ignore_errors=True)
     for left in (settings.status_file.with_suffix(".new"), settings.host_id_file):
         left.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from understudy.core.code_use import folders_of
 from understudy.core.definitions import (
     APPLICATION,
     BACKEND,
@@ -46,7 +47,7 @@ def _define(
 ) -> bool:
     kind, name = key
     if isinstance(wanted, BackendDefinition):
-        return _define_backend(cluster, name, wanted, code.get(wanted.code_digest))
+        return _define_backend(cluster, name, wanted, code)
     if cluster.definition(key) == wanted:
         return False
     if isinstance(wanted, EndpointRecord):
@@ -65,9 +66,12 @@ def _define(
 
 
 def _define_backend(
-    cluster: Cluster, tag: str, wanted: BackendDefinition, code: bytes | None
+    cluster: Cluster, tag: str, wanted: BackendDefinition, code: Mapping[str, bytes]
 ) -> bool:
+    for folder in folders_of(wanted) & code.keys():
+        cluster.keep_code(folder, code[folder])
     backend = cluster.backends.get(tag)
+    content = code.get(wanted.code_digest)
     if backend is None:
         record = BackendRecord(
             tag=tag,
@@ -75,12 +79,12 @@ def _define_backend(
             application=wanted.application,
             deployment=wanted.deployment,
         )
-        cluster.add_backend(record, code)
+        cluster.add_backend(record, content)
         return True
     cluster.note((BACKEND, tag))
     changed = backend.deploy(**wanted.release)
     # Equal code may have come as other bytes; then what is stored already is kept.
-    if code is not None and backend.record.code_digest == wanted.code_digest:
-        cluster.keep_code(wanted.code_digest, code)
+    if content is not None and backend.record.code_digest == wanted.code_digest:
+        cluster.keep_code(wanted.code_digest, content)
     cluster.touch(tag)
     return changed

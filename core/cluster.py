@@ -100,7 +100,6 @@ class Cluster:
         self._touched_applications = set(self.applications)
         self._schedule = Schedule()  # of backends
         self._changes = Changes()
-        self.lost_code: set[str] = set()  # digests that the store was asked for in vain
         self.code_use = CodeUse()
         self.code_use.hold("history", self.history.digests())
         for tag, backend in self.backends.items():
@@ -454,9 +453,9 @@ class Cluster:
 
     def keep_code(self, digest: str, code: bytes) -> None:
         """Have code saved, unless it is stored already and not lost."""
-        if digest in self.lost_code or not self.code_use.is_held(digest):
+        if not self.code_use.is_stored(digest):
             self._changes.put_code(digest, code)
-            self.lost_code.discard(digest)
+            self.code_use.lost.discard(digest)
 
     def put_endpoint(self, record: EndpointRecord) -> None:
         """Add or replace an endpoint."""

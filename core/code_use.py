@@ -3,7 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Protocol
+
+
+class Coded(Protocol):
+    """A release of a backend, or a definition of one."""
+
+    @property
+    def code_digest(self) -> str:
+        """The name of its code."""
+
+    @property
+    def actor_options(self) -> Mapping[str, Any]:
+        """Fields of ActorOptions."""
+
+
+def digests_of(release: Coded) -> set[str]:
+    """Return the names of what is stored for a release: its code, and the folder it works in."""
+    return {release.code_digest, *folders_of(release)}
+
+
+def folders_of(release: Coded) -> set[str]:
+    """Return the name of the folder that a release works in, if it has one."""
+    folder = release.actor_options.get("working_dir")
+    return {folder} if folder else set()
 
 
 class CodeUse:
@@ -12,6 +36,7 @@ class CodeUse:
     def __init__(self) -> None:
         self._held: dict[Hashable, frozenset[str]] = {}
         self._holders: Counter[str] = Counter()
+        self.lost: set[str] = set()  # held, and yet not there; another deploy may bring it again
 
     def hold(self, holder: Hashable, digests: Iterable[str]) -> set[str]:
         """Have ``holder`` hold these digests and no others; return those that nobody holds now."""
@@ -27,6 +52,6 @@ class CodeUse:
             del self._holders[digest]
         return freed
 
-    def is_held(self, digest: str) -> bool:
-        """Tell whether anybody holds the digest."""
-        return digest in self._holders
+    def is_stored(self, digest: str) -> bool:
+        """Tell whether anybody holds the digest, and it is not lost."""
+        return digest in self._holders and digest not in self.lost

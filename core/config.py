@@ -7,6 +7,7 @@ given, so a client can change one setting without knowing the others.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,16 @@ class ActorOptions(Settings):
     memory: float = Field(default=0, ge=0, description="bytes")
     resources: dict[str, float] = Field(default_factory=dict)
     label_selector: dict[str, str] = Field(default_factory=dict)
+    working_dir: str | None = None  # the sha256 of its zip
+
+    @field_validator("working_dir")
+    @classmethod
+    def _is_a_digest(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch("[0-9a-f]{64}", value):
+            raise ValueError(
+                "is made by serve.run(working_dir=...) and --working-dir; name the folder there"
+            )
+        return value
 
 
 class BackendConfig(Settings):

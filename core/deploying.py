@@ -6,12 +6,15 @@ Each finds out first what there should be, which may be refused, and changes rec
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from understudy.core import applications, deployments
 from understudy.core.applying import apply
-from understudy.core.definitions import APPLICATION, BACKEND, Definitions
+from understudy.core.code_use import folders_of
+from understudy.core.definitions import APPLICATION, BACKEND, BackendDefinition, Definitions
 from understudy.core.deployments import SpecLike
+from understudy.core.errors import ConflictError
 from understudy.core.history import described_changes, undone
 
 if TYPE_CHECKING:
@@ -26,14 +29,20 @@ def deploy_application(
     ingress: str,
     route_prefix: str | None,
     specs: tuple[SpecLike, ...],
+    folders: tuple[bytes, ...] = (),
     wall_now: float,
 ) -> str | None:
-    """Bring an application to these deployments; return the goal, None when nothing changes."""
+    """Bring an application to these deployments; return the goal, None when nothing changes.
+
+    ``folders`` are zips of folders that the deployments work in, where they may not be stored yet.
+    """
     wanted = applications.wanted(cluster, name, ingress, route_prefix, specs)
+    code = {**_code(specs), **_by_digest(folders)}
+    _check_folders(cluster, wanted, code)
     return apply(
         cluster,
         wanted,
-        code=_code(specs),
+        code=code,
         subject=("application", name),
         what="deploy application",
         wall_now=wall_now,
@@ -138,5 +147,21 @@ def _subject(wanted: Definitions) -> Subject:
     return next(iter(wanted))
 
 
+def _check_folders(cluster: Cluster, wanted: Definitions, given: dict[str, bytes]) -> None:
+    """Raise ConflictError unless every folder is stored, or given."""
+    for (_, name), definition in wanted.items():
+        if isinstance(definition, BackendDefinition):
+            for folder in folders_of(definition) - given.keys():
+                if not cluster.code_use.is_stored(folder):
+                    raise ConflictError(
+                        f"the working_dir of {name!r} (zip {folder}) is not stored any more; "
+                        "deploy it again"
+                    )
+
+
 def _code(specs: tuple[SpecLike, ...]) -> dict[str, bytes]:
-    return {hashlib.sha256(spec.code).hexdigest(): spec.code for spec in specs}
+    return _by_digest(spec.code for spec in specs)
+
+
+def _by_digest(contents: Iterable[bytes]) -> dict[str, bytes]:
+    return {hashlib.sha256(content).hexdigest(): content for content in contents}

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy.core.changes import Changes
+from understudy.core.code_use import digests_of
 from understudy.core.definitions import (
     APPLICATION,
     BACKEND,
@@ -113,11 +114,12 @@ class History:
     def digests(self) -> set[str]:
         """Return the names of the code that the newest entries need."""
         return {
-            definition.code_digest
+            digest
             for entry in list(self._entries.values())[-CODE_KEPT:]
             for side in (entry.before, entry.after)
             for definition in side.values()
             if isinstance(definition, BackendDefinition)
+            for digest in digests_of(definition)
         }
 
 
@@ -197,8 +199,7 @@ def _check_backend(
 ) -> None:
     told = f"change {entry.id} ({entry.what}) cannot be undone: "
     if isinstance(definition, BackendDefinition):
-        digest = definition.code_digest
-        if digest in cluster.lost_code or not cluster.code_use.is_held(digest):
+        if not all(cluster.code_use.is_stored(digest) for digest in digests_of(definition)):
             raise ConflictError(
                 told + f"the code that backend {tag!r} ran is no longer stored, for only that of "
                 f"the last {CODE_KEPT} changes is; deploy it from its source"

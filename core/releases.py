@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from understudy.core.code_use import digests_of
 from understudy.core.records import BackendRecord, Release
 
 ROLLING_UPDATE_PERCENTAGE = 0.2  # of the replicas, at least one, are started beyond the old ones
@@ -54,7 +55,7 @@ def fallback(record: BackendRecord) -> Release | None:
 
 def digests(record: BackendRecord) -> set[str]:
     """Return the names of all code that the record may have to start."""
-    return {record.code_digest, *(release.code_digest for release in record.earlier)}
+    return digests_of(record).union(*(digests_of(release) for release in record.earlier))
 
 
 def updated(record: BackendRecord, changes: Mapping[str, Any], wanted: int) -> BackendRecord:

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from understudy.actors import user_context
@@ -24,6 +25,7 @@ def run(
     name: str = "default",
     route_prefix: str | None = "/",
     blocking: bool = False,
+    working_dir: str | Path | None = None,
     logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
 ) -> DeploymentHandle:
@@ -34,7 +36,9 @@ def run(
     ``blocking`` waits for Ctrl-C, then deletes the application and exits. Raises the constructor's
     own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
 
-    ``logging_config`` is for the deployments that have none of their own.
+    ``working_dir`` is a folder of which replicas get a copy, on every host: it is on their
+    ``sys.path``, and their current folder. ``logging_config`` is for the deployments that have none
+    of their own.
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
@@ -47,7 +51,8 @@ def run(
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(name)
-    handle = operations.deploy(connection, target, name, route_prefix, logging)
+    folder = None if working_dir is None else Path(working_dir)
+    handle = operations.deploy(connection, target, name, route_prefix, logging, working_dir=folder)
     if blocking:
         _wait_for_interrupt(name)
     return handle

@@ -26,6 +26,14 @@ class BuiltApplication(NamedTuple):
     deployments: tuple[DeploymentSpec, ...]
     needs: tuple[DeploymentHandle, ...] = ()  # handles of what must be there already
 
+    def working_in(self, folder: str) -> BuiltApplication:
+        """Return a copy whose replicas work in a folder, named by the sha256 of its zip."""
+        specs = (
+            spec._replace(actor_options={**spec.actor_options, "working_dir": folder})
+            for spec in self.deployments
+        )
+        return self._replace(deployments=tuple(specs))
+
     def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
         """Return a copy whose deployments log as ``config`` says, but for those that say how."""
         if config is None:

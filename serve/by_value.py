@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 _app_dirs: set[Path] = set()
+_working_dirs: set[Path] = set()
 _seen_modules = 0
 
 
@@ -34,6 +35,13 @@ def add_app_dir_of(target: Any) -> None:
     refresh()
 
 
+def add_working_dir(folder: Path) -> None:
+    """Have what can be imported from a folder travel as references: replicas have the folder."""
+    global _seen_modules  # noqa: PLW0603
+    _working_dirs.add(folder.resolve())
+    _seen_modules = 0
+
+
 def refresh() -> None:
     """Register the modules of the application folders that were imported since the last call."""
     global _seen_modules  # noqa: PLW0603
@@ -44,7 +52,12 @@ def refresh() -> None:
         _app_dirs.add(_app_dir(main))
     _seen_modules = len(sys.modules)
     for name, module in list(sys.modules.items()):
-        if is_users(module) and module.__name__ == name and _is_in_app_dirs(module):
+        if not (is_users(module) and module.__name__ == name):
+            continue
+        if _app_dir(module) in _working_dirs:
+            if name in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(module)
+        elif _is_in_app_dirs(module):
             cloudpickle.register_pickle_by_value(module)
 
 

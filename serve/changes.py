@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,20 +15,23 @@ from understudy.actors.admin_messages import ListHistory, PlanApplication, UndoC
 from understudy.actors.connection import Connection
 from understudy.core.errors import UnderstudyError
 from understudy.serve import operations
-from understudy.serve.build import build
 from understudy.serve.deployments import Application
 from understudy.serve.display import Progress
-from understudy.serve.operations import check_needs, new
+from understudy.serve.operations import build_in, check_needs, new
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
 
 
 def plan(
-    connection: Connection, application: Application, name: str, route_prefix: str | None
+    connection: Connection,
+    application: Application,
+    name: str,
+    route_prefix: str | None,
+    working_dir: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Return what deploying an application would change."""
-    built = build(application, name)
+    built, _ = build_in(working_dir, application, name)
     check_needs(connection, built)
     request = new(
         PlanApplication,

@@ -105,7 +105,12 @@ def _application(function: F) -> F:
     for parameter in (
         click.argument("arguments", metavar="[KEY=VALUE]...", nargs=-1),
         click.argument("target", metavar="MODULE[:ATTRIBUTE]"),
-        click.option("--app-dir", default=".", metavar="DIR", help="Where to import from [.]."),
+        click.option(
+            "--working-dir", metavar="DIR", help="A folder that replicas get a copy of [none]."
+        ),
+        click.option(
+            "--app-dir", metavar="DIR", help="Where to import from [--working-dir, else .]."
+        ),
         click.option("--route-prefix", default="/", help="Its URL path, or 'none' [/]."),
         click.option("--name", default="default", help="The application's name [default]."),
     ):
@@ -145,7 +150,8 @@ def run(
     arguments: tuple[str, ...],
     name: str,
     route_prefix: str,
-    app_dir: str,
+    app_dir: str | None,
+    working_dir: str | None,
     reload: bool,
     non_blocking: bool,
     **flags: Any,
@@ -161,7 +167,12 @@ def run(
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
     settings = commands.settings_from(flags)
     source = commands.Source(
-        target, arguments=arguments, app_dir=app_dir, name=name, route_prefix=route_prefix
+        target,
+        arguments=arguments,
+        app_dir=app_dir,
+        working_dir=working_dir,
+        name=name,
+        route_prefix=route_prefix,
     )
     running.run(settings, source, reload=reload, non_blocking=non_blocking)
 
@@ -176,7 +187,8 @@ def deploy(
     arguments: tuple[str, ...],
     name: str,
     route_prefix: str,
-    app_dir: str,
+    app_dir: str | None,
+    working_dir: str | None,
     plan: bool,
     **flags: Any,
 ) -> None:
@@ -185,7 +197,12 @@ def deploy(
 
     settings = commands.settings_from(flags)
     source = commands.Source(
-        target, arguments=arguments, app_dir=app_dir, name=name, route_prefix=route_prefix
+        target,
+        arguments=arguments,
+        app_dir=app_dir,
+        working_dir=working_dir,
+        name=name,
+        route_prefix=route_prefix,
     )
     commands.deploy(settings, source, plan=plan)
 

@@ -104,7 +104,9 @@ def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
     application = source.load()
     with connected(settings) as connection:
         if plan:
-            told = changes.plan(connection, application, source.name, source.route_prefix)
+            told = changes.plan(
+                connection, application, source.name, source.route_prefix, source.working_dir
+            )
             changes.show_plan(told, source.name)
         else:
             bring_up(connection, application, source)
@@ -231,12 +233,14 @@ class Source:
         target: str,
         *,
         arguments: Sequence[str],
-        app_dir: str,
+        app_dir: str | None,
+        working_dir: str | None,
         name: str,
         route_prefix: str,
     ) -> None:
         self.target = target
-        self.app_dir = Path(app_dir)
+        self.working_dir = None if working_dir is None else Path(working_dir)
+        self.app_dir = Path(app_dir or working_dir or ".")
         self.name = name
         self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
         with usage():
@@ -267,6 +271,7 @@ def bring_up(connection: Connection, application: Application, source: Source) -
             source.name,
             source.route_prefix,
             on_wait=lambda told: progress.say(f"{text}: {told}" if told else text),
+            working_dir=source.working_dir,
         )
     click.echo(f"deployed {source.name!r}{_where(connection, source.route_prefix)}")
 

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.actors.admin_messages import (
@@ -14,6 +15,7 @@ from understudy.actors.admin_messages import (
     DeployApplication,
     GetAutoscaling,
     GetStatus,
+    ListMissing,
     Request,
     WaitForGoal,
 )
@@ -24,11 +26,13 @@ from understudy.core.errors import (
     UnknownNameError,
 )
 from understudy.core.logging_config import LoggingConfig
+from understudy.serve import by_value
 from understudy.serve.answers import with_note
 from understudy.serve.build import BuiltApplication, build
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.options import name_problem
+from understudy.serve.working_dir import Folder, pack
 
 if TYPE_CHECKING:
     from understudy.actors.connection import Connection
@@ -69,14 +73,17 @@ def deploy(
     route_prefix: str | None,
     logging_config: LoggingConfig | None = None,
     on_wait: Callable[[str], None] | None = None,
+    working_dir: Path | None = None,
 ) -> DeploymentHandle:
     """Bring an application up and wait for it; raises what its constructor raised.
 
     ``logging_config`` is for the deployments without one. ``on_wait`` is told now and then what it
-    still waits for.
+    still waits for. ``working_dir`` is the folder that replicas get a copy of.
     """
-    built = build(application, name).logging_as(logging_config)
+    built, folder = build_in(working_dir, application, name)
+    built = built.logging_as(logging_config)
     check_needs(connection, built)
+    missing = () if folder is None else _missing(connection, folder)
     goal = connection.request(
         new(
             DeployApplication,
@@ -84,12 +91,30 @@ def deploy(
             ingress=built.ingress,
             route_prefix=route_prefix,
             deployments=built.deployments,
+            folders=missing,
         )
     )
     if goal is not None and on_wait is not None:
         _tell_while_waiting(connection, goal, name, on_wait)
     wait_for_goal(connection, goal)
     return DeploymentHandle(built.ingress, name, client=connection.queries)
+
+
+def build_in(
+    working_dir: Path | None, application: Application, name: str
+) -> tuple[BuiltApplication, Folder | None]:
+    """Build an application, and pack the folder that its replicas are to work in."""
+    if working_dir is None:
+        return build(application, name), None
+    folder = pack(working_dir)
+    by_value.add_working_dir(working_dir)
+    return build(application, name).working_in(folder.digest), folder
+
+
+def _missing(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
+    return (
+        (folder.content,) if connection.request(new(ListMissing, digests=(folder.digest,))) else ()
+    )
 
 
 def _tell_while_waiting(

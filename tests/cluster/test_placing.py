@@ -37,6 +37,17 @@ class User:
 
 app = User.bind()
 """
+GIVEN = """
+from understudy import serve
+
+@serve.deployment(num_replicas=6)
+class Given:
+    def __call__(self, request):
+        import words
+        return words.WORD
+
+app = Given.bind()
+"""
 
 
 def test_resources_and_labels_decide_and_a_host_that_joins_takes_what_waits(
@@ -103,3 +114,32 @@ def test_a_module_that_a_host_has_not_fails_the_deploy_naming_both(three: Cluste
     assert application["status"] == "DEPLOY_FAILED"
     assert told in application["message"]
     wait_until(lambda: not a.replicas("default#User", "STARTING"), 10, "it is given up")
+
+
+def test_a_folder_reaches_every_host_once_and_a_module_it_lacks_is_named_with_the_host(
+    three: Cluster,
+) -> None:
+    project = three.folder / "project"
+    project.mkdir()
+    (project / "words.py").write_text("WORD = 'from the folder'")
+    (project / "given.py").write_text(GIVEN)
+    three.start(PYTHONPATH="")
+    a, b, c = three.hosts
+    deploy = ("deploy", "given:app", "--working-dir", str(project))
+    b.check(*deploy)
+    for host in three.hosts:
+        assert host.get("/") == (200, "from the folder")
+        (unpacked,) = [p for p in (host.state_dir / "folders").iterdir() if p.is_dir()]
+        assert (unpacked / "words.py").read_text() == "WORD = 'from the folder'"
+    assert sorted(a.replicas("default#Given").values()) == ["a", "a", "b", "b", "c", "c"]
+    assert a.log("controller.log").count("sending folder") == 3
+    here = three.folder.with_name("installed-here")
+    here.mkdir()
+    (here / "onlyhere.py").write_text("WORD = 'here'")
+    uses_it = GIVEN.replace("words.WORD", "onlyhere.WORD")
+    (project / "given.py").write_text("import onlyhere\n" + uses_it)
+    code, _, err = c.run(*deploy, PYTHONPATH=str(here))
+    assert code == 1
+    assert "ModuleNotFoundError: No module named 'onlyhere'" in err
+    assert "on host '" in err
+    assert a.get("/") == (200, "from the folder")  # the earlier version serves on

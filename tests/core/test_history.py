@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from typing import Any
 
@@ -218,11 +219,42 @@ def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> Non
     refused(world, 2, "backend 'app#d'", "no longer stored", "deploy it from its source")
 
 
+def works_in(folder: bytes, *given: bytes) -> ask.Request:
+    options = {"working_dir": hashlib.sha256(folder).hexdigest()}
+    return lambda cluster: deploying.deploy_application(
+        cluster,
+        "app",
+        ingress="d",
+        route_prefix="/",
+        specs=(Spec("d", b"one", {}, None, options),),
+        folders=given,
+        wall_now=4.0,
+    )
+
+
+def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world: World) -> None:
+    with pytest.raises(ConflictError, match=r"working_dir of 'app#d' .* not stored any more"):
+        change(world, works_in(b"zip one"))
+    change(world, works_in(b"zip one", b"zip one"))
+    world.settle()
+    change(world, works_in(b"zip two", b"zip two"))
+    world.settle()
+    assert {b"zip one", b"zip two"} <= set(world.code.values())
+    undo(world)
+    world.settle()
+    change(world, works_in(b"zip two"))  # without sending it again
+    world.settle()
+    for number in range(CODE_KEPT):
+        change(world, ask.create(f"b{number}", f"code {number}".encode()))
+    assert b"zip one" not in world.code.values()
+    assert b"zip two" in world.code.values()
+
+
 def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
     digest = world.cluster.backends["app#d"].record.code_digest
     change(world, deploy(b"two"))
     world.settle()
-    world.cluster.lost_code.add(digest)
+    world.cluster.code_use.lost.add(digest)
     refused(world, 2, "no longer stored")
 
 

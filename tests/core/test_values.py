@@ -101,6 +101,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "memory": 0,
         "resources": {},
         "label_selector": {},
+        "working_dir": None,
     }
     assert (HTTPOptions().host, HTTPOptions().port) == ("127.0.0.1", 8000)
 

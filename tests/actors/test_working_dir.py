@@ -1,0 +1,83 @@
+"""A folder of the user's reaches replicas as it is: modules, those imported late, and files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.systems import RunningSystem, patched_environ
+
+MAIN = """
+from pathlib import Path
+import helper
+from understudy import serve
+
+@serve.deployment
+class Reader:
+    def __call__(self, request):
+        import late
+        assert late.helper is helper  # one module, not a copy by value
+        return helper.WORD + late.WORD + Path("data.txt").read_text()
+
+app = Reader.bind()
+"""
+
+
+def write(folder: Path, word: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "main.py").write_text(MAIN)
+    (folder / "helper.py").write_text(f"WORD = {word!r}\n")
+    (folder / "late.py").write_text("import helper\nWORD = ' late '\n")
+    (folder / "data.txt").write_text("data")
+
+
+def deploy(system: RunningSystem, *args: str) -> tuple[int, str]:
+    with patched_environ(system.environ):
+        done = subprocess.run(
+            [sys.executable, "-m", "understudy.serve.cli", *args],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=90,
+            cwd=system.settings.state_dir.parent,
+        )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_replicas_work_in_a_copy_of_the_folder_and_a_changed_file_is_a_new_release(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    write(folder, "one")
+    args = ("deploy", "main:app", "--working-dir", str(folder))
+    code, told = deploy(own_system, *args)
+    assert code == 0, told
+    assert own_system.get("/") == (200, b"one late data")
+    write(folder, "two")
+    code, told = deploy(own_system, *args, "--plan")
+    assert (code, "actor_options.working_dir" in told) == (0, True), told
+    assert own_system.get("/")[1] == b"one late data"
+    assert deploy(own_system, *args)[0] == 0
+    assert own_system.get("/") == (200, b"two late data")
+    unpacked = [each for each in own_system.settings.folders_dir.iterdir() if each.is_dir()]
+    assert len(unpacked) == 2
+    code, told = deploy(own_system, "undo")
+    assert code == 0, told
+    assert own_system.get("/") == (200, b"one late data")
+    sent = (own_system.settings.logs_dir / "controller.log").read_text().count("sending folder")
+    assert sent == 2  # what is here is not fetched again
+
+
+def test_a_folder_that_cannot_be_is_refused_and_loses_nothing(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    write(folder, "one")
+    assert deploy(own_system, "deploy", "main:app", "--working-dir", str(folder))[0] == 0
+    (folder / "link").symlink_to("/etc/passwd")
+    code, told = deploy(own_system, "deploy", "main:app", "--working-dir", str(folder))
+    assert (code, "link leads out of it (/etc/passwd)" in told) == (1, True), told
+    code, told = deploy(own_system, "deploy", "main:app", "--working-dir", f"{folder}-2")
+    assert (code, "no such folder" in told) == (1, True), told
+    assert own_system.get("/")[1] == b"one late data"
