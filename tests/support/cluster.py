@@ -56,6 +56,14 @@ def get(path: str, timeout_s: float = 10.0) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def listening() -> list[tuple[str, str]]:
+    """Return ("tcp" or "udp", address) of all that listens on a host. Called on a host."""
+    listed = subprocess.run(
+        ["ss", "-ltunH"], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return [(line.split()[0], line.split()[4]) for line in listed]
+
+
 _connection: Connection | None = None
 
 

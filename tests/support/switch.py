@@ -57,6 +57,16 @@ class Switch:
         self._later: list[tuple[float, int, Port, bytes]] = []
         self._order = itertools.count()
         self._rng = random.Random(1)
+        self._heard: list[bytes] | None = None
+
+    def listen_in(self) -> None:
+        """Keep all frames from now on, as whoever has tapped a wire would."""
+        self._heard = []
+
+    def heard(self) -> bytes:
+        """Return what was kept; ends :meth:`listen_in`."""
+        heard, self._heard = self._heard or [], None
+        return b"".join(heard)
 
     def change(self, port: int, way: str, changes: dict[str, Any]) -> None:
         """Change one direction of a port."""
@@ -105,6 +115,8 @@ class Switch:
     def _take(self, port: Port, frame: bytes) -> None:
         target, source = frame[:6], frame[6:12]
         self._at[source] = port
+        if self._heard is not None:
+            self._heard.append(frame)
         known = self._at.get(target)
         is_for_all = target[0] & BROADCAST_BIT or known is None
         for other in self._ports if is_for_all else [known]:
