@@ -25,13 +25,7 @@ from typing import Any
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from understudy.actors import (
-    bases,
-    binding,
-    controller,  # noqa: F401  # for the fork
-    folders,
-    proxy,  # noqa: F401  # for the fork
-)
+from understudy.actors import bases, binding, folders
 from understudy.actors.admin_messages import RequestReply, StopCluster
 from understudy.actors.control_messages import MeetController, StopHost
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
@@ -159,6 +153,9 @@ class Host:
                 f"admin port {port} is in use by {holder}; stop it, or choose another port with "
                 "--admin-port or UNDERSTUDY_ADMIN_PORT"
             )
+        # For the fork; not before the front has been started, which has as much to import.
+        from understudy.actors import controller, proxy  # noqa: F401, PLC0415
+
         try:
             base = bases.get(self.settings.transport).install()
             ActorSystem(base, binding.capabilities_of(self.settings), logDefs=thespian_logging())

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from understudy.core.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    from understudy.actors.settings import HostSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +31,12 @@ class _Group(click.Group):
             if isinstance(error, BrokenPipeError):
                 raise
             raise click.ClickException(str(error) or type(error).__name__) from error
+
+
+def _settings(flags: dict[str, Any]) -> HostSettings:
+    from understudy.serve.starting import settings_from
+
+    return settings_from(flags)
 
 
 def _where(function: F) -> F:
@@ -132,9 +141,9 @@ def main() -> None:
 @click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 def start(block: bool, **flags: Any) -> None:
     """Start this host's system, unless it runs."""
-    from understudy.serve import commands
+    from understudy.serve import starting
 
-    commands.start(commands.settings_from(flags), block=block)
+    starting.start(_settings(flags), block=block)
 
 
 @main.command()
@@ -165,7 +174,7 @@ def run(
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    settings = commands.settings_from(flags)
+    settings = _settings(flags)
     source = commands.Source(
         target,
         arguments=arguments,
@@ -195,7 +204,7 @@ def deploy(
     """Deploy an application on a system that runs."""
     from understudy.serve import commands
 
-    settings = commands.settings_from(flags)
+    settings = _settings(flags)
     source = commands.Source(
         target,
         arguments=arguments,
@@ -216,7 +225,7 @@ def history(as_json: bool, most: int, **flags: Any) -> None:
     """Show the last changes: when, by whom, and what they changed."""
     from understudy.serve import commands
 
-    commands.history(commands.settings_from(flags), as_json=as_json, most=most)
+    commands.history(_settings(flags), as_json=as_json, most=most)
 
 
 @main.command()
@@ -230,7 +239,7 @@ def undo(change_id: int | None, **flags: Any) -> None:
     """
     from understudy.serve import commands
 
-    commands.undo(commands.settings_from(flags), change_id)
+    commands.undo(_settings(flags), change_id)
 
 
 @main.command()
@@ -241,7 +250,7 @@ def delete(name: str, **flags: Any) -> None:
     """Delete an application."""
     from understudy.serve import commands
 
-    commands.delete(commands.settings_from(flags), name)
+    commands.delete(_settings(flags), name)
 
 
 @main.command()
@@ -253,7 +262,7 @@ def diff(endpoint: str, as_json: bool, **flags: Any) -> None:
     """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
     from understudy.serve import commands
 
-    commands.diff(commands.settings_from(flags), endpoint, as_json=as_json)
+    commands.diff(_settings(flags), endpoint, as_json=as_json)
 
 
 @main.command()
@@ -292,14 +301,15 @@ def rollout(
 ) -> None:
     """Move ENDPOINT's traffic to a backend step by step, and back if that does worse."""
     from understudy.serve import commands, rollouts
+    from understudy.serve.starting import usage
 
     if sum((to is not None, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
-    settings = commands.settings_from(flags)
+    settings = _settings(flags)
     if to is None:
         commands.end_rollout(settings, endpoint, promote=promote)
         return
-    with commands.usage():
+    with usage():
         asked = rollouts.settings_from(
             to,
             steps,
@@ -325,9 +335,9 @@ def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
     from understudy.serve import commands
 
     if autoscaling:
-        commands.autoscaling(commands.settings_from(flags), as_json=as_json)
+        commands.autoscaling(_settings(flags), as_json=as_json)
         return
-    if not commands.status(commands.settings_from(flags), as_json=as_json):
+    if not commands.status(_settings(flags), as_json=as_json):
         sys.exit(1)
 
 
@@ -339,7 +349,7 @@ def evict(host: str, **flags: Any) -> None:
     """Forget HOST, which is lost and does not come back."""
     from understudy.serve import commands
 
-    commands.evict(commands.settings_from(flags), host)
+    commands.evict(_settings(flags), host)
 
 
 @main.command(name="rotate-key")
@@ -352,7 +362,7 @@ def rotate_key(**flags: Any) -> None:
     """
     from understudy.serve import commands
 
-    commands.rotate_key(commands.settings_from(flags))
+    commands.rotate_key(_settings(flags))
 
 
 @main.command()
@@ -365,7 +375,7 @@ def rebalance(**flags: Any) -> None:
     """
     from understudy.serve import commands
 
-    commands.rebalance(commands.settings_from(flags))
+    commands.rebalance(_settings(flags))
 
 
 @main.command()
@@ -380,16 +390,16 @@ def logs(name: str | None, follow: bool, lines: int, **flags: Any) -> None:
     """
     from understudy.serve import commands
 
-    commands.logs(commands.settings_from(flags), name, follow=follow, lines=lines)
+    commands.logs(_settings(flags), name, follow=follow, lines=lines)
 
 
 @main.command()
 @_where
 def stop(**flags: Any) -> None:
     """Drain and stop this host's system; "start" resumes it."""
-    from understudy.serve import commands
+    from understudy.serve import starting
 
-    commands.stop(commands.settings_from(flags))
+    starting.stop(_settings(flags))
 
 
 @main.command()
@@ -398,7 +408,7 @@ def shutdown(**flags: Any) -> None:
     """Stop the system and delete its state."""
     from understudy.serve import commands
 
-    commands.shutdown(commands.settings_from(flags))
+    commands.shutdown(_settings(flags))
 
 
 if __name__ == "__main__":

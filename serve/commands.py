@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,32 +14,17 @@ import click
 from understudy.actors import system
 from understudy.actors.admin_messages import EvictHost, RebalanceHosts, RotateKey, StopCluster
 from understudy.actors.connection import Connection
-from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.settings import HostSettings
 from understudy.core.errors import InvalidRequestError, UnderstudyError
 from understudy.serve import changes, differences, operations, rollouts
 from understudy.serve.deployments import Application
 from understudy.serve.display import Progress, front_url, problems_of, show_autoscaling, show_status
 from understudy.serve.importing import ImportFailedError, load_application, read_arguments
 from understudy.serve.logs import Line, Logs
+from understudy.serve.starting import usage
 
 STATUS_TIMEOUT_S = 10.0
 ROTATE_TIMEOUT_S = 60.0
-_ALIVE_CHECK_S = 1.0
-
-
-def settings_from(flags: dict[str, Any]) -> HostSettings:
-    """Read flags and environment; a bad value is the user's error, so exit code 2."""
-    with usage():
-        return read_settings(**flags)
-
-
-@contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """Turn an InvalidRequestError into an error of usage."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -51,37 +35,6 @@ def connected(settings: HostSettings) -> Iterator[Connection]:
         yield connection
     finally:
         connection.close()
-
-
-def interrupt_on_terminate() -> None:
-    """Have SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-def start(settings: HostSettings, *, block: bool) -> None:
-    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then."""
-    if block:
-        interrupt_on_terminate()
-    with Progress("starting") as progress:
-        started = system.start(settings, on_progress=progress.say)
-    where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
-    click.echo(f"started: {where}" if started else "already running")
-    if not block:
-        return
-    try:
-        _wait_while_running(settings)
-    except KeyboardInterrupt:
-        if started:
-            stop(settings)
-
-
-def stop(settings: HostSettings) -> None:
-    """Drain and stop this host's system."""
-    with Progress("stopping"):
-        stopped = system.stop(settings)
-    kept = f"its state stays in {settings.state_dir}"
-    click.echo(f"stopped; {kept}" if stopped else "nothing was running")
 
 
 def shutdown(settings: HostSettings) -> None:
@@ -281,10 +234,3 @@ def _where(connection: Connection, route_prefix: str | None) -> str:
         return " without a route"
     url = front_url(operations.read_report(connection, STATUS_TIMEOUT_S))
     return f" at {url.rstrip('/')}{route_prefix}" if url else f" at {route_prefix}"
-
-
-def _wait_while_running(settings: HostSettings) -> None:
-    never = threading.Event()
-    while not never.wait(_ALIVE_CHECK_S):
-        if not system.is_running(settings):
-            raise UnderstudyError(f"the system has ended; see the logs in {settings.logs_dir}")

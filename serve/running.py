@@ -15,10 +15,11 @@ from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings
 from understudy.core.errors import UnderstudyError
 from understudy.serve import operations
-from understudy.serve.commands import Source, bring_up, interrupt_on_terminate, print_line
+from understudy.serve.commands import Source, bring_up, print_line
 from understudy.serve.display import Progress
 from understudy.serve.importing import forget_modules
 from understudy.serve.logs import Logs
+from understudy.serve.starting import interrupt_on_terminate
 from understudy.serve.watching import Watcher
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from understudy.serve import commands, display
+from understudy.serve import display, starting
 from understudy.serve import running as run_command
 from understudy.serve.cli import main
 from understudy.serve.exceptions import StartError
@@ -37,7 +37,7 @@ build = lambda args: Model.bind(args)
 def invoke(system, app_dir, monkeypatch):
     (app_dir / "demo.py").write_text(SOURCE)
     monkeypatch.chdir(app_dir)
-    monkeypatch.setattr(commands, "interrupt_on_terminate", lambda: None)
+    monkeypatch.setattr(starting, "interrupt_on_terminate", lambda: None)
     monkeypatch.setattr(run_command, "interrupt_on_terminate", lambda: None)
     return lambda *words: CliRunner().invoke(main, words)
 
@@ -128,7 +128,7 @@ def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypat
     def interrupt(_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "_wait_while_running", interrupt)
+    monkeypatch.setattr(starting, "_wait_while_running", interrupt)
     assert invoke("start", "--block").exit_code == 0
     assert system.calls == ["start", "stop"]
     system.running = True
@@ -137,7 +137,7 @@ def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypat
 
 
 def test_start_in_the_foreground_ends_with_the_system(invoke, system, monkeypatch):
-    monkeypatch.setattr(commands, "_ALIVE_CHECK_S", 0)
+    monkeypatch.setattr(starting, "_ALIVE_CHECK_S", 0)
     start = system.start
 
     def dies(settings, **options):
@@ -145,7 +145,7 @@ def test_start_in_the_foreground_ends_with_the_system(invoke, system, monkeypatc
         system.running = False
         return True
 
-    monkeypatch.setattr(commands.system, "start", dies)
+    monkeypatch.setattr(starting.system, "start", dies)
     result = invoke("start", "--block")
     assert result.exit_code == 1
     assert "the system has ended" in result.stderr

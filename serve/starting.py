@@ -1,0 +1,75 @@
+"""The commands that start and stop this host's system.
+
+Apart from the others, for they need little: what else the other commands import would be a third of
+the time that a start takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from understudy.actors import system
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.errors import InvalidRequestError, UnderstudyError
+from understudy.serve.display import Progress
+
+_ALIVE_CHECK_S = 1.0
+
+
+def settings_from(flags: dict[str, Any]) -> HostSettings:
+    """Read flags and environment; a bad value is the user's error, so exit code 2."""
+    with usage():
+        return read_settings(**flags)
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turn an InvalidRequestError into an error of usage."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def interrupt_on_terminate() -> None:
+    """Have SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def start(settings: HostSettings, *, block: bool) -> None:
+    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then."""
+    if block:
+        interrupt_on_terminate()
+    with Progress("starting") as progress:
+        started = system.start(settings, on_progress=progress.say)
+    where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
+    click.echo(f"started: {where}" if started else "already running")
+    if not block:
+        return
+    try:
+        _wait_while_running(settings)
+    except KeyboardInterrupt:
+        if started:
+            stop(settings)
+
+
+def stop(settings: HostSettings) -> None:
+    """Drain and stop this host's system."""
+    with Progress("stopping"):
+        stopped = system.stop(settings)
+    kept = f"its state stays in {settings.state_dir}"
+    click.echo(f"stopped; {kept}" if stopped else "nothing was running")
+
+
+def _wait_while_running(settings: HostSettings) -> None:
+    never = threading.Event()
+    while not never.wait(_ALIVE_CHECK_S):
+        if not system.is_running(settings):
+            raise UnderstudyError(f"the system has ended; see the logs in {settings.logs_dir}")

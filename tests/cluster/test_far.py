@@ -1,0 +1,58 @@
+"""Replicas of other hosts do all that one's own do, and their limits hold over all routers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import far
+from tests.support.cluster import HTTP_PORT, Cluster, cluster_of
+
+ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three hosts, with the only replica on the last one."""
+    folder: Path = tmp_path_factory.mktemp("apart")
+    with cluster_of(3, folder) as cluster:
+        for host in cluster.hosts:
+            host.start(*(("--resources", "zone=there") if host.label == "c" else ()))
+        cluster.deploy(far.APP)
+        yield cluster
+
+
+def test_streams_uploads_and_websockets_cross_hosts(apart: Cluster) -> None:
+    for host in apart.hosts[:2]:
+        assert host.call(far.read_parts, HTTP_PORT, 300)
+        assert host.call(far.upload, HTTP_PORT, 4 * 2**20)
+        assert host.call(far.talk, HTTP_PORT, 300)
+
+
+def test_max_ongoing_requests_holds_over_all_routers_together(apart: Cluster) -> None:
+    with (
+        apart.hosts[0].load("/count") as end_at_a,
+        apart.hosts[1].load("/count") as end_at_b,
+        apart.hosts[2].load("/count") as end_at_c,
+    ):
+        apart.wait_for(lambda: apart.hosts[0].get("/count")[1] == "4", 20, "it is full")
+        tallies = [end_at_a(), end_at_b(), end_at_c()]
+    assert not [tally.failures for tally in tallies if tally.failures], tallies
+    assert all(tally.ok > 0 for tally in tallies), tallies
+    assert apart.hosts[1].get("/count") == (200, "4")  # and never was more
+
+
+def test_they_cross_a_link_that_loses_thirty_percent(apart: Cluster) -> None:
+    a, _, c = apart.hosts
+    before = a.replicas(far.BACKEND)
+    c.link(sent={"loss": 0.3}, received={"loss": 0.3})
+    try:
+        assert a.call(far.read_parts, HTTP_PORT, 10)
+        assert a.call(far.upload, HTTP_PORT, 2**16)
+        assert a.call(far.talk, HTTP_PORT, 10)
+    finally:
+        c.heal()
+    apart.wait_for(lambda: a.hosts() == ALL, 10, "all are there")
+    assert a.replicas(far.BACKEND) == before

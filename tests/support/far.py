@@ -1,0 +1,86 @@
+"""What a client does with a host's front: parts, uploads, WebSockets. Called on a host."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+
+from websockets.sync.client import connect
+
+APP = """
+import asyncio
+import hashlib
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from understudy import serve
+
+async def parts(request):
+    async def made():
+        for number in range(int(request.query_params["parts"])):
+            yield b"%d " % number * 1000
+    return StreamingResponse(made())
+
+async def upload(request):
+    digest = hashlib.sha256()
+    async for piece in request.stream():
+        digest.update(piece)
+    return PlainTextResponse(digest.hexdigest())
+
+async def talk(socket):
+    await socket.accept()
+    async for message in socket.iter_text():
+        await socket.send_text(message[::-1])
+
+now = peak = 0
+
+async def count(request):
+    global now, peak
+    now += 1
+    peak = max(peak, now)
+    await asyncio.sleep(0.005)
+    now -= 1
+    return PlainTextResponse(str(peak))
+
+routes = [Route("/parts", parts), Route("/upload", upload, methods=["POST"]),
+          Route("/count", count), WebSocketRoute("/talk", talk)]
+
+@serve.deployment(max_ongoing_requests=4,
+                  ray_actor_options={"label_selector": {"zone": "there"}})
+@serve.ingress(Starlette(routes=routes))
+class Far:
+    pass
+
+app = Far.bind()
+"""
+BACKEND = "default#Far"
+TIMEOUT_S = 60
+
+
+def read_parts(port: int, count: int) -> bool:
+    """GET an answer in parts; tell whether it came whole."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    connection.request("GET", f"/parts?parts={count}")
+    answer = connection.getresponse().read()
+    connection.close()
+    return answer == b"".join(b"%d " % number * 1000 for number in range(count))
+
+
+def upload(port: int, size: int) -> bool:
+    """POST a body; tell whether it arrived as it was sent."""
+    body = bytes(range(256)) * (size // 256)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    connection.request("POST", "/upload", body)
+    answer = connection.getresponse().read()
+    connection.close()
+    return answer.decode() == hashlib.sha256(body).hexdigest()
+
+
+def talk(port: int, count: int) -> bool:
+    """Send messages over a WebSocket; tell whether each came back reversed, in order."""
+    said = [f"message {number}" for number in range(count)]
+    with connect(f"ws://127.0.0.1:{port}/talk", open_timeout=TIMEOUT_S, close_timeout=TIMEOUT_S,
+                 proxy=None) as socket:  # fmt: skip
+        for each in said:
+            socket.send(each)
+        return [socket.recv(TIMEOUT_S) for _ in said] == [each[::-1] for each in said]
