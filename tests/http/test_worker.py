@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -220,6 +222,38 @@ def test_a_header_line_without_an_end_is_not_collected(server):
     for _ in range(70):
         server.say(b"a" * 1000)
     assert server.wire.written.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.skipif(
+    not issubclass(FrontLoop, asyncio.SelectorEventLoop), reason="uvloop takes what libuv does"
+)
+def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_theirs():
+    made = []
+
+    class Taken(asyncio.Protocol):
+        def connection_made(self, transport):
+            made.append(transport)
+
+    async def take_turns():
+        while len(made) < len(clients):
+            before = len(made)
+            await asyncio.sleep(0)
+            assert len(made) <= before + 2, "one, or in newer Pythons two, per turn of the loop"
+        server.close()
+        for transport in made:
+            transport.abort()
+        await server.wait_closed()
+
+    loop = FrontLoop()
+    loop.connections = SimpleNamespace(make=Taken)
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        listener.setblocking(False)
+        server = loop.run_until_complete(loop.create_server(None, sock=listener))
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(40)]
+        loop.run_until_complete(take_turns())
+        for client in clients:
+            client.close()
+    loop.close()
 
 
 def test_the_loop_is_uvloops_where_that_is_installed(loop):
