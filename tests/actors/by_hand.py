@@ -22,7 +22,7 @@ from understudy.core.config import BackendConfig
 from understudy.serve.packing import pack_code
 
 REPLICA = "understudy.actors.replica.Replica"
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 HEARD = (
     cm.IdentifyReply,
     cm.ReplicaReported,

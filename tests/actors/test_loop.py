@@ -17,7 +17,7 @@ from tests.support.systems import wait_until
 from understudy.actors.loop import GATHERED, MAX_BYTES_UNDER_WAY, Loop, Outbox
 from understudy.actors.processes import identify
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class Recorder:

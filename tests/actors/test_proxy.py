@@ -18,7 +18,7 @@ from understudy.actors import messages as m
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
 PROXY_CLASS = "understudy.actors.proxy.Proxy"
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class ProxyByHand:

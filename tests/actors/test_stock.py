@@ -17,7 +17,7 @@ from understudy.actors import bases
 from understudy.actors.settings import STOCK
 from understudy.actors.stock.guest import Guest
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 from understudy.actors import system
 
-HEALS_WITHIN_S = 40.0  # it takes a few seconds on a machine that does nothing else
+HEALS_WITHIN_S = 10.0
 HEALS_BY_ITSELF = {
     "admin and proxy": ("thespian admin", "proxy"),
     "logger and admin": ("thespian logger", "thespian admin"),

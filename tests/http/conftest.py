@@ -22,7 +22,7 @@ from understudy.http_front.app import make_app
 from understudy.http_front.fake import FakeDispatcher
 from understudy.http_front.front import Front
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @dataclass
@@ -204,7 +204,7 @@ class FrontProcess:
         assert self.process.poll() is None, self.stderr_path.read_text()
         try:
             return self.ask("/-/healthz").status == 200
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, TimeoutError):
             return False
 
     def open(self, timeout_s: float = DEADLINE_S) -> http.client.HTTPConnection:

@@ -11,15 +11,20 @@ from pathlib import Path
 
 from tests.support import footprint, policies
 from tests.support.load import GetLoad, Tally
-from tests.support.systems import RunningSystem, alive, running_system, wait_until
+from tests.support.systems import (
+    PATIENCE,
+    RunningSystem,
+    alive,
+    running_system,
+    wait_until,
+)
 from understudy import serve
 from understudy.core.errors import UnderstudyError
 
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)
 ONCE = ("host", "http master", "thespian admin", "thespian logger", "controller", "proxy")
-PATIENCE = 4  # with two programs that compute beside it, all takes two to three times as long
-SETTLED_WITHIN_S = 40  # for what has to happen at some time, not soon
+SETTLED_WITHIN_S = 15
 SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
 
 

@@ -25,6 +25,7 @@ from understudy.actors.processes import RunRecords, identify
 from understudy.actors.settings import STOCK, HostSettings, default_transport, read_settings
 from understudy.serve import session
 
+PATIENCE = 4  # beside two programs that compute all takes two to three times as long
 CLI_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a minute
 PORTS = range(10_000, 32_768)  # the system gives those from there on, unless it is told otherwise
 
@@ -39,7 +40,11 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until the condition is true; return its value, or fail naming ``what``."""
+    """Poll until the condition is true; return its value, or fail naming ``what``.
+
+    ``timeout_s`` is for a machine that does nothing else; another one gets PATIENCE times as long.
+    """
+    timeout_s *= PATIENCE
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()

@@ -14,7 +14,7 @@ from understudy.actors.transport.identity import Identity
 from understudy.actors.transport.network import Network
 from understudy.actors.transport.peers import Peers
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 KEY = bytes(range(32))
 
