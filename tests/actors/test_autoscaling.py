@@ -237,25 +237,25 @@ def test_what_a_replica_that_goes_has_under_way_is_finished(
 ) -> None:
     gate = tmp_path / "gate"
 
-    @serve.deployment(
-        max_ongoing_requests=1,
-        autoscaling_config={
-            "initial_replicas": 3,
-            "max_replicas": 3,
-            "look_back_period_s": 1,
-            "downscale_delay_s": 0,
-        },
-    )
+    @serve.deployment(max_ongoing_requests=1)
     class Long:
         async def __call__(self) -> str:
+            (tmp_path / f"began in {os.getpid()}").touch()
             while not gate.exists():
                 await asyncio.sleep(0.01)
             return "done"
 
-    deployed(Long.bind())
+    def deploy(downscale_delay_s: float) -> None:
+        scaling = {"initial_replicas": 3, "max_replicas": 3, "look_back_period_s": 1}
+        scaling["downscale_delay_s"] = downscale_delay_s
+        deployed(Long.options(autoscaling_config=scaling).bind())
+
+    deploy(600)  # until all are at work, none goes
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         body = b"not to be repeated"
         answers = [pool.submit(running.get, f"/{name}", data=body) for _ in range(3)]
+        wait_until(lambda: len(list(tmp_path.glob("began *"))) == 3, 20, "all are at work")
+        deploy(0)
         wait_until(lambda: len(running.replica_pids(name)) == 2, 20, "one replica fewer")
         assert not any(answer.done() for answer in answers)
         gate.touch()
