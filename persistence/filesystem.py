@@ -41,7 +41,7 @@ from understudy.persistence.errors import (
 )
 from understudy.persistence.folder import Folder
 from understudy.persistence.kv import Batch, check_key, checked_batch
-from understudy.persistence.writer import Writer
+from understudy.persistence.writer import Writer, epoch_on_disk
 
 _log = logging.getLogger(__name__)
 
@@ -64,20 +64,25 @@ class FileStore:
         *,
         namespace: str = "default",
         read_only: bool = False,
+        after: int | None = None,
         disk: Disk | None = None,
     ) -> FileStore:
         """Open the store of ``namespace`` under the folder ``path``.
 
         A writer makes what is missing, takes the lock, fences every earlier writer, and carries out
         a batch that one of them left; it blocks for some fsyncs, and holds the lock until ``close``
-        or the end of this process. A reader changes nothing. Raises StoreLockedError,
+        or the end of this process. A reader changes nothing. With ``after`` other hosts share the
+        folder, and the writer of that epoch is superseded, though it may live; StaleWriterError
+        where there is another one by now. Raises StoreLockedError,
         NewerFormatError, CorruptValueError, StoreNotWritableError (writer), StoreNotReadableError
         or its subclass StoreMissingError where there is no store yet (reader).
         """
         check_key(namespace, what="namespace")
         disk = disk or Disk()
         folder = Folder(Path(path), namespace, disk)
-        return cls._open_reader(folder, disk) if read_only else cls._open_writer(folder, disk)
+        if read_only:
+            return cls._open_reader(folder, disk)
+        return cls._open_writer(folder, disk, after)
 
     @property
     def epoch(self) -> int:
@@ -138,6 +143,25 @@ class FileStore:
             self._writer.sync(self._folder.root)
             self._finish(self._writer, batch)
 
+    def renew(self, lease: bytes) -> None:
+        """Write the lease, as :meth:`look` returns it; raises what ``apply`` does."""
+        self._check_open()
+        assert self._writer is not None, "a reader has no lease"
+        with _system_errors(self._not_writable):
+            self._writer.write(self._folder.lease, frame(lease))
+
+    @staticmethod
+    def look(path: str | os.PathLike[str], *, namespace: str = "default") -> tuple[int, bytes]:
+        """Return the epoch of the last writer and the last lease; 0 and nothing where is none.
+
+        Needs no open store. Raises CorruptValueError or StoreNotReadableError.
+        """
+        disk = Disk()
+        folder = Folder(Path(path), namespace, disk)
+        store = FileStore(folder, disk, writer=None)
+        with _system_errors(store._not_readable):
+            return epoch_on_disk(folder, disk), store._read(folder.lease) or b""
+
     def close(self) -> None:
         """Release the lock and refuse every later call."""
         self._is_closed = True
@@ -156,12 +180,12 @@ class FileStore:
         return store
 
     @classmethod
-    def _open_writer(cls, folder: Folder, disk: Disk) -> FileStore:
+    def _open_writer(cls, folder: Folder, disk: Disk, after: int | None) -> FileStore:
         reader = cls(folder, disk, writer=None)
         with _system_errors(reader._not_writable):
             is_complete = folder.check_format()
             folder.make()
-            writer = Writer.claim(folder, disk)
+            writer = Writer.claim(folder, disk, after)
             store = cls(folder, disk, writer)
             try:
                 store._recover(writer, is_complete=is_complete)

@@ -2,7 +2,9 @@
 
 format    text: the version of everything below; written last, so its presence means complete
 lock      flock of the one writer, and its pid
+change    locked, by fcntl, around each look at the epoch and the change after it
 epoch     number and token of the writer who opened last
+lease     who leads, where several hosts share the folder
 redo      the batch being carried out; absent at rest
 values/   one file per key
 corrupt/  files set aside because they were not whole
@@ -27,7 +29,9 @@ class Folder:
         self.root = path / file_name(namespace)
         self.format = self.root / "format"
         self.lock = self.root / "lock"
+        self.change = self.root / "change"
         self.epoch = self.root / "epoch"
+        self.lease = self.root / "lease"
         self.redo = self.root / "redo"
         self.values = self.root / "values"
         self.corrupt = self.root / "corrupt"

@@ -1,12 +1,18 @@
-"""The lock that keeps a second writer of the same machine away from a store."""
+"""The locks of a store: a writer's for as long as it lives, and one around each single change."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from understudy.persistence.errors import StoreLockedError
+
+CHANGE_TIMEOUT_S = 2.0
+CHANGE_RETRY_S = 0.002
 
 
 class WriterLock:
@@ -50,7 +56,53 @@ class WriterLock:
             _held.discard(self)
 
 
-_held: set[WriterLock] = set()
+class ChangeLock:
+    """A POSIX lock for the moment of one change, which holds across hosts that share the folder.
+
+    NFSv4 has such locks, unlike most kinds; nobody holds one for longer than a few system calls.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process may still ask for the lock."""
+        return self._fd is not None
+
+    def release(self) -> None:
+        """Close our descriptor; a repeat does nothing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            _held.discard(self)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it meanwhile; StoreLockedError where another process does not let go of it."""
+        assert self._fd is not None, "checked by the writer"
+        deadline = time.monotonic() + CHANGE_TIMEOUT_S
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > deadline:
+                    raise StoreLockedError(
+                        f"another process has held {self._path} for {CHANGE_TIMEOUT_S:g} s, which "
+                        "takes milliseconds: it was stopped in the midst of a change. Continue or "
+                        "end it"
+                    ) from None
+                time.sleep(CHANGE_RETRY_S)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+
+_held: set[WriterLock | ChangeLock] = set()
 
 
 def _release_inherited() -> None:

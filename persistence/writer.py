@@ -1,23 +1,25 @@
 """The right to change a store, and the changes that it guards.
 
-Two writers are kept apart twice. The lock stops a second writer of the same machine. Where the
-folder is shared and flock is not, both get the lock, and the epoch decides: whoever opens writes a
-higher number and a token of its own into the epoch file, and every writer reads that file before
-each rename and each unlink. Anything but its own claim there means that it was superseded, and it
-refuses. What remains is the few microseconds between that look and the change after it.
+Two writers are kept apart twice. A lock for life stops a second writer of the same machine. Where
+hosts share the folder nobody has that lock, for a host that is gone or stopped would keep it, and
+the epoch alone decides: whoever opens writes a higher number and a token of its own into the epoch
+file, and every writer reads that file before each rename and each unlink. Anything but its own
+claim there means that it was superseded, and it refuses. Look and change are one, under a lock that
+holds across hosts, as are the look and the change that make a claim.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from understudy.persistence.disk import Disk
 from understudy.persistence.encoding import FrameError, frame, unframe
 from understudy.persistence.errors import CorruptValueError, StaleWriterError, StoreClosedError
 from understudy.persistence.folder import Folder
-from understudy.persistence.lock import WriterLock
+from understudy.persistence.lock import ChangeLock, WriterLock
 
 _TEMPORARY = ".tmp"
 
@@ -25,8 +27,16 @@ _TEMPORARY = ".tmp"
 class Writer:
     """One claim to one folder, from ``claim`` to ``release``; methods raise OSError."""
 
-    def __init__(self, folder: Folder, disk: Disk, lock: WriterLock, epoch: int) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        disk: Disk,
+        lock: WriterLock | None,
+        change: ChangeLock,
+        epoch: int,
+    ) -> None:
         self.epoch = epoch
+        self._change = change
         self._folder = folder
         self._disk = disk
         self._lock = lock
@@ -36,31 +46,37 @@ class Writer:
         self._temporary = f".{token.replace(' ', '-')}{_TEMPORARY}"
 
     @classmethod
-    def claim(cls, folder: Folder, disk: Disk) -> Writer:
+    def claim(cls, folder: Folder, disk: Disk, after: int | None = None) -> Writer:
         """Lock the folder, fence every earlier writer durably, remove what they left half-written.
 
-        Raises StoreLockedError, or CorruptValueError where the epoch file is damaged.
+        With ``after`` other hosts share the folder: the writer of that epoch is superseded, whether
+        or not it lives, and StaleWriterError raised where there is another one. Raises
+        StoreLockedError, or CorruptValueError where the epoch file is damaged.
         """
-        lock = WriterLock.acquire(folder.lock)
+        lock = WriterLock.acquire(folder.lock) if after is None else None
+        change = ChangeLock(folder.change)
         try:
-            writer = cls(folder, disk, lock, _epoch_on_disk(folder, disk) + 1)
-            writer._fence()
+            with change.held():
+                epoch = _epoch_to_follow(folder, disk, after)
+                writer = cls(folder, disk, lock, change, epoch + 1)
+                writer._fence()
             writer._remove_leftovers()
         except BaseException:
-            lock.release()
+            change.release()
+            if lock is not None:
+                lock.release()
             raise
         return writer
 
     def write(self, path: Path, content: bytes) -> None:
         """Give ``path`` new content in one step; the name is durable only after ``sync``."""
         temporary = self._write_temporary(path, content)
-        self._guard()
-        self._disk.rename(temporary, path)
+        with self._guarded():
+            self._disk.rename(temporary, path)
 
     def remove(self, path: Path) -> None:
         """Remove a file, if there; durable only after ``sync``."""
-        self._guard()
-        with suppress(FileNotFoundError):
+        with self._guarded(), suppress(FileNotFoundError):
             self._disk.unlink(path)
 
     def sync(self, folder: Path) -> None:
@@ -72,21 +88,29 @@ class Writer:
 
         Not made durable: if the move is lost, the damage is found again.
         """
-        self._guard()
         self._set_aside += 1
         kept = self._folder.corrupt / f"{self.epoch}-{self._set_aside}-{path.name}"
-        self._disk.rename(path, kept)
+        with self._guarded():
+            self._disk.rename(path, kept)
         return kept
 
     def release(self) -> None:
-        """Give the lock up; every later change raises StoreClosedError."""
-        self._lock.release()
+        """Give the locks up; every later change raises StoreClosedError."""
+        self._change.release()
+        if self._lock is not None:
+            self._lock.release()
 
-    def _guard(self) -> None:
-        if not self._lock.is_held:
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        if not self._change.is_held:
             raise StoreClosedError(
                 f"the store {self._folder.root} was closed, or opened before a fork; open it again"
             )
+        with self._change.held():
+            self._check_claim()
+            yield
+
+    def _check_claim(self) -> None:
         if self._disk.read(self._folder.epoch) != self._claim:
             raise StaleWriterError(
                 f"this writer of {self._folder.root} has epoch {self.epoch}, and "
@@ -121,7 +145,18 @@ class Writer:
         return temporary
 
 
-def _epoch_on_disk(folder: Folder, disk: Disk) -> int:
+def _epoch_to_follow(folder: Folder, disk: Disk, after: int | None) -> int:
+    epoch = epoch_on_disk(folder, disk)
+    if after not in {None, epoch}:
+        raise StaleWriterError(
+            f"{folder.root} was to be taken over from epoch {after}, and {folder.epoch} names "
+            f"{epoch}: another host was quicker"
+        )
+    return epoch
+
+
+def epoch_on_disk(folder: Folder, disk: Disk) -> int:
+    """Return the epoch of the last writer, 0 for none; CorruptValueError."""
     try:
         raw = disk.read(folder.epoch)
     except FileNotFoundError:

@@ -89,7 +89,7 @@ def reopened(path: Path) -> dict[str, bytes | None]:
         store.close()
     root = path / "default"
     assert {file.name for file in root.iterdir()} == {
-        *("format", "lock", "epoch", "values", "corrupt")
+        *("change", "format", "lock", "epoch", "values", "corrupt")
     }
     assert not [*(root / "corrupt").iterdir()]
     assert not [file for file in (root / "values").iterdir() if file.name.startswith(".")]
