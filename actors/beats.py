@@ -170,12 +170,18 @@ class Beater:
         self._beats, self._answers = Sealed(keys, b"hosts"), Sealed(keys, b"the controller")
         self._number = 0
         self._heard = 0
+        self._heard_at = loop.time()
         self._controller = controller  # whose answers count
         self._target = target
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind((own, 0))
         loop.add_reader(self._socket.fileno(), self._read)
         self._beat()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the controller has not answered."""
+        return self._loop.time() - self._heard_at
 
     def close(self) -> None:
         """Beat no more."""
@@ -201,6 +207,7 @@ class Beater:
             answer = self._answers.read(datagram)
             if answer is not None and answer[0] == self._controller:
                 self._heard = max(self._heard, answer[1])
+                self._heard_at = self._loop.time()
 
 
 def beater_towards(

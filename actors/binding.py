@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 TLS = ("tls_cert", "tls_key", "tls_ca")
 LEADS = "Understudy Leads"  # the capability of hosts on which the controller may be
+MAY_LEAD = "Understudy May Lead"  # of those on which one may be that has its host's word
 NETWORK_FILE = "network.json"
 
 
 def read_binding(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of HostSettings that this module is about, checked."""
-    bind, join = values.get("bind"), values.get("join")
+    bind, join, leaders = (values.get(name) for name in ("bind", "join", "leaders"))
     if bind is not None:
         bind = _bindable(str(bind))
     if join is not None:
-        _check_join(str(join), bind)
+        for each in str(join).split(","):
+            _check_join(each, bind)
     files = {name: values.get(name) for name in ("key_file", *TLS)}
     given = [name for name in TLS if files[name]]
     if given and len(given) < len(TLS):
@@ -41,7 +43,7 @@ def read_binding(values: Mapping[str, Any]) -> dict[str, Any]:
             f"{given[0]}={files[given[0]]!r}: {', '.join(TLS)} go together, or not at all"
         )
     paths = {name: Path(file).absolute() if file else None for name, file in files.items()}
-    return {"bind": bind, "join": join, **paths}
+    return {"bind": bind, "join": join, "leaders": leaders, **paths}
 
 
 def _bindable(bind: str) -> str:
@@ -63,6 +65,41 @@ def _check_join(join: str, bind: str | None) -> None:
     if bind is None or bind == LOOPBACK:
         raise InvalidRequestError(
             f"join={join!r}: other hosts must reach this one too; name its address with --bind"
+        )
+
+
+def check_leaders(binding: Mapping[str, Any], admin_port: int) -> None:
+    """Raise InvalidRequestError where ``leaders`` cannot be those of a host so bound."""
+    leaders, bind = binding["leaders"], binding["bind"]
+    if leaders is None:
+        return
+    each = str(leaders).split(",")
+    for address in each:
+        host, _, port = address.rpartition(":")
+        try:
+            ipaddress.IPv4Address(host)
+            is_right = 0 < int(port) < 65536
+        except ValueError:
+            is_right = False
+        if not is_right:
+            raise InvalidRequestError(
+                f"leaders={leaders!r}: {address!r} is not IP:PORT; name each host that may lead by "
+                "its --bind address and admin port, in order, with commas"
+            )
+    if len(each) < 2 or len(set(each)) < len(each):
+        raise InvalidRequestError(
+            f"leaders={leaders!r}: expected two different hosts or more; a single leader needs no "
+            "--leaders"
+        )
+    if binding["join"] is not None:
+        raise InvalidRequestError(
+            f"leaders={leaders!r} and join={binding['join']!r}: a host may lead, or joins those "
+            "that do; give one of them"
+        )
+    if f"{bind}:{admin_port}" not in each:
+        raise InvalidRequestError(
+            f"leaders={leaders!r}: this host, {bind or 'without --bind'}:{admin_port}, is not "
+            "among them; name it, or have it join with --join"
         )
 
 
@@ -94,23 +131,37 @@ def _try_address(bind: str) -> None:
 
 def convention_of(settings: HostSettings) -> dict[str, str]:
     """Return Thespian's capability that makes a bound host join another, or lead."""
-    if settings.bind is None or settings.bind == LOOPBACK:
-        return {}
-    host, _, port = (settings.join or settings.own_address).rpartition(":")
-    try:
-        # Once: the admin would look it up again and again, and wait for it.
-        address = socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
-    except OSError as error:
-        raise StartError(f"cannot join {settings.join}: {host}: {error.strerror}") from None
-    leader = ProcessAddress(str(address), int(port))
-    return {"Convention Address.IPv4": leader.text}
+    if not is_bound(settings) or settings.leaders or len(settings.gates) > 1:
+        return {}  # where leaders take turns, this host's own processes look for them (joining.py)
+    # Once: the admin would look it up again and again, and wait for it.
+    address = resolved_gates(settings)[0] if settings.join else settings.own_address
+    return {"Convention Address.IPv4": address}
+
+
+def is_bound(settings: HostSettings) -> bool:
+    """Tell whether other hosts can reach this one."""
+    return settings.bind is not None and settings.bind != LOOPBACK
+
+
+def resolved_gates(settings: HostSettings) -> list[str]:
+    """Return the ``gates`` of a host by address; StartError where a name has none."""
+    found = []
+    for gate in settings.gates:
+        host, _, port = gate.rpartition(":")
+        try:
+            address = socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
+        except OSError as error:
+            raise StartError(f"cannot join {gate}: {host}: {error.strerror}") from None
+        found.append(ProcessAddress(str(address), int(port)).text)
+    return found
 
 
 def capabilities_of(settings: HostSettings) -> dict[str, Any]:
     """Return what this host's actor system says of itself."""
     return {
         "Admin Port": settings.admin_port,
-        LEADS: settings.join is None,
+        LEADS: settings.join is None and not settings.leaders,
+        MAY_LEAD: bool(settings.leaders),
         **convention_of(settings),
     }
 
@@ -127,7 +178,7 @@ def host_id(settings: HostSettings) -> str:
 
 def remember(settings: HostSettings) -> None:
     """Leave for commands what they need to reach other hosts as this one does, if it does."""
-    if not convention_of(settings):
+    if not is_bound(settings):
         return
     known = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
     (settings.run_dir / NETWORK_FILE).write_text(json.dumps(known), encoding="utf-8")

@@ -1,4 +1,8 @@
-"""The messages of the controller with its proxies, replicas and hosts; see :mod:`.messages`."""
+"""The messages of the controller with its proxies, replicas and hosts; see :mod:`.messages`.
+
+Where several hosts may lead, what a controller orders carries its ``epoch``, and who has heard of a
+later one does not obey, but answers with Superseded. Epoch 0 is that of the only leader.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ class Changed(Message):
     snapshots: dict[str, tuple[int, Any]]
     upto: int
     complete: bool
+    epoch: int = 0
 
 
 @message
@@ -42,6 +47,7 @@ class MeetController(Message):
 
     controller: Address
     process: Process
+    epoch: int = 0
 
 
 @message
@@ -95,6 +101,7 @@ class StartReplica(Message):
     config: dict[str, Any]
     config_id: int  # grows with each change of the config
     working_dir: str = ""  # sha256 of the zip of the folder that it works in
+    epoch: int = 0
 
 
 @message
@@ -121,6 +128,7 @@ class ReconfigureReplica(Message):
     replica: str
     config: dict[str, Any]
     config_id: int
+    epoch: int = 0
 
 
 @message
@@ -129,6 +137,7 @@ class CheckReplica(Message):
 
     replica: str
     check_id: int
+    epoch: int = 0
 
 
 @message
@@ -140,6 +149,7 @@ class StopReplica(Message):
 
     replica: str
     drain_s: float
+    epoch: int = 0
 
 
 @message
@@ -210,6 +220,7 @@ class StopHost(Message):
     """Controller to host process: stop this host's system; ``forget`` deletes its state too."""
 
     forget: bool
+    epoch: int = 0
 
 
 @message
@@ -229,6 +240,7 @@ class HostReported(Message):
     replicas: tuple[tuple[str, str], ...]
     report: dict[str, Any]  # for status
     keys: tuple[str, str, str] = ("", "", "")  # core.key_rotation.KeyIds of what it holds
+    store_id: str = ""  # of the state dir that leaders share, on one of them
 
 
 @message
@@ -236,6 +248,7 @@ class HostAnswered(Message):
     """Controller to host process: it is in the cluster, or cannot be for this reason."""
 
     refusal: str = ""
+    epoch: int = 0
 
 
 @message
@@ -275,3 +288,11 @@ class KillReplica(Message):
     """Controller to the host process of another host: SIGKILL this replica's process."""
 
     process: Process
+    epoch: int = 0
+
+
+@message
+class Superseded(Message):
+    """Anyone ordered to a controller: there is a later one, which is obeyed; it is to step down."""
+
+    epoch: int

@@ -18,8 +18,9 @@ from understudy.actors import admin_messages as am
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.base import LoopActor
-from understudy.actors.binding import LEADS
+from understudy.actors.binding import LEADS, MAY_LEAD
 from understudy.actors.capacity import capacity_of
+from understudy.actors.leading import NAMESPACE, Reign, store_id
 from understudy.actors.loop import Timer
 from understudy.actors.members import Members
 from understudy.actors.messages import Address
@@ -33,6 +34,7 @@ from understudy.core import status
 from understudy.core.changes import Changes
 from understudy.core.cluster import Cluster
 from understudy.core.effects import AskPolicy
+from understudy.core.leases import RENEW_S
 from understudy.core.long_poll import News
 from understudy.core.placement import Placement
 from understudy.persistence.checkpoints import Checkpoints
@@ -58,6 +60,7 @@ class Controller(LoopActor):
 
     def started(self) -> None:
         """Recover: take the store's lock, load every record, ask every recorded replica."""
+        self._reign = Reign(self.settings, self.loop) if self.settings.leaders else None
         self._store = self._open_store()
         self._checkpoints = Checkpoints(self._store)
         records = {kind: self._checkpoints.load(kind) for kind in KINDS}
@@ -68,8 +71,16 @@ class Controller(LoopActor):
             records, self._store.epoch, time.monotonic(), placement, own_host=own_host
         )
         self._members = Members(
-            self.loop, self._cluster, self.settings, self.process, self._changed
+            self.loop,
+            self._cluster,
+            self.settings,
+            self.process,
+            self._changed,
+            epoch=self._epoch if self._reign is not None else 0,
+            store_id=store_id(self.settings),
         )
+        if self._reign is not None:
+            self._cluster.hosts.suspect(self._reign.former, time.monotonic())
         self._supervisor = Supervisor(
             self.loop,
             self._cluster,
@@ -106,10 +117,12 @@ class Controller(LoopActor):
         return self._store.epoch
 
     def _open_store(self) -> FileStore:
+        if self._reign is not None:
+            return self._reign.open()
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
-                return FileStore.open(self.settings.store_dir, namespace="controller")
+                return FileStore.open(self.settings.store_dir, namespace=NAMESPACE)
             except StoreLockedError:
                 if time.monotonic() > deadline:
                     raise
@@ -131,6 +144,8 @@ class Controller(LoopActor):
     # --- Requests -------------------------------------------------------------------------------
 
     def _dispatch(self, message: Any, sender: Address) -> None:
+        if not self._may_act():
+            return  # whoever sent it sends it again, to whoever leads then
         if isinstance(message, am.StopCluster):
             self._stop_cluster(message, sender)
         elif isinstance(message, am.DrainHost):
@@ -145,6 +160,14 @@ class Controller(LoopActor):
             super()._dispatch(message, sender)
             return
         self._changed()
+
+    def _may_act(self) -> bool:
+        return self._reign is None or self._reign.may_act()
+
+    def receiveMsg_Superseded(self, message: cm.Superseded, _sender: Address) -> None:
+        """Look whether there is a later controller, and step down if so."""
+        if self._reign is not None and message.epoch > self._epoch:
+            self._reign.renew()
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -268,6 +291,9 @@ class Controller(LoopActor):
 
     def _turn(self) -> None:
         self._turning = False
+        if not self._may_act():
+            self.loop.call_later(RENEW_S, self._changed)
+            return
         try:
             self._advance()
         except Exception:
@@ -297,7 +323,8 @@ class Controller(LoopActor):
         for listener, news in owed.items():
             proxy = self._proxies.get(listener)
             if proxy is not None:
-                changed = cm.Changed(controller=self.process, **news._asdict())
+                epoch = self._members.epoch
+                changed = cm.Changed(controller=self.process, epoch=epoch, **news._asdict())
                 self.loop.send(proxy, changed)
         for sender, reply in self._requests.take_answers():
             self.loop.send(sender, reply)
@@ -328,6 +355,15 @@ class Controller(LoopActor):
         if min(times) < float("inf"):
             delay_s = max(min(times) - time.monotonic(), 0.0)
             self._wake = self.loop.call_later(delay_s, self._changed)
+
+
+class LeadingController(Controller):
+    """The controller on a host that may lead, made by its host process when it is to."""
+
+    @staticmethod
+    def actorSystemCapabilityCheck(capabilities: Any, _requirements: Any) -> bool:
+        """Tell Thespian where it may be."""
+        return bool(capabilities.get(MAY_LEAD))
 
 
 def log_changes(changes: Changes) -> None:

@@ -25,14 +25,14 @@ from typing import Any
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from understudy.actors import bases, binding, folders
+from understudy.actors import bases, binding, folders, joining
 from understudy.actors.admin_messages import RequestReply, StopCluster
 from understudy.actors.control_messages import MeetController, StopHost
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
 from understudy.actors.logs import configure_logging, open_log, prune_replica_logs
 from understudy.actors.membership import Membership
-from understudy.actors.messages import Process
-from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
+from understudy.actors.messages import Address, Process
+from understudy.actors.port import PROXY, Finder, ThreadPort
 from understudy.actors.processes import (
     RunRecords,
     child_pids,
@@ -190,16 +190,20 @@ class Host:
         self.port = port = ThreadPort(
             self.settings.admin_port, self.process, self.settings.transport
         )
-        port.on(StopHost, lambda message, _: self.request_stop(forget=message.forget))
+        port.on(StopHost, self._stop_as_told)
         self.membership = Membership(
             self.settings, self.process, self.records, port, self._describe
         )
         port.open()
-        self._controller = Finder(
-            port, CONTROLLER, lambda *_: self._introduce(), self.membership.lost_controller
+        self._controller = joining.find_controller(
+            port, self.settings, self.membership, self._introduce
         )
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         port.loop.post(self._follow)
+
+    def _stop_as_told(self, message: StopHost, sender: Address) -> None:
+        if self.membership.obeys(message.epoch, sender):
+            self.request_stop(forget=message.forget)
 
     def _follow(self) -> None:
         """Watch everything; on the port's thread."""
@@ -262,7 +266,8 @@ class Host:
     def _introduce(self) -> None:
         if self._controller.found is not None and self._proxy.found is not None:
             address, process = self._controller.found
-            meet = MeetController(controller=address, process=process)
+            epoch = self._controller.epoch
+            meet = MeetController(controller=address, process=process, epoch=epoch)
             self.port.loop.send(self._proxy.found[0], meet)
         if self._controller.found is not None:
             self.membership.met_controller(*self._controller.found)
@@ -407,19 +412,20 @@ class Host:
                 raise StartError(
                     f"{url_of(self.settings)}/-/healthz does not answer 200"
                     if self._is_in_cluster()
-                    else f"cannot join {self.settings.join}: its controller does not answer"
+                    else f"cannot join {', '.join(self.settings.gates)}: no controller answers"
                 )
             time.sleep(READY_POLL_S)
         self.port.loop.post(self.membership.report)  # now with the front's workers
 
     def _is_in_cluster(self) -> bool:
-        return self.settings.join is None or self.membership.has_joined
+        return not self.settings.gates or self.membership.has_joined
 
     def _check_joining(self, deadline: float) -> None:
         """Raise StartError where another host does not let this one join, or is not there."""
-        trouble = self.membership.trouble
-        if trouble and not self._starts_over and time.monotonic() > deadline:
-            raise StartError(f"cannot join {self.settings.join}: {trouble}")
+        if not self._starts_over and time.monotonic() > deadline:
+            reason = joining.obstacle(self.settings, self._controller, self.membership)
+            if reason:
+                raise StartError(reason)
 
     def _deal_with_deaths(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -430,19 +436,15 @@ class Host:
 
     def _stop(self) -> None:
         """Finish connections, drain replicas, end everything; state stays on disk."""
-        is_bound = bool(binding.convention_of(self.settings))
-        if is_bound and not self._forgetting:
+        if binding.is_bound(self.settings) and not self._forgetting:
             self.membership.drain(DRAIN_TIMEOUT_S, leave=False)
         if self._front is not None:
             send_signal(self._front, signal.SIGTERM)
             wait_gone([self._front], FRONT_STOP_TIMEOUT_S)
-        if self.settings.join is not None:
-            if not self._forgetting:
-                self.membership.drain(LEAVE_TIMEOUT_S, leave=True)
-        elif self._controller.found is not None:
-            controller = self._controller.found[0]
-            request = StopCluster(request_id=self.process.incarnation)
-            self.port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
+        if joining.leads(self.settings, self._controller):
+            self._stop_controller()
+        elif not self._forgetting:
+            self.membership.drain(LEAVE_TIMEOUT_S, leave=True)
         self._controller.stop()
         self._proxy.stop()
         self.port.close()
@@ -451,6 +453,12 @@ class Host:
         self.settings.status_file.unlink(missing_ok=True)
         if self._forgetting:
             forget_state(self.settings)
+
+    def _stop_controller(self) -> None:
+        if self._controller.found is not None:
+            controller = self._controller.found[0]
+            request = StopCluster(request_id=self.process.incarnation)
+            self.port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
 
 
 def _is_logger(pid: int) -> bool:

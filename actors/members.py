@@ -45,7 +45,11 @@ class Members:
         settings: HostSettings,
         process: Process,
         changed: Callable[[], None],
+        epoch: int = 0,
+        store_id: str = "",
     ) -> None:
+        self.epoch = epoch  # that orders carry: 0 where nobody else could lead
+        self._store_id = store_id
         self._loop = loop
         self._cluster = cluster
         self._settings = settings
@@ -81,28 +85,48 @@ class Members:
     def reported(self, message: cm.HostReported, sender: Address) -> bool:
         """Take a host's report; tell whether what status shows has changed."""
         name = message.host
-        if name != self._own or self._is_of_another_host(message):
-            record = HostRecord(
-                name=name,
-                id=message.id,
-                address=message.address,
-                capacity=message.capacity,
-                labels=message.labels,
-            )
+        if message.store_id != self._store_id and message.store_id:
+            self._answer(sender, self._not_shared(name))
+            return False
+        record = HostRecord(
+            name=name,
+            id=message.id,
+            address=message.address,
+            capacity=message.capacity,
+            labels=message.labels,
+        )
+        if name == self._own and self.epoch and not self._is_of_another_host(message):
+            self._cluster.hosts.note_own(record)  # for who may lead after it
+        elif name != self._own or self._is_of_another_host(message):
             running = [tag for tag, _ in message.replicas]
             try:
                 self._cluster.hosts.reported(record, running, time.monotonic())
             except ConflictError as error:
-                self._loop.send(sender, cm.HostAnswered(refusal=str(error)))
+                self._answer(sender, str(error))
                 return False
             self.listen_to(message.process.incarnation, name)
-        self._loop.send(sender, cm.HostAnswered())
+        self._answer(sender)
         self._know(name, message.process, sender)
         self._stop_orphans(message)
         self.keys.reported(name, message.keys, sender)
         is_news = self._reports.get(name) != message.report
         self._reports[name] = message.report
         return is_news
+
+    def _answer(self, sender: Address, refusal: str = "") -> None:
+        self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch))
+
+    def _not_shared(self, name: str) -> str:
+        if not self._store_id:
+            return (
+                f"host {name!r} is started with --leaders, and {self._own!r}, which leads, is not; "
+                "start all that may lead with the same --leaders, or this one with --join"
+            )
+        return (
+            f"the state dir of host {name!r} is not the one of {self._own!r}, which leads: they "
+            "hold different ids; --state-dir of all leaders must be one folder, on a file system "
+            "that they share"
+        )
 
     def _is_of_another_host(self, message: cm.HostReported) -> bool:
         return message.address != self._settings.own_address
@@ -121,7 +145,7 @@ class Members:
         for tag, address in message.replicas:
             if message.host != self._own and address and self._cluster.backend_of(tag) is None:
                 logger.info("telling replica %s on host %s to go", tag, message.host)
-                stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S)
+                stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
                 self._loop.send(ActorAddress(parse_address(address)), stop)
 
     def listen_to(self, incarnation: str, host: str) -> None:
@@ -167,7 +191,9 @@ class Members:
     def stop_all(self) -> None:
         """Have every host stop and delete its state, the controller's own last."""
         for name in sorted(self._host_processes, key=lambda name: name == self._own):
-            self._loop.send(self._host_processes[name][1], cm.StopHost(forget=True))
+            self._loop.send(
+                self._host_processes[name][1], cm.StopHost(forget=True, epoch=self.epoch)
+            )
 
     def is_here(self, host: str) -> bool:
         """Tell whether this is the controller's own host."""
@@ -198,7 +224,7 @@ class Members:
         """Have a replica's process on another host killed."""
         known = self._host_processes.get(host)
         if known is not None:
-            self._loop.send(known[1], cm.KillReplica(process=process))
+            self._loop.send(known[1], cm.KillReplica(process=process, epoch=self.epoch))
 
     # --- Status ---------------------------------------------------------------------------------
 

@@ -11,20 +11,24 @@ from thespian.actors import ActorAddress
 
 from understudy.actors.admin_messages import DrainHost, RequestReply
 from understudy.actors.beats import Beater, beater_towards
-from understudy.actors.binding import convention_of, host_id
+from understudy.actors.binding import host_id, resolved_gates
 from understudy.actors.capacity import capacity_of
 from understudy.actors.control_messages import HostAnswered, HostReported, KillReplica
+from understudy.actors.following import Obedience
 from understudy.actors.keys import KeyHolder
+from understudy.actors.leading import store_id
 from understudy.actors.messages import Address, Process
 from understudy.actors.port import ThreadPort
 from understudy.actors.processes import RunRecords, send_signal
 from understudy.actors.settings import HostSettings
 from understudy.actors.transport.addresses import parse_address
+from understudy.core.leases import BEATS_S
 
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 2.0
 REACH_AGAIN_S = 0.5
+LISTEN_S = 0.5  # how often to see whether beats are answered
 
 
 class Membership:
@@ -40,6 +44,7 @@ class Membership:
     ) -> None:
         self.has_joined = False
         self.trouble = ""  # why this host has not joined
+        self.is_refused = False  # by the controller; else the trouble is to reach one
         self._settings = settings
         self._process = process
         self._records = records
@@ -51,15 +56,19 @@ class Membership:
         self._controller: Address | None = None
         self._beater: Beater | None = None
         self._has_left = False
-        port.on(HostAnswered, lambda message, _: self._answered(message.refusal))
-        port.on(KillReplica, lambda message, _: self._kill(message.process))
+        self._store_id = store_id(settings)
+        self._obedience = Obedience(port.loop)
+        self.obeys = self._obedience.accepts
+        self.on_silence: Callable[[], None] = lambda: None
+        port.on(HostAnswered, self._answered)
+        port.on(KillReplica, self._kill)
 
     def begin(self) -> None:
         """Reach for the leader, and go on reporting."""
-        if self._settings.join is not None:
-            leader = convention_of(self._settings)["Convention Address.IPv4"]
-            self._reach(ActorAddress(parse_address(leader)))
+        for gate in resolved_gates(self._settings)[:1]:
+            self._reach(ActorAddress(parse_address(gate)))
         self._report_again()
+        self._listen()
 
     def met_controller(self, address: Address, process: Process) -> None:
         """Report and beat to this controller from now on."""
@@ -73,6 +82,15 @@ class Membership:
     def lost_controller(self) -> None:
         """Report to nobody, until another controller is met."""
         self._controller = None
+
+    def silent_s(self) -> float:
+        """Return for how long the controller of another host has not answered beats."""
+        return float("inf") if self._beater is None else self._beater.silent_s
+
+    def _listen(self) -> None:
+        if self._controller is not None and BEATS_S < self.silent_s() < float("inf"):
+            self.on_silence()
+        self._port.loop.call_later(LISTEN_S, self._listen)
 
     def report(self) -> None:
         """Tell the controller what this host is, and what runs here."""
@@ -89,6 +107,7 @@ class Membership:
             replicas=tuple((each["tag"], each["address"]) for each in replicas if "tag" in each),
             report=self._describe(),
             keys=self._keys.ids(),
+            store_id=self._store_id,
         )
         self._port.loop.send(self._controller, report)
 
@@ -115,18 +134,22 @@ class Membership:
             if self._controller is None:
                 reason = self._port.trouble(leader)
                 if reason and reason != self.trouble:
-                    logger.warning("cannot join %s: %s", self._settings.join, reason)
+                    logger.warning("cannot join %s: %s", ", ".join(self._settings.gates), reason)
                 self.trouble = reason
                 self._port.loop.call_later(REACH_AGAIN_S, lambda: self._reach(leader))
 
         self._port.reach(leader, lost)
 
-    def _answered(self, refusal: str) -> None:
+    def _answered(self, message: HostAnswered, sender: Address) -> None:
+        refusal = message.refusal
+        if not self.obeys(message.epoch, sender):
+            return
         if refusal and refusal != self.trouble:
-            logger.error("cannot join %s: %s", self._settings.join, refusal)
-        self.trouble, self.has_joined = refusal, not refusal
+            logger.error("cannot join %s: %s", ", ".join(self._settings.gates), refusal)
+        self.trouble, self.is_refused, self.has_joined = refusal, bool(refusal), not refusal
 
-    def _kill(self, process: Process) -> None:
-        if process in self._records.with_role("replica"):
+    def _kill(self, message: KillReplica, sender: Address) -> None:
+        process = message.process
+        if self.obeys(message.epoch, sender) and process in self._records.with_role("replica"):
             logger.warning("killing replica process %d, as the controller asks", process.pid)
             send_signal(process, signal.SIGKILL)

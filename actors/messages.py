@@ -360,7 +360,10 @@ class CompareAnswers(Message):
 
 @message
 class AskProxy(Message):
-    """Anyone to the proxy: ``what`` is "routes", "metrics" or "status"; AskProxyReply answers."""
+    """Anyone to the proxy: what is known there; AskProxyReply answers.
+
+    ``what`` is "routes", "metrics", or "controller": its address, process and epoch, if known.
+    """
 
     request_id: str
     what: str

@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from functools import partial
@@ -30,7 +30,7 @@ from thespian.system.messages.admin import (
 from understudy.actors import bases
 from understudy.actors.control_messages import Identify, IdentifyReply
 from understudy.actors.loop import Callback, Loop
-from understudy.actors.messages import Address, Process
+from understudy.actors.messages import Address, AskProxy, AskProxyReply, Process
 from understudy.actors.settings import default_transport
 from understudy.actors.transport.network import Way
 from understudy.core.errors import NotRunningError
@@ -66,12 +66,14 @@ class Port:
         self.address: Address = self._transport.myAddress
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
+            AskProxyReply: self._proxy_replied,
             PendingActorResponse: self._located,
             QueryAck: self._acknowledged,
         }
         self._instances = itertools.count(1)
         self._locating: dict[int, Callable[[Address | None], None]] = {}
         self._identifying: dict[str, Callable[[Address, Process], None]] = {}
+        self._asking: dict[str, Callable[[Any], None]] = {}
         self._probing: list[Callable[[bool], None]] = []
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
@@ -144,6 +146,17 @@ class Port:
         request_id = secrets.token_hex(8)
         self._identifying[request_id] = on_identified
         self.loop.send(address, Identify(request_id=request_id))
+
+    def ask_proxy(self, proxy: Address, what: str, on_value: Callable[[Any], None]) -> None:
+        """Ask a proxy; see AskProxy. A dead one never answers."""
+        request_id = secrets.token_hex(8)
+        self._asking[request_id] = on_value
+        self.loop.send(proxy, AskProxy(request_id=request_id, what=what))
+
+    def _proxy_replied(self, message: AskProxyReply, _sender: Address) -> None:
+        on_value = self._asking.pop(message.request_id, None)
+        if on_value is not None:
+            on_value(message.value)
 
     def _arrived(self, envelope: Any) -> None:
         self.loop.guarded(self._received, envelope.message, envelope.sender)
@@ -275,7 +288,9 @@ class Finder:
     """Follows a globally named actor through its deaths; all on the port's loop.
 
     ``on_found(address, process)`` is called for each new incarnation, ``on_lost()`` at its death.
-    Nobody else needs to announce a new one: asking for the name creates it.
+    Nobody else needs to announce a new one: asking for the name creates it. ``gates`` are the
+    admins to ask in turn, by default the system's own. Where hosts take turns in leading, an admin
+    makes no controller for whoever asks; then its host's proxy says which one it obeys.
     """
 
     def __init__(
@@ -284,23 +299,28 @@ class Finder:
         names: tuple[str, str],
         on_found: Callable[[Address, Process], None],
         on_lost: Callable[[], None] = lambda: None,
+        gates: Sequence[Address] = (),
     ) -> None:
         self._port = port
         self._names = names
         self._on_found = on_found
         self._on_lost = on_lost
+        self._gates: Sequence[Address | None] = gates or (None,)
         self._attempt = 0
         self._stopped = False
         self._unwatch: Callback = lambda: None
         self.found: tuple[Address, Process] | None = None
+        self.epoch = 0  # of the controller that was found, where that was told
 
     def start(self) -> None:
         """Look for the actor, again and again until it answers."""
         if self._stopped:
             return
         self._attempt += 1
-        attempt = self._attempt
-        self._port.locate(*self._names, lambda address: self._located(attempt, address))
+        attempt, gate = self._attempt, self._gates[self._attempt % len(self._gates)]
+        self._port.locate(*self._names, lambda address: self._located(address, gate), gate)
+        if self._names == CONTROLLER and attempt > 1:  # an admin may be slow to refuse
+            self._ask_proxy(gate)
         self._port.loop.call_later(FIND_RETRY_S, lambda: self._retry(attempt))
 
     def stop(self) -> None:
@@ -308,14 +328,44 @@ class Finder:
         self._stopped = True
         self._unwatch()
 
-    def _located(self, attempt: int, address: Address | None) -> None:
-        if attempt == self._attempt and address is not None:
-            self._port.identify(address, lambda _, process: self._identified(address, process))
+    def doubt(self) -> None:
+        """Look whether any proxy obeys a later controller than the one that was found."""
+        for gate in self._gates:
+            self._ask_proxy(gate)
 
-    def _identified(self, address: Address, process: Process) -> None:
+    def _located(self, address: Address | None, gate: Address | None) -> None:
         if self._stopped or self.found is not None:
             return
-        self.found = (address, process)
+        if address is not None:
+            self._port.identify(address, lambda _, process: self._identified(address, process, 0))
+        elif self._names == CONTROLLER:
+            self._ask_proxy(gate)
+
+    def _ask_proxy(self, gate: Address | None) -> None:
+        def located(proxy: Address | None) -> None:
+            if proxy is not None:
+                self._port.ask_proxy(proxy, "controller", self._told)
+
+        self._port.locate(*PROXY, located, gate)
+
+    def _told(self, known: tuple[Address, Process, int] | None) -> None:
+        if known is None:
+            return
+        address, process, epoch = known
+        if self.found is not None and self.found[1] == process:
+            self.epoch = max(self.epoch, epoch)
+        elif self.found is None or epoch > self.epoch:
+            self._port.identify(address, lambda _, who: self._identified(address, who, epoch))
+
+    def _identified(self, address: Address, process: Process, epoch: int) -> None:
+        if self._stopped:
+            return
+        if self.found is not None:
+            if epoch <= self.epoch or self.found[1] == process:
+                return
+            self._unwatch()
+            self._on_lost()
+        self.found, self.epoch = (address, process), epoch
         self._unwatch = self._port.loop.watch_process(process, self._exited, address)
         self._on_found(address, process)
 

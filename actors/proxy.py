@@ -21,6 +21,7 @@ from understudy.actors.control_messages import (
     ReplicaLost,
     TalliesReported,
 )
+from understudy.actors.following import Following
 from understudy.actors.loop import Outbox, Timer
 from understudy.actors.messages import (
     Address,
@@ -33,7 +34,6 @@ from understudy.actors.messages import (
     CompareAt,
     DetachCaller,
     FailedAnswer,
-    Process,
     QueriesFinished,
     RunQueries,
     SubmitQueries,
@@ -43,7 +43,6 @@ from understudy.actors.processes import is_alive
 from understudy.actors.unreachable import Unreachable
 from understudy.core import tickets
 from understudy.core.holders import SATURATED_S
-from understudy.core.long_poll import NOTHING_SEEN
 from understudy.core.routing import CANCELLED_STATUS, Router
 from understudy.core.tables import (
     BACKEND_PREFIX,
@@ -108,9 +107,7 @@ class Proxy(LoopActor):
         self._pickles: dict[str, bytes] = {}
         self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
         self._held: set[str] = set()  # the keys of its tables
-        self._told_by: Process | None = None  # the controller that its tables are of
-        self._seen = NOTHING_SEEN  # it holds everything up to this snapshot id
-        self._controller: Address | None = None
+        self._following = Following(self.loop)
         self._ready = False
         self._waiting: list[SubmitQueries] = []
         self._listen_timer: Timer | None = None
@@ -132,11 +129,16 @@ class Proxy(LoopActor):
             tickets.Starved: self._starved,
         }
 
+    @property
+    def _controller(self) -> Address | None:
+        return self._following.controller
+
     # --- Tables, by long poll -------------------------------------------------------------------
 
     def receiveMsg_MeetController(self, message: MeetController, _sender: Address) -> None:
         """Listen to this controller from now on, and beat for this host."""
-        self._controller = message.controller
+        if not self._following.meets(message):
+            return
         if self._beater is not None:
             self._beater.close()
         self._beater = beater_towards(
@@ -151,19 +153,15 @@ class Proxy(LoopActor):
 
     def receiveMsg_Changed(self, message: Changed, sender: Address) -> None:
         """Take newer tables; then tell the controller that they are held."""
-        if message.controller == self._told_by:
-            if message.upto < self._seen:
-                return  # a newer one has overtaken it
-        elif not message.complete:
-            return  # of a controller that is gone: each begins with all that there is
-        self._controller, self._told_by = sender, message.controller
+        if not self._following.takes(message, sender):
+            return
         snapshots = message.snapshots
         if message.complete:
             gone = dict.fromkeys(self._held - snapshots.keys(), (message.upto, None))
             snapshots = {**gone, **snapshots}
         for key, (_, table) in sorted(snapshots.items(), key=order_of_taking):
             self._take_table(key, table, time.monotonic())
-        self._seen = message.upto
+        self._following.seen = message.upto
         if not self._ready:
             self._begin_dispatch()
         self._listen()
@@ -193,7 +191,8 @@ class Proxy(LoopActor):
             self._listen_timer.cancel()
         self._listen_timer = self.loop.call_later(LISTEN_AGAIN_S, self._listen)
         if self._controller is not None:
-            listen = Listen(listener=self.process, host=self.settings.host_name, seen=self._seen)
+            seen = self._following.seen
+            listen = Listen(listener=self.process, host=self.settings.host_name, seen=seen)
             self.loop.send(self._controller, listen)
 
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
@@ -367,6 +366,7 @@ class Proxy(LoopActor):
         """Answer questions of the HTTP front."""
         answers: dict[str, Callable[[], Any]] = {
             "routes": self._router.routes,
+            "controller": self._following.known,
             "metrics": lambda: self._metrics.text(*self._router.load_by_endpoint()),
         }
         value = answers[message.what]() if message.what in answers else None

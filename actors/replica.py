@@ -26,6 +26,7 @@ from understudy.actors.control_messages import (
     StopReplica,
 )
 from understudy.actors.folders import Arrival
+from understudy.actors.following import Obedience
 from understudy.actors.logs import redirect_output, replica_log
 from understudy.actors.messages import Address
 from understudy.actors.port import Port
@@ -48,6 +49,7 @@ class Replica(LoopActor):
 
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""
+        self._obedience = Obedience(self.loop)
         self._controller: Address | None = None
         self._load_id: int | None = None  # the config's with which user code is loaded
         self._tag = ""  # known from the first order
@@ -114,6 +116,8 @@ class Replica(LoopActor):
         """Take an order of the controller; ports are reused, so it may be for a dead replica."""
         if self._tag not in {"", message.replica}:
             logger.warning("%s ignored an order for %s", self._tag, message.replica)
+            return False
+        if not self._obedience.accepts(message.epoch, controller):
             return False
         self._tag, self._controller = message.replica, controller
         return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.binding import read_binding
+from understudy.actors.binding import check_leaders, read_binding
 from understudy.actors.capacity import read_capacity
 from understudy.core.config import NO_LIMIT, HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
@@ -30,6 +30,7 @@ VARIABLES = {
     "UNDERSTUDY_TRANSPORT": "transport",
     "UNDERSTUDY_BIND": "bind",
     "UNDERSTUDY_JOIN": "join",
+    "UNDERSTUDY_LEADERS": "leaders",
     "UNDERSTUDY_KEY_FILE": "key_file",
     "UNDERSTUDY_HOST_NAME": "host_name",
     "UNDERSTUDY_TLS_CERT": "tls_cert",
@@ -70,7 +71,8 @@ class HostSettings:
     http: HTTPOptions = field(default_factory=HTTPOptions)
     transport: str = DEFAULT_TRANSPORT
     bind: str | None = None  # this host's address for other hosts; None when there are none
-    join: str | None = None  # HOST:PORT of the system whose convention to join
+    join: str | None = None  # HOST:PORT, or several with commas, of a cluster to join
+    leaders: str | None = None  # IP:PORT,IP:PORT in order, where several hosts may lead
     host_name: str = "localhost"  # by which status and placement know this host
     key_file: Path | None = None  # the cluster key, to be copied into the state dir
     tls_cert: Path | None = None  # PEM files, all three or none
@@ -85,14 +87,20 @@ class HostSettings:
     crash_before_checkpoint: float = 0.0
 
     @property
+    def own_dir(self) -> Path:
+        """The folder of what is this host's alone: part of a state dir that leaders share."""
+        own = self.state_dir / "hosts" / self.host_name
+        return own if self.leaders or own.is_dir() else self.state_dir
+
+    @property
     def logs_dir(self) -> Path:
         """The folder of all logs."""
-        return self.state_dir / "logs"
+        return self.own_dir / "logs"
 
     @property
     def run_dir(self) -> Path:
         """The folder of the records of running processes."""
-        return self.state_dir / "run"
+        return self.own_dir / "run"
 
     @property
     def store_dir(self) -> Path:
@@ -107,7 +115,7 @@ class HostSettings:
     @property
     def status_file(self) -> Path:
         """The status snapshot, beside the store."""
-        return self.state_dir / "status.json"
+        return self.own_dir / "status.json"
 
     @property
     def cluster_key(self) -> Path:
@@ -123,7 +131,19 @@ class HostSettings:
     @property
     def host_id_file(self) -> Path:
         """The file with what tells this host from another of its name."""
-        return self.state_dir / "host.id"
+        return self.own_dir / "host.id"
+
+    @property
+    def leader_addresses(self) -> tuple[str, ...]:
+        """IP:PORT of each host that may lead, in order; empty where only one may."""
+        return tuple(self.leaders.split(",")) if self.leaders else ()
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """HOST:PORT of each other host that may know who leads; empty on the only one."""
+        if self.leaders:
+            return tuple(each for each in self.leader_addresses if each != self.own_address)
+        return tuple(self.join.split(",")) if self.join else ()
 
     @property
     def own_address(self) -> str:
@@ -168,14 +188,18 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         if value is not None:
             values[name.replace("http_", "http.", 1) if name.startswith("http_") else name] = value
     http = {path[5:]: value for path, value in values.items() if path.startswith("http.")}
+    binding = read_binding(values)
+    admin_port = _admin_port(values)
+    if values.get("address") is None:  # else the port is of another host
+        check_leaders(binding, admin_port)
     return HostSettings(
         state_dir=Path(values.get("state_dir") or _default_state_dir(environ)).absolute(),
-        admin_port=_admin_port(values),
+        admin_port=admin_port,
         address=values.get("address"),
         host_name=_host_name(values),
         http=validated(HTTPOptions, http),
         transport=_transport(values),
-        **read_binding(values),
+        **binding,
         **read_capacity(values),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),

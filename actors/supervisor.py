@@ -49,6 +49,7 @@ class Supervisor:
         self._checkpoints = checkpoints
         self._records = records
         self._members = members
+        self._epoch = members.epoch
         self._find = find
         self._changed = changed
         self._stopping = False
@@ -93,7 +94,7 @@ class Supervisor:
             exception=message.exception,
         )
         if not known and message.state != "draining":
-            self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0))
+            self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))
         self._changed()
 
     def child_exited(self, address: Address) -> None:
@@ -131,7 +132,9 @@ class Supervisor:
             backend = self._cluster.backend_of(tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
             if self._is_here(tag):  # what is on other hosts goes on
-                self._loop.send(address, cm.StopReplica(replica=tag, drain_s=drain_s))
+                self._loop.send(
+                    address, cm.StopReplica(replica=tag, drain_s=drain_s, epoch=self._epoch)
+                )
 
     def any_alive(self) -> bool:
         """Tell whether the process of any replica of this host is still there."""
@@ -166,6 +169,7 @@ class Supervisor:
                 config=config_shown(release.config),
                 config_id=release.config_id,
                 working_dir=release.actor_options.get("working_dir") or "",
+                epoch=self._epoch,
             ),
         )
 
@@ -201,15 +205,18 @@ class Supervisor:
     def _reconfigure(self, effect: fx.Reconfigure) -> None:
         record = self._cluster.backends[effect.backend].record
         order = cm.ReconfigureReplica(
-            replica=effect.replica, config=config_shown(record.config), config_id=record.config_id
+            replica=effect.replica,
+            config=config_shown(record.config),
+            config_id=record.config_id,
+            epoch=self._epoch,
         )
         self._send(effect.replica, order)
 
     def _check(self, effect: fx.Check) -> None:
-        self._send(effect.replica, cm.CheckReplica(**effect._asdict()))
+        self._send(effect.replica, cm.CheckReplica(**effect._asdict(), epoch=self._epoch))
 
     def _stop(self, effect: fx.Stop) -> None:
-        self._send(effect.replica, cm.StopReplica(**effect._asdict()))
+        self._send(effect.replica, cm.StopReplica(**effect._asdict(), epoch=self._epoch))
 
     def _kill(self, effect: fx.Kill) -> None:
         process = self._processes.get(effect.replica)

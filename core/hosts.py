@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from understudy.core.cluster import Cluster
 
 HOST = "host"
+SUSPECT_S = 3.0  # the same for the host whose controller was succeeded
 EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
 
@@ -69,6 +70,7 @@ class Hosts:
         self._cluster = cluster
         self._own = own
         self.records = {name: record for name, record in records.items() if name != own}
+        self._own_record = records.get(own)
         self._states = dict.fromkeys(self.records, S.EXPECTED)
         self._running: dict[str, frozenset[str]] = {}  # replicas, as each host has reported
         self._look_at = now
@@ -94,6 +96,18 @@ class Hosts:
     def is_judged(self, name: str) -> bool:
         """Tell whether this host has joined, and is another one than the controller's."""
         return name in self._states
+
+    def note_own(self, record: HostRecord) -> None:
+        """Have the record of the controller's own host for one that will lead from elsewhere."""
+        if self._own_record != record:
+            self._own_record = record
+            self._cluster.save(HOST, record.name, record)
+
+    def suspect(self, name: str, now: float) -> None:
+        """Wait less long for a host than for others: a new controller leads because of it."""
+        if self._states.get(name) is S.EXPECTED:
+            self.liveness.forget(name)
+            self.liveness.expect(name, now, SUSPECT_S)
 
     # --- What is observed -----------------------------------------------------------------------
 

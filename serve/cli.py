@@ -100,7 +100,16 @@ def _cluster(function: F) -> F:
             "--key-file", metavar="PATH", help="The cluster's key, from a host that runs."
         ),
         click.option("--host-name", help="This host's name in the cluster [its own]."),
-        click.option("--join", metavar="HOST:PORT", help="A system to join; needs --bind."),
+        click.option(
+            "--join",
+            metavar="HOST:PORT,...",
+            help="The leaders of a cluster to join; needs --bind.",
+        ),
+        click.option(
+            "--leaders",
+            metavar="IP:PORT,...",
+            help="All hosts that may lead, in order; they share --state-dir.",
+        ),
         click.option(
             "--bind", metavar="A.B.C.D", help="This host's address for other hosts [none]."
         ),

@@ -105,11 +105,12 @@ class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  
 
     def _not_compatible(self, envelope: Any) -> Any:
         """Ask another host; the entry left behind made every later call for the name hang."""
-        result = super()._not_compatible(envelope)
-        for instance, waiting in list(self._pendingChildren.items()):
-            if waiting and waiting[0] is envelope:
-                del self._pendingChildren[instance]
-        return result
+        try:
+            return super()._not_compatible(envelope)
+        finally:  # also when there is no other host to ask, which it raises
+            for instance, waiting in list(self._pendingChildren.items()):
+                if waiting and waiting[0] is envelope:
+                    del self._pendingChildren[instance]
 
     def _activate(self) -> None:
         super()._activate()

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -103,8 +104,10 @@ class ClusterHost(Host):
     def __init__(self, cluster: Cluster, number: int, name: str) -> None:
         self.cluster, self.number = cluster, number
         self.label = "abcdefghij"[number]
-        self.state_dir = cluster.folder / self.label
-        logs.begin(self.state_dir / "logs")
+        self.leads = number < cluster.leaders
+        self.state_dir = cluster.folder / ("shared" if self.leads else self.label)
+        self.own_dir = self.state_dir / "hosts" / self.label if self.leads else self.state_dir
+        logs.begin(self.own_dir / "logs")
         super().__init__(name, f"{NETWORK}.{number + 1}")
         self.loads = self.another()
 
@@ -130,14 +133,18 @@ class ClusterHost(Host):
     def start(self, *flags: str, key_file: Path | None = None, **environ: str) -> str:
         """Start its system: the first host leads, the others join it."""
         args = ["start", "--bind", self.address, *flags]
-        if self.number:
+        leaders = [f"{NETWORK}.{n + 1}:1900" for n in range(self.cluster.leaders)]
+        if self.leads:
+            args += ["--leaders", ",".join(leaders)]
+        elif self.number:
             key_file = key_file or self.cluster.hosts[0].state_dir / "cluster.key"
-            args += ["--join", f"{NETWORK}.1:1900", "--key-file", str(key_file)]
+            join = ",".join(leaders or [f"{NETWORK}.1:1900"])
+            args += ["--join", join, "--key-file", str(key_file)]
         return self.check(*args, **environ)
 
     def log(self, name: str) -> str:
         """Return a log's text, "" when there is none."""
-        path = self.state_dir / "logs" / name
+        path = self.own_dir / "logs" / name
         return path.read_text(errors="replace") if path.exists() else ""
 
     def status(self) -> dict[str, Any]:
@@ -167,6 +174,12 @@ class ClusterHost(Host):
         """End all of its processes at once, as a crash of the machine would."""
         self.kill()
 
+    def freeze(self) -> Callable[[], None]:
+        """SIGSTOP all but what calls for the test; returns what undoes it."""
+        pids = set(self.pids()) - {self._process.pid, self.loads._process.pid}
+        self._signal(pids, signal.SIGSTOP)
+        return lambda: self._signal(pids, signal.SIGCONT)
+
     def reboot(self) -> None:
         """Have it come up again after a crash, with nothing running."""
         self.boot()
@@ -192,8 +205,9 @@ class ClusterHost(Host):
 class Cluster:
     """Hosts around a switch; use :func:`cluster_of`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, leaders: int = 0) -> None:
         self.folder = folder
+        self.leaders = leaders  # so many of the first hosts may lead; they share a state dir
         self.stem = f"understudy-{os.getpid()}-{next(_numbers)}"
         self.hosts: list[ClusterHost] = []
         self._namespaces: list[str] = []
@@ -265,9 +279,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster_of(count: int, folder: Path) -> Iterator[Cluster]:
+def cluster_of(count: int, folder: Path, leaders: int = 0) -> Iterator[Cluster]:
     """Make hosts a, b, c ...; skip where that cannot be done, but fail in CI."""
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, leaders)
     try:
         try:
             cluster.make(count)

@@ -1,0 +1,141 @@
+"""A host that may lead: makes the controller here when it is to lead, else follows another's.
+
+Theory of operation. A thread looks at the lease in the store, for a file system that hangs must not
+stop this process; core/leases.py makes of each look whether this host is to lead. If so, word is
+left from which epoch on (leading.py), and the controller is made by its name. Its end is decided on
+anew. A host that does not lead looks for the controller on the other hosts that may.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from thespian.actors import ActorAddress
+
+from understudy.actors.leading import read_lease, word_file
+from understudy.actors.messages import Address, Process
+from understudy.actors.port import CONTROLLER, Finder, ThreadPort
+from understudy.actors.settings import HostSettings
+from understudy.actors.transport.addresses import parse_address
+from understudy.core.leases import LOOK_S, Lease, Succession
+from understudy.persistence.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+LEADING_CONTROLLER = ("understudy.actors.controller.LeadingController", CONTROLLER[1])
+FIRST_S = 1.0  # for which who leads first of all looks whether another does, from another folder
+
+
+class Candidate:
+    """Has the face of a Finder for the controller; on the port's loop, but for what it says."""
+
+    def __init__(
+        self,
+        port: ThreadPort,
+        settings: HostSettings,
+        on_found: Callable[[Address, Process], None],
+        on_lost: Callable[[], None],
+        silent_s: Callable[[], float],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._on_found = on_found
+        self._on_lost = on_lost
+        self._silent_s = silent_s
+        rank = settings.leader_addresses.index(settings.own_address)
+        self._succession = Succession(settings.host_name, rank)
+        self._others = [ActorAddress(parse_address(gate)) for gate in settings.gates]
+        self._finder: Finder | None = None
+        self._stopped = threading.Event()
+        self._begun_at = time.monotonic()
+        self.leads = False
+
+    @property
+    def found(self) -> tuple[Address, Process] | None:
+        """The controller, and None while there is none."""
+        return None if self._finder is None else self._finder.found
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the controller that was found, 0 where it is not known."""
+        return 0 if self._finder is None else self._finder.epoch
+
+    @property
+    def never_led(self) -> bool:
+        """Whether nobody has ever led from this state dir, as far as is known; on any thread."""
+        return self._succession.seen.epoch == 0
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._watch, name="understudy-lease", daemon=True).start()
+
+    def stop(self) -> None:
+        """Decide nothing any more; from any thread."""
+        self._stopped.set()
+        if self._finder is not None:
+            self._finder.stop()
+
+    def doubt(self) -> None:
+        """Look whether others know of a later controller than the one that was found."""
+        if self._finder is not None and not self.leads:
+            self._finder.doubt()
+
+    def _watch(self) -> None:
+        trouble = ""
+        while not self._stopped.wait(LOOK_S):
+            try:
+                lease = read_lease(self._settings)
+            except (StoreError, ValueError) as error:
+                if str(error) != trouble:
+                    logger.warning("cannot see who leads: %s", error)
+                trouble = str(error)
+                continue
+            trouble = ""
+            self._port.loop.post(partial(self._looked, lease, time.monotonic()))
+
+    def _looked(self, lease: Lease, at: float) -> None:
+        if self._stopped.is_set():
+            return
+        leads = self._succession.look(lease, at, self._silent_s())
+        if lease.epoch == 0 and (self.found is not None or at - self._begun_at < FIRST_S):
+            leads = self.leads
+        if leads != self.leads or self._finder is None:
+            self._turn(leads=leads)
+        if self._finder is None:
+            self._begin(lease)
+
+    def _turn(self, *, leads: bool) -> None:
+        if leads != self.leads:
+            logger.warning("this host leads" if leads else "this host leads no more")
+        self.leads = leads
+        self._let_go()
+
+    def _let_go(self) -> None:
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.stop()
+            if finder.found is not None:
+                self._on_lost()
+
+    def _begin(self, lease: Lease) -> None:
+        if self.leads:
+            word_file(self._settings).write_text(str(lease.epoch), encoding="ascii")
+            self._finder = Finder(
+                self._port, LEADING_CONTROLLER, self._on_found, self._let_go_of_lost
+            )
+        else:
+            self._finder = Finder(
+                self._port, CONTROLLER, self._on_found, self._on_lost, self._others
+            )
+        self._finder.start()
+
+    def _let_go_of_lost(self) -> None:
+        """Have the next look decide whether there is to be another controller here."""
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.stop()
+            self._on_lost()

@@ -1,0 +1,66 @@
+"""Whom a proxy or a replica obeys: one controller, and never an earlier one again."""
+
+from __future__ import annotations
+
+from understudy.actors.control_messages import Changed, MeetController, Superseded
+from understudy.actors.loop import Loop
+from understudy.actors.messages import Address, Process
+from understudy.core.leases import Allegiance
+from understudy.core.long_poll import NOTHING_SEEN
+
+
+class Obedience:
+    """Refuses orders of controllers that have been succeeded, and tells them so."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._allegiance = Allegiance()
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that was heard of; 0 before, and where there is but one leader."""
+        return self._allegiance.epoch
+
+    def accepts(self, epoch: int, sender: Address) -> bool:
+        """Tell whether an order is to be obeyed; who gave one that is not hears of it."""
+        if self._allegiance.accepts(epoch):
+            return True
+        self._loop.send(sender, Superseded(epoch=self.epoch))
+        return False
+
+
+class Following:
+    """The controller that a proxy listens to, and up to what it holds that one's tables."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._obedience = Obedience(loop)
+        self._told_by: Process | None = None  # the controller that the tables are of
+        self._told_from: Address | None = None
+        self.seen = NOTHING_SEEN  # it holds everything up to this snapshot id
+        self.controller: Address | None = None
+
+    def meets(self, message: MeetController) -> bool:
+        """Listen to this controller from now on; False when it is one of before."""
+        if not self._obedience.accepts(message.epoch, message.controller):
+            return False
+        self.controller = message.controller
+        return True
+
+    def takes(self, message: Changed, sender: Address) -> bool:
+        """Tell whether these tables are to be taken, and follow whoever sent them if so."""
+        if not self._obedience.accepts(message.epoch, sender):
+            return False
+        if message.controller == self._told_by:
+            if message.upto < self.seen:
+                return False  # a newer one has overtaken it
+        elif not message.complete:
+            return False  # of a controller that is gone: each begins with all that there is
+        self.controller = self._told_from = sender
+        self._told_by = message.controller
+        return True
+
+    def known(self) -> tuple[Address, Process, int] | None:
+        """Return the controller whose tables are held, and its epoch, for who looks for it."""
+        if self._told_by is None:
+            return None
+        return self._told_from, self._told_by, self._obedience.epoch

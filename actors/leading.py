@@ -1,0 +1,111 @@
+"""The controller's lease, where several hosts may lead: had by word of its host, renewed, given up.
+
+Who decides that this host is to lead is candidate.py; it leaves word from which epoch on. The
+controller takes the store over from just that epoch, or not at all. From then on it does nothing
+while its term may be over, until the store has accepted a renewal, and ends when that is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+from understudy.actors.loop import Loop
+from understudy.actors.settings import HostSettings
+from understudy.core.leases import RENEW_S, Lease, Tenure
+from understudy.persistence.errors import StaleWriterError, StoreError
+from understudy.persistence.filesystem import FileStore
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "controller"
+STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
+
+
+def read_lease(settings: HostSettings) -> Lease:
+    """Return what the store says of who leads; raises StoreError. Blocks."""
+    epoch, written = FileStore.look(settings.store_dir, namespace=NAMESPACE)
+    lease = json.loads(written) if written else {}
+    if lease.get("epoch") != epoch:  # taken over, and not renewed yet
+        return Lease(epoch)
+    return Lease(epoch, lease["holder"], lease["number"])
+
+
+def store_id(settings: HostSettings) -> str:
+    """Return what tells the leaders' state dir from any other; "" where there is one leader."""
+    if not settings.leaders:
+        return ""
+    path = settings.state_dir / "shared.id"
+    if not path.exists():
+        temporary = path.with_name(f".shared.{secrets.token_hex(8)}")
+        temporary.write_text(secrets.token_hex(16), encoding="ascii")
+        with contextlib.suppress(FileExistsError):  # another host was quicker
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text(encoding="ascii")
+
+
+def word_file(settings: HostSettings) -> Path:
+    """Return the file with the epoch that this host's controller may follow on."""
+    return settings.run_dir / "leads.from"
+
+
+class Reign:
+    """The lease of one controller, from ``open`` to the end of its process."""
+
+    def __init__(self, settings: HostSettings, loop: Loop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._tenure = Tenure()
+        self._number = 0
+        self.former = ""  # the name of the host that led before
+
+    def open(self) -> FileStore:
+        """Take the store over, or end this process. Raises StoreError."""
+        self.former = read_lease(self._settings).holder
+        try:
+            after = int(word_file(self._settings).read_text(encoding="ascii"))
+            self._store = FileStore.open(self._settings.store_dir, namespace=NAMESPACE, after=after)
+        except FileNotFoundError:
+            self._step_down("this host has not been told to lead")
+        except StaleWriterError as error:
+            self._step_down(str(error))
+        self._renew_again()
+        return self._store
+
+    def may_act(self) -> bool:
+        """Tell whether this is the controller that acts; where it is not, its process ends."""
+        if self._tenure.is_over(time.monotonic()):
+            self.renew()
+        return not self._tenure.is_over(time.monotonic())
+
+    def renew(self) -> None:
+        """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
+        begun_at = time.monotonic()
+        self._number += 1
+        lease = {
+            "epoch": self._store.epoch,
+            "holder": self._settings.host_name,
+            "number": self._number,
+        }
+        try:
+            self._store.renew(json.dumps(lease).encode())
+        except StaleWriterError as error:
+            self._step_down(str(error))
+        except StoreError:
+            logger.exception("the lease could not be renewed")
+        else:
+            self._tenure.renewed(begun_at)
+
+    def _renew_again(self) -> None:
+        self.renew()
+        self._loop.call_later(RENEW_S, self._renew_again)
+
+    def _step_down(self, reason: str) -> None:
+        logger.warning("this controller steps down: %s", reason)
+        os._exit(STEPPED_DOWN)
