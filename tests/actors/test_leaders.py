@@ -1,0 +1,91 @@
+"""Leaders that cannot be: each is refused before it does harm, naming what and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.systems import RunningSystem, free_port
+from understudy.actors.settings import read_settings
+from understudy.core.errors import InvalidRequestError, StartError
+
+OWN, OTHER = "127.0.0.8", "127.0.0.9"
+
+
+@pytest.mark.parametrize(
+    ("leaders", "join", "told"),
+    [
+        ("10.0.0.1:1900,10.0.0.2", None, r"'10.0.0.2' is not IP:PORT"),
+        ("10.0.0.1:1900,two:1900", None, r"'two:1900' is not IP:PORT"),
+        ("10.0.0.1:1900,10.0.0.2:0", None, r"'10.0.0.2:0' is not IP:PORT"),
+        ("10.0.0.1:1900", None, r"expected two different hosts"),
+        ("10.0.0.1:1900,10.0.0.1:1900", None, r"expected two different hosts"),
+        ("10.0.0.2:1900,10.0.0.3:1900", None, r"this host, 10.0.0.1:1900, is not among them"),
+        ("10.0.0.1:1900,10.0.0.2:1900", "10.0.0.2:1900", r"and join='10.0.0.2:1900'"),
+    ],
+)
+def test_bad_lists_of_leaders_are_refused(leaders: str, join: str | None, told: str) -> None:
+    given = {"bind": "10.0.0.1", "leaders": leaders, "join": join, "state_dir": "/nowhere"}
+    with pytest.raises(InvalidRequestError, match=told):
+        read_settings({}, **given)
+
+
+def test_a_host_that_is_not_bound_cannot_lead(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="without --bind:1900, is not among them"):
+        read_settings({}, leaders="10.0.0.1:1900,10.0.0.2:1900", state_dir=str(tmp_path))
+
+
+def test_leaders_keep_what_is_theirs_apart_in_the_folder_that_they_share(tmp_path: Path) -> None:
+    given = {"leaders": "10.0.0.1:1900,10.0.0.2:1900", "state_dir": str(tmp_path)}
+    one = read_settings({}, bind="10.0.0.1", host_name="one", **given)
+    two = read_settings({}, bind="10.0.0.2", host_name="two", **given)
+    assert (one.store_dir, one.cluster_key) == (two.store_dir, two.cluster_key)
+    for each in ("run_dir", "logs_dir", "status_file", "host_id_file"):
+        assert getattr(one, each) != getattr(two, each)
+    assert one.gates == ("10.0.0.2:1900",)
+    one.run_dir.mkdir(parents=True)
+    command = read_settings({}, host_name="one", state_dir=str(tmp_path))
+    assert command.run_dir == one.run_dir  # `understudy stop` needs no --leaders
+
+
+def leader(tmp_path: Path, name: str, bind: str, port: int, **more: str) -> RunningSystem:
+    leaders = ",".join(sorted({f"{OWN}:{port}", f"{OTHER}:{port}"}, reverse=True))
+    return RunningSystem(
+        tmp_path,
+        UNDERSTUDY_BIND=bind,
+        UNDERSTUDY_ADMIN_PORT=str(port),
+        UNDERSTUDY_LEADERS=leaders,
+        UNDERSTUDY_HOST_NAME=name,
+        **more,
+    )
+
+
+def test_who_is_not_first_does_not_begin_alone_with_a_state_dir_nobody_led_from(
+    tmp_path: Path,
+) -> None:
+    alone = leader(tmp_path, "two", OWN, free_port())
+    with pytest.raises(StartError, match="nobody has led from the state dir") as refused:
+        alone.start()
+    told = str(refused.value)
+    first = alone.settings.leader_addresses[0]
+    assert first.startswith(OTHER)
+    assert f"cannot join {first}: nothing listens at its port" in told
+    assert f"start {first} first, or name the folder that all leaders share" in told
+    assert not alone.pids()
+
+
+def test_leaders_whose_state_dirs_are_not_one_folder_are_told_so(tmp_path: Path) -> None:
+    port = free_port()
+    first = leader(tmp_path / "one", "one", OTHER, port)
+    first.start()
+    try:
+        key = str(first.settings.cluster_key)
+        second = leader(tmp_path / "two", "two", OWN, port, UNDERSTUDY_KEY_FILE=key)
+        with pytest.raises(StartError, match="they hold different ids"):
+            second.start()
+        assert not second.pids()
+        assert first.status()["controller"]["host"] == "one"
+        assert [host["name"] for host in first.status()["hosts"]] == ["one"]
+    finally:
+        first.stop()

@@ -1,0 +1,156 @@
+"""The leader dies or is stopped: another of the leaders takes over, and only one ever acts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import WHO
+from tests.support.cluster import Cluster, ClusterHost, cluster_of
+from tests.support.systems import wait_until
+from understudy.actors.processes import command_line
+from understudy.core.errors import UnderstudyError
+
+TAKEOVER_S = 5.0  # the promise
+SLACK_S = 4.0  # what finding the new one, asking for the status, and a busy machine may add
+STOPPED_S = 8.0  # more than twice the lease
+ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
+
+
+@pytest.fixture
+def led(tmp_path: Path) -> Iterator[Cluster]:
+    """Three hosts, of which a and b may lead and share a folder, with a replica on each."""
+    with cluster_of(3, tmp_path, leaders=2) as cluster:
+        cluster.start()
+        cluster.deploy(WHO)
+        yield cluster
+
+
+def controllers(cluster: Cluster) -> list[str]:
+    """Return the host of every process that is a controller."""
+    return [
+        host.label
+        for host in cluster.hosts
+        for pid in host.pids()
+        if command_line(pid).startswith("understudy: controller")
+    ]
+
+
+def wait_for_leader(witness: ClusterHost, label: str, timeout_s: float) -> float:
+    """Wait until status names another controller's host; return how long that took."""
+    begun = time.monotonic()
+    witness.cluster.wait_for(
+        lambda: witness.status()["controller"]["host"] == label, timeout_s, f"{label} leads"
+    )
+    return time.monotonic() - begun
+
+
+def change_over_and_over(key: str, seconds: float) -> tuple[list[str], int]:
+    """Make endpoints by one client all the time; return those acknowledged. Called on a host."""
+    from understudy import serve  # noqa: PLC0415  # on the host
+
+    made: list[str] = []
+    failed = 0
+    with serve.Client.connect("10.77.0.3:1900", key_file=key) as client:
+        handle = client.get_handle("default#Who")
+        client.wait_for_goal(client.create_backend("mine", lambda _: "mine"), timeout_s=20)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            name = f"made-{len(made) + failed}"
+            try:
+                client.create_endpoint(name, backend="mine")
+                made.append(name)
+            except UnderstudyError:
+                failed += 1  # saved perhaps, but not acknowledged
+            assert handle.remote(None).result(timeout_s=20).startswith("default#Who#")
+        present = client.list_endpoints()
+    return [name for name in made if name not in present], len(made)
+
+
+def test_another_takes_over_from_the_last_acknowledged_change_and_no_get_fails(
+    led: Cluster,
+) -> None:
+    a, b, c = led.hosts
+    assert (c.hosts(), controllers(led)) == (ALL, ["a"])
+    key = str(a.state_dir / "cluster.key")
+    results: list[tuple[list[str], int]] = []
+    changing = c.another()
+    thread = threading.Thread(
+        target=lambda: results.append(changing.call(change_over_and_over, key, 12.0))
+    )
+    with b.load(connections=16) as end_at_b, c.load(connections=16) as end_at_c:
+        thread.start()
+        wait_until(lambda: "made-5" in c.status()["endpoints"], 20, "changes are made")
+        a.crash()
+        assert wait_for_leader(b, "b", 20) < TAKEOVER_S + SLACK_S
+        led.wait_for(lambda: c.hosts()["a"] == "LOST", 20, "its host is lost")
+        led.wait_for(lambda: len(c.replicas("default#Who")) == 3, 20, "it is replaced")
+        thread.join(60)
+        tallies = [end_at_b(), end_at_c()]
+    assert not [tally.failures for tally in tallies if tally.failures], tallies
+    ((lost, made),) = results
+    assert not lost
+    assert made > 5
+    assert controllers(led) == ["b"]
+    a.reboot()
+    a.start()
+    led.wait_for(lambda: a.hosts() == ALL, 20, "it is back, and follows")
+    assert controllers(led) == ["b"]
+    assert a.get("/")[0] == 200
+
+
+def test_a_leader_that_was_stopped_is_refused_and_steps_down(led: Cluster) -> None:
+    a, b, c = led.hosts
+    thaw = a.freeze()
+    try:
+        stopped_at = time.monotonic()
+        wait_for_leader(c, "b", 20)
+        led.wait_for(lambda: c.hosts()["a"] == "LOST", 20, "its host is lost")
+        led.wait_for(
+            lambda: (
+                len(c.replicas("default#Who")) == 3 and time.monotonic() - stopped_at > STOPPED_S
+            ),
+            40,
+            "it is replaced, and was stopped for long",
+        )
+        epoch = led.folder / "shared" / "store" / "controller" / "epoch"
+        before = epoch.read_bytes()
+    finally:
+        thaw()
+    led.wait_for(lambda: controllers(led) == ["b"], 10, "only one is left")
+    led.wait_for(lambda: c.hosts() == ALL and a.hosts() == ALL, 20, "it follows")
+    assert epoch.read_bytes() == before
+    said = a.log("controller.log")
+    assert "this controller steps down" in said
+    assert "now names another writer" in said
+    led.wait_for(lambda: len(b.replicas("default#Who")) == 3, 20, "no more than three run")
+    assert {host.get("/")[0] for host in led.hosts} == {200}
+
+
+def test_no_takeover_while_the_leader_lives_whatever_else_dies(led: Cluster) -> None:
+    a, b, c = led.hosts
+    pid = a.status()["controller"]["pid"]
+    a.call(_kill, pid)
+    led.wait_for(
+        lambda: c.status()["controller"]["pid"] != pid and c.hosts() == ALL, 20, "another began"
+    )
+    assert c.status()["controller"]["host"] == "a"
+    b.cut()  # it still reaches the folder, and sees that the lease is renewed
+    led.wait_for(lambda: c.hosts()["b"] == "LOST", 20, "it is lost")
+    end = time.monotonic() + 5  # longer than the lease
+    while time.monotonic() < end:
+        assert set(controllers(led)) == {"a"}
+    b.heal()
+    led.wait_for(lambda: c.hosts() == ALL, 20, "it is back")
+    assert controllers(led) == ["a"]
+
+
+def _kill(pid: int) -> None:
+    import os  # noqa: PLC0415  # on the host
+    import signal  # noqa: PLC0415
+
+    os.kill(pid, signal.SIGKILL)
