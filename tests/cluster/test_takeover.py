@@ -49,8 +49,11 @@ def wait_for_leader(witness: ClusterHost, label: str, timeout_s: float) -> float
     return time.monotonic() - begun
 
 
-def change_over_and_over(key: str, seconds: float) -> tuple[list[str], int]:
-    """Make endpoints by one client all the time; return those acknowledged. Called on a host."""
+def change_over_and_over(key: str, enough: Path) -> tuple[list[str], int]:
+    """Make endpoints by one client until a file is there; tell of those acknowledged.
+
+    Returns which of them are gone, and how many they were. Called on a host.
+    """
     from understudy import serve  # noqa: PLC0415  # on the host
 
     made: list[str] = []
@@ -58,8 +61,7 @@ def change_over_and_over(key: str, seconds: float) -> tuple[list[str], int]:
     with serve.Client.connect("10.77.0.3:1900", key_file=key) as client:
         handle = client.get_handle("default#Who")
         client.wait_for_goal(client.create_backend("mine", lambda _: "mine"), timeout_s=20)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while not enough.exists():
             name = f"made-{len(made) + failed}"
             try:
                 client.create_endpoint(name, backend="mine")
@@ -78,17 +80,18 @@ def test_another_takes_over_from_the_last_acknowledged_change_and_no_get_fails(
     assert (c.hosts(), controllers(led)) == (ALL, ["a"])
     key = str(a.state_dir / "cluster.key")
     results: list[tuple[list[str], int]] = []
-    changing = c.another()
+    changing, enough = c.another(), led.folder / "enough"
     thread = threading.Thread(
-        target=lambda: results.append(changing.call(change_over_and_over, key, 12.0))
+        target=lambda: results.append(changing.call(change_over_and_over, key, enough))
     )
+    thread.start()
+    wait_until(lambda: "made-5" in c.status()["endpoints"], 60, "changes are made")
     with b.load(connections=16) as end_at_b, c.load(connections=16) as end_at_c:
-        thread.start()
-        wait_until(lambda: "made-5" in c.status()["endpoints"], 20, "changes are made")
         a.crash()
         assert wait_for_leader(b, "b", 20) < TAKEOVER_S + SLACK_S
         led.wait_for(lambda: c.hosts()["a"] == "LOST", 20, "its host is lost")
         led.wait_for(lambda: len(c.replicas("default#Who")) == 3, 20, "it is replaced")
+        enough.touch()
         thread.join(60)
         tallies = [end_at_b(), end_at_c()]
     assert not [tally.failures for tally in tallies if tally.failures], tallies

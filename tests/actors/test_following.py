@@ -1,0 +1,56 @@
+"""Whom a process obeys: the controller of the latest epoch, and no earlier one again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.actors.control_messages import Changed, MeetController, Superseded
+from understudy.actors.following import Following, Obedience
+from understudy.actors.messages import Process
+
+OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
+
+
+class FakeLoop:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    def send(self, target: str, message: Any) -> None:
+        self.sent.append((target, message))
+
+
+def changed(by: Process, epoch: int, upto: int = 1, *, complete: bool = True) -> Changed:
+    return Changed(controller=by, snapshots={}, upto=upto, complete=complete, epoch=epoch)
+
+
+def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later_epoch() -> None:
+    loop: Any = FakeLoop()
+    obedience = Obedience(loop)
+    assert obedience.accepts(3, "old")
+    assert obedience.accepts(4, "new")
+    assert not obedience.accepts(3, "old")
+    assert loop.sent == [("old", Superseded(epoch=4))]
+    assert obedience.accepts(0, "one that leads alone")
+
+
+def test_tables_are_taken_of_the_latest_controller_only() -> None:
+    loop: Any = FakeLoop()
+    following = Following(loop)
+    assert following.known() is None
+    assert following.takes(changed(OLD, 1), "old")
+    assert following.known() == ("old", OLD, 1)
+    assert following.takes(changed(NEW, 2), "new")
+    assert not following.takes(changed(OLD, 1, upto=9), "old")
+    assert not following.meets(MeetController(controller="old", process=OLD, epoch=1))
+    assert loop.sent == [("old", Superseded(epoch=2))] * 2
+    assert (following.controller, following.known()) == ("new", ("new", NEW, 2))
+
+
+def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_taken() -> None:
+    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    assert not following.takes(changed(OLD, 0, complete=False), "old")
+    assert following.takes(changed(OLD, 0, upto=5), "old")
+    following.seen = 5
+    assert not following.takes(changed(OLD, 0, upto=4), "old")
+    assert not following.takes(changed(NEW, 0, upto=6, complete=False), "new")
+    assert following.takes(changed(OLD, 0, upto=6, complete=False), "old")
