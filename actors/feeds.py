@@ -172,7 +172,7 @@ class Feed:
     def _put(self, part: StreamPart) -> None:
         assert self._wanted is not None
         wanted, address = self._wanted
-        self._window.sent(part)
+        self._window.sent(cost(part))
         if self._kept is not None:
             self._kept.append(part)
             self._kept_size += cost(part)

@@ -48,7 +48,7 @@ from understudy.actors.messages import (
 )
 from understudy.actors.port import Port
 from understudy.actors.query_client import CallerClient
-from understudy.actors.streams import Parts, Sender, joined
+from understudy.actors.streams import MOST_JOINED, Parts, Sender
 from understudy.actors.user_code import Reply, UserCode
 from understudy.core.closing import RESTARTING, close_frame
 from understudy.core.errors import error_status
@@ -296,13 +296,17 @@ class Queries:
         self._streams[run.stream_key] = run
         self._tell(run.proxy, ("begun", assignment.ticket))
         self._put(begun, run)
-        return Sender(assignment.query.id, lambda part: self._put(part, run))
+        return Sender(
+            assignment.query.id, lambda part: self._put(part, run), self._loop.at_turn_end
+        )
 
     def answered(self, run: Run, answer: Answer) -> None:
         """Send an answer, if anybody wants it."""
         if run.assignment.compare:
             self._comparisons.answered(run.proxy, self._backend, run.assignment, answer)
         if run.assignment.caller is not None and not run.is_delivered:
+            if run.sender is not None:
+                run.sender.flush()
             self.undelivered += 1
             self._put(answer, run)
 
@@ -333,7 +337,7 @@ class Queries:
         if outbox is None:
             outbox = self._make_answers(caller, run.assignment.caller)
             self._add(self._answers, caller, outbox)
-        outbox.put((item, run), GATHERED_PARTS if isinstance(item, StreamPart) else GATHERED)
+        outbox.put((item, run), _gathered(item))
 
     def _make_answers(self, caller: str, address: Address) -> Outbox:
         return Outbox(
@@ -341,7 +345,7 @@ class Queries:
             address,
             lambda items: AnswerQueries(
                 incarnation=caller,
-                answers=tuple([travelling(item) for item in joined([item for item, _ in items])]),
+                answers=tuple([travelling(item) for item, _ in items]),
             ),
             on_sent=self._delivered,
             on_failed=partial(self._undeliverable, caller),
@@ -409,6 +413,13 @@ def _status(answer: Answer) -> int:
     if isinstance(answer, HttpAnswer | StreamEnded):
         return answer.status
     return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
+
+
+def _gathered(item: _Item) -> int:
+    """Return with how many items this one leaves before the end of the turn."""
+    if not isinstance(item, StreamPart):
+        return GATHERED
+    return 1 if item.parts >= MOST_JOINED else GATHERED_PARTS
 
 
 def _weigh(item: tuple[_Item, Run]) -> int:

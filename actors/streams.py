@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from time import monotonic
+from typing import Protocol
 
 from understudy.actors.messages import (
     END,
@@ -29,7 +30,13 @@ from understudy.actors.messages import (
 WINDOW = 256 * 1024
 MAX_PART = 64 * 1024
 COME_ROUND_S = 0.002
-PART_COST = 256  # what a part costs beside its bytes, so that empty ones are bounded too
+# What a part costs beside its bytes, so that empty ones are bounded too; less when it is joined to
+# another, after which only its bytes are left of it.
+PART_COST = 256
+JOINED_COST = 48
+# So many are joined at most: each message wakes its receiver, and that costs more than the parts.
+# What was made in a turn of the loop leaves at its end anyway, after COME_ROUND_S at most.
+MOST_JOINED = 256
 
 
 class StreamFailedError(Exception):
@@ -48,9 +55,14 @@ class Window:
         self._is_closed = False
         self._waiting: asyncio.Future[None] | None = None
 
-    def sent(self, part: StreamPart) -> None:
-        """Count a part that was sent."""
-        self._ahead += cost(part)
+    @property
+    def is_open(self) -> bool:
+        """Return whether more may be sent now."""
+        return self._ahead < WINDOW and not self._is_closed
+
+    def sent(self, size: int) -> None:
+        """Count what was sent."""
+        self._ahead += size
 
     def taken(self, size: int) -> None:
         """Count what the other end has taken."""
@@ -82,11 +94,23 @@ class Window:
 
 
 class Sender:
-    """The replica's end of an answer, on user code's loop; ``put`` sends an item to the caller."""
+    """The replica's end of an answer, on user code's loop; ``put`` sends an item to the caller.
 
-    def __init__(self, query_id: int, put: Callable[[StreamPart], None]) -> None:
+    What is made in one turn of the loop leaves joined, at its end; ``at_turn_end`` calls back then.
+    """
+
+    def __init__(
+        self,
+        query_id: int,
+        put: Callable[[StreamPart], None],
+        at_turn_end: Callable[[Callable[[], None]], object],
+    ) -> None:
         self._query_id = query_id
         self._put = put
+        self._at_turn_end = at_turn_end
+        self._gathered: list[bytes] = []
+        self._gathered_size = 0
+        self._flush_due = False
         self._window = Window()
         self._came_round_at = 0.0
         self.taken = self._window.taken
@@ -98,14 +122,40 @@ class Sender:
         What was sent leaves when the loop comes round, so a generator that awaits nothing else
         must await that now and then.
         """
-        for part in pieces(self._query_id, data, ends):
-            self._put(part)
-            self._window.sent(part)
-            await self._window.room()
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._came_round_at > COME_ROUND_S:
+        if ends == MORE and len(data) < MAX_PART:
+            self._gather(data)
+            if not self._window.is_open:
+                await self._window.room()
+        else:
+            self.flush()
+            for part in pieces(self._query_id, data, ends):
+                self._put(part)
+                self._window.sent(cost(part))
+                await self._window.room()
+        if monotonic() - self._came_round_at > COME_ROUND_S:
             await asyncio.sleep(0)
-            self._came_round_at = loop.time()
+            self._came_round_at = monotonic()
+
+    def flush(self) -> None:
+        """Put what has gathered, before anything else is put for this query."""
+        gathered, self._gathered, self._gathered_size = self._gathered, [], 0
+        if gathered:
+            self._put(StreamPart(self._query_id, b"".join(gathered), MORE, len(gathered)))
+
+    def _gather(self, data: bytes) -> None:
+        size = len(data)
+        if self._gathered_size + size > MAX_PART or len(self._gathered) >= MOST_JOINED:
+            self.flush()
+        self._window.sent(size + (JOINED_COST if self._gathered else PART_COST))
+        self._gathered.append(data)
+        self._gathered_size += size
+        if not self._flush_due:
+            self._flush_due = True
+            self._at_turn_end(self._turn_ended)
+
+    def _turn_ended(self) -> None:
+        self._flush_due = False
+        self.flush()
 
 
 def pieces(number: int, data: bytes, ends: int) -> Iterator[StreamPart]:
@@ -123,34 +173,7 @@ def pieces(number: int, data: bytes, ends: int) -> Iterator[StreamPart]:
 
 def cost(part: StreamPart) -> int:
     """Return what a part counts for in the window."""
-    return len(part.data) + PART_COST * part.parts
-
-
-def joined(items: list[Any]) -> list[Any]:
-    """Join small parts that follow each other: one costs as much on its way as all of them."""
-    found: list[Any] = []
-    parts: list[StreamPart] = []
-    size = 0
-    for item in items:
-        small = isinstance(item, StreamPart) and item.ends == MORE
-        if parts and not (
-            small and item.query_id == parts[0].query_id and size + len(item.data) <= MAX_PART
-        ):
-            found.append(_join(parts))
-            parts, size = [], 0
-        if small:
-            parts.append(item)
-            size += len(item.data)
-        else:
-            found.append(item)
-    return [*found, _join(parts)] if parts else found
-
-
-def _join(parts: list[StreamPart]) -> StreamPart:
-    if len(parts) == 1:
-        return parts[0]
-    data = b"".join([part.data for part in parts])
-    return StreamPart(parts[0].query_id, data, MORE, sum(part.parts for part in parts))
+    return len(part.data) + PART_COST + JOINED_COST * (part.parts - 1)
 
 
 class Parts:

@@ -142,7 +142,7 @@ class _LocalReply(Reply):
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Give who asked the stream that it is answered with."""
         self._stream = stream = ValueStream(self, self._on_loop)
-        self._sender = Sender(self.key, stream.arrived)
+        self._sender = Sender(self.key, stream.arrived, self._user_code.loop.call_soon)
         self._pending.answered(stream)
 
     async def send(self, data: bytes, ends: int = MORE) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.actors.messages import (
-    END,
+    BINARY,
+    MORE,
     FailedAnswer,
     Process,
     StreamBegun,
@@ -20,36 +21,43 @@ from understudy.actors.messages import (
 )
 from understudy.actors.streams import (
     COME_ROUND_S,
+    JOINED_COST,
     MAX_PART,
+    MOST_JOINED,
     PART_COST,
     WINDOW,
     Sender,
     Stream,
     StreamFailedError,
     cost,
-    joined,
 )
 
 BEGUN = StreamBegun(1, 200, (), Process(1, 1, "x"))
 
 
 class Joined:
-    """A sender and a stream; what is put travels when it is carried."""
+    """A sender and a stream; a turn ends, and what is put travels, when it is carried."""
 
     def __init__(self) -> None:
         self.on_the_way: list[Any] = []
+        self.at_turn_end: list[Any] = []
         self.most = 0
         self.stopped = 0
-        self.sender = Sender(1, self.on_the_way.append)
+        self.sender = Sender(1, self.on_the_way.append, self.at_turn_end.append)
         self.taken = self.sender.taken
         self.stream = Stream(BEGUN, self)
 
     def stop(self) -> None:
         self.stopped += 1
 
+    def end_turn(self) -> None:
+        while self.at_turn_end:
+            self.at_turn_end.pop()()
+
     def carry(self) -> None:
+        self.end_turn()
         self.most = max(self.most, sum(len(part.data) for part in self.on_the_way))
-        for part in joined(self.on_the_way):
+        for part in self.on_the_way:
             self.stream.arrived(part)
         self.on_the_way.clear()
 
@@ -105,12 +113,14 @@ def test_many_empty_looking_parts_are_bounded_too() -> None:
                 await joined.sender.send(b".")
 
         making = asyncio.create_task(make())
-        for _ in range(WINDOW // PART_COST):  # it lets the loop come round now and then
+        for _ in range(WINDOW // JOINED_COST):  # it lets the loop come round now and then
             await asyncio.sleep(0)
+        joined.end_turn()
         making.cancel()
-        return len(joined.on_the_way)
+        assert WINDOW <= sum(map(cost, joined.on_the_way)) < WINDOW + PART_COST + 1
+        return sum(part.parts for part in joined.on_the_way)
 
-    assert asyncio.run(run()) == -(-WINDOW // (PART_COST + 1))
+    assert asyncio.run(run()) <= WINDOW // JOINED_COST
 
 
 def test_what_arrived_before_a_failure_is_given_first() -> None:
@@ -146,27 +156,43 @@ def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
     asyncio.run(run())
 
 
-def test_small_parts_that_follow_each_other_travel_as_one_and_count_as_all() -> None:
-    one, two = StreamPart(1, b"a"), StreamPart(1, b"bc")
-    other, end, large = StreamPart(2, b"d"), StreamPart(2, b"", END), StreamPart(1, b"x" * MAX_PART)
-    found = joined([one, two, other, end, one, large, two])
-    assert [part.data for part in found] == [b"abc", b"d", b"", b"a", large.data, b"bc"]
-    assert [part.query_id for part in found] == [1, 2, 2, 1, 1, 1]
-    assert cost(found[0]) == cost(one) + cost(two)
-    assert found[2] is end
+def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them() -> None:
+    async def run() -> list[StreamPart]:
+        joined = Joined()
+        for data, ends in ((b"a", MORE), (b"bc", MORE), (b"d", BINARY), (b"e", MORE)):
+            await joined.sender.send(data, ends)
+        await joined.sender.send(b"f" * MAX_PART)
+        await joined.sender.send(b"g")
+        joined.end_turn()
+        await joined.sender.send(b"h")
+        joined.sender.flush()
+        joined.end_turn()
+        assert sum(map(cost, joined.on_the_way)) == joined.sender._window._ahead
+        return joined.on_the_way
+
+    found = asyncio.run(run())
+    assert [part.data for part in found] == [b"abc", b"d", b"e", b"f" * MAX_PART, b"g", b"h"]
+    assert found[:2] == [StreamPart(1, b"abc", parts=2), StreamPart(1, b"d", BINARY)]
 
 
-def test_what_is_not_a_part_stays_where_it_is_between_them() -> None:
-    part, ended = StreamPart(1, b"a"), StreamEnded(1, 200)
-    assert joined([BEGUN, part, part, ended]) == [BEGUN, StreamPart(1, b"aa", parts=2), ended]
-    assert joined([]) == []
+def test_joined_parts_are_bounded_in_number_and_size() -> None:
+    async def run() -> list[StreamPart]:
+        joined = Joined()
+        for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_PART // 2)] * 3):
+            await joined.sender.send(data)
+        joined.end_turn()
+        return joined.on_the_way
+
+    found = asyncio.run(run())
+    assert [part.parts for part in found] == [MOST_JOINED, 2, 2]
+    assert max(len(part.data) for part in found) <= MAX_PART
 
 
 def test_a_generator_that_computes_and_awaits_nothing_lets_its_parts_leave() -> None:
     async def run() -> list[int]:
         sent: list[StreamPart] = []
         seen: list[int] = []
-        sender = Sender(1, sent.append)
+        sender = Sender(1, sent.append, lambda callback: callback())
 
         async def watch() -> None:
             while len(sent) < 5:

@@ -32,7 +32,7 @@ class Joined:
         self.told = 0
         self.messages = 0  # back to the sender
         self.stops = 0
-        self.sender = Sender(1, self.wire.append)
+        self.sender = Sender(1, self.wire.append, lambda callback: callback())
         self.stream = ValueStream(self, lambda callback: callback())
 
     def taken(self, size: int) -> None:
