@@ -59,15 +59,13 @@ class OpenTickets:
     def limit(self, ticket: Ticket, table: BackendTable) -> None:
         """Set a ticket's deadline, where its query or its backend has one; the first set stays.
 
-        A client may say how long it waits, and that counts. What a call through a handle has is
-        what is left to the query that made it, which is no reason to wait any longer.
+        The shorter of both holds: a query's is how long its caller waits, a backend's how long an
+        answer of it may take, and neither is a reason to go on past the other.
         """
         timeout_s = ticket.query.timeout_s
         own_s = table.request_timeout_s
-        if timeout_s is None:
+        if timeout_s is None or (own_s is not None and own_s < timeout_s):
             timeout_s = own_s
-        elif own_s is not None and not ticket.query.http_method:
-            timeout_s = min(timeout_s, own_s)
         if timeout_s is not None and ticket.deadline_at is None:
             self.deadlines.set(ticket, ticket.submitted_at + timeout_s)
 

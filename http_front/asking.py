@@ -30,7 +30,7 @@ class Ask(Protocol):
 
 
 class Asker:
-    """Has requests answered by the router's replicas; ``timeout_s`` where they do not say."""
+    """Has requests answered by the router's replicas, within ``timeout_s`` at most."""
 
     def __init__(self, timeout_s: float | None, dispatcher: Dispatcher) -> None:
         self._timeout_s = timeout_s
@@ -65,12 +65,16 @@ class Asker:
             "" if call_method is None else parse_call_method(call_method),
             beside(pickle.dumps(http_call(exchange), 5)),
             exchange.request_id,
-            self._timeout_s if timeout is None else parse_timeout(timeout),
+            self._timeout_s if timeout is None else self._shorter(parse_timeout(timeout)),
             None,
             None if shard_key is None else parse_text(shard_key),
             multiplexed_model_id="" if model_id is None else parse_text(model_id),
             follows=follows,
         )
+
+    def _shorter(self, timeout_s: float) -> float:
+        """Return how long an answer may take whose client would wait for ``timeout_s``."""
+        return timeout_s if self._timeout_s is None else min(timeout_s, self._timeout_s)
 
 
 def http_call(exchange: Exchange) -> HttpCall:

@@ -90,7 +90,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wire]:
     """Give a system with a body limit, and two deployments: a small one with a time limit."""
     state = tmp_path_factory.mktemp("state")
-    with running_system(state, UNDERSTUDY_HTTP_MAX_BODY_BYTES=str(LIMIT)) as running:
+    limits = {
+        "UNDERSTUDY_HTTP_MAX_BODY_BYTES": str(LIMIT),
+        "UNDERSTUDY_HTTP_REQUEST_TIMEOUT_S": "240",
+    }
+    with running_system(state, **limits) as running:
         deploy(running, serve.deployment(Row).bind(str(folder)), "row", "/row")
         small = serve.deployment(
             name="Small", request_timeout_s=1.0, max_ongoing_requests=1, max_queued_requests=1
@@ -118,9 +122,20 @@ def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire: Wir
 
 
 def test_past_the_time_limit_is_408(wire: Wire) -> None:
-    assert wire.ask("/small/hang").status == 408
     assert wire.ask("/row/hang", "X-Request-Timeout-Seconds: 0.2").status == 408
     assert wire.ask("/row/x", "X-Request-Timeout-Seconds: soon").status == 400
+
+
+@pytest.mark.parametrize(
+    ("header", "limit"),
+    [((), b"1 s"), (("600",), b"1 s"), (("1e9",), b"1 s"), (("0.2",), b"0.2 s")],
+)
+def test_the_shortest_of_header_deployments_and_hosts_time_limit_holds(
+    wire: Wire, header: tuple[str, ...], limit: bytes
+) -> None:
+    reply = wire.ask("/small/hang", *(f"X-Request-Timeout-Seconds: {each}" for each in header))
+    assert reply.status == 408
+    assert limit in reply.body
 
 
 def test_above_the_queue_limit_is_503_at_once_with_when_to_come_back(

@@ -229,27 +229,24 @@ def test_a_queued_query_past_its_time_is_dropped() -> None:
 def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None:
     made = router(backend("r1", limit=1, request_timeout_s=1.0))
     ticket = submit(made, 1)[0].ticket
-    submit(made, 2, timeout_s=60.0, http_method="GET")
     effects = made.expire(1.0)
     assert [type(effect) for effect in effects] == [Refuse, Cancel]
+    submit(made, 2, now=2.5)
     assert load(made) == {"b": (1, 1)}
     effects = made.finished("r1", [(ticket.number, 499)], 3.0)
     assert effects[0] == Ended("e", "b", 408, 3.0)
     assert assigned(effects) == [("r1", 2)]
 
 
-def test_a_clients_own_time_limit_counts_before_the_backends() -> None:
-    made = router(backend("r1", request_timeout_s=1.0))
-    submit(made, 1, timeout_s=5.0, http_method="GET")
-    assert made.next_deadline_at() == 5.0
-
-
-@pytest.mark.parametrize(("left", "deadline"), [(5.0, 1.0), (0.5, 0.5), (None, 1.0)])
-def test_a_call_has_the_smaller_of_what_its_query_has_left_and_the_backends(
-    left: float | None, deadline: float
+@pytest.mark.parametrize("http_method", ["GET", ""])
+@pytest.mark.parametrize(
+    ("asked", "own", "deadline"), [(5.0, 1.0, 1.0), (0.5, 1.0, 0.5), (None, 1.0, 1.0), (2, None, 2)]
+)
+def test_a_request_or_call_has_the_shorter_of_its_own_limit_and_the_backends(
+    http_method: str, asked: float | None, own: float | None, deadline: float
 ) -> None:
-    made = router(backend("r1", request_timeout_s=1.0))
-    submit(made, 1, timeout_s=left)
+    made = router(backend("r1", request_timeout_s=own))
+    submit(made, 1, timeout_s=asked, http_method=http_method)
     assert made.next_deadline_at() == deadline
 
 

@@ -111,11 +111,14 @@ def test_any_other_error_of_the_dispatcher_is_500_without_its_text(app, caplog):
     assert "secret" in caplog.text
 
 
-@pytest.mark.parametrize("value", [b"0.5", b"3", b"1e2"])
-def test_the_timeout_header_is_passed_on(app, value):
-    app.rebuild(request_timeout_s=7)
+@pytest.mark.parametrize(
+    ("own", "value", "timeout_s"),
+    [(None, b"1e2", 100), (7, b"0.5", 0.5), (7, b"3", 3), (7, b"1e2", 7)],
+)
+def test_the_timeout_header_shortens_the_servers_and_never_lengthens_it(app, own, value, timeout_s):
+    app.rebuild(request_timeout_s=own)
     app.ask(headers=(HOST, (b"x-request-timeout-seconds", value)))
-    assert app.dispatcher.asked[0].timeout_s == float(value)
+    assert app.dispatcher.asked[0].timeout_s == timeout_s
 
 
 @pytest.mark.parametrize("value", [b"soon", b"0", b"-1", b"nan", b"inf", b""])
