@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from understudy.actors.loop import Callback, Loop, Outbox
+from understudy.actors.loop import Callback, Loop, Outbox, Outboxes
 from understudy.actors.messages import (
     END,
     MORE,
@@ -33,7 +33,6 @@ from understudy.core.errors import ReplicaUnavailableError
 
 KEPT = WINDOW + 2 * MAX_PART  # more than can be sent to a replica that takes nothing
 DEATH_S = 1.0  # by when a process whose connection has broken is known to be dead
-MAX_OUTLETS = 64  # before idle ones are dropped
 
 
 class Outlets:
@@ -42,7 +41,7 @@ class Outlets:
     def __init__(self, loop: Loop, process: Process) -> None:
         self._loop = loop
         self._process = process
-        self._outboxes: dict[str, Outbox] = {}  # by the replica's incarnation
+        self._outboxes = Outboxes()  # by the replica's incarnation
 
     def put(
         self, replica: str, address: Address, item: tuple[Feed | None, StreamPart | int]
@@ -50,9 +49,6 @@ class Outlets:
         """Send a part, or the number of what is to be stopped."""
         outbox = self._outboxes.get(replica)
         if outbox is None:
-            if len(self._outboxes) >= MAX_OUTLETS:
-                for known in [each for each, old in self._outboxes.items() if old.is_idle]:
-                    del self._outboxes[known]
             outbox = self._outboxes[replica] = self._make(replica, address)
         outbox.put(item)
 

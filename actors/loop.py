@@ -39,6 +39,7 @@ GATHERED = 8
 GATHERED_PARTS = 64  # of streams, which cost their receiver little: half the CPU of 8
 MAX_BATCH_BYTES = 1_000_000  # a message occupies its connection for as long as it takes
 MAX_BYTES_UNDER_WAY = 8_000_000  # to one target
+MAX_OUTBOXES = 256  # before idle ones are dropped
 
 
 class Transport(Protocol):
@@ -206,6 +207,10 @@ class Loop:
             self.guarded(self._posted.popleft())
 
 
+def nothing() -> None:
+    """Stand in for a callback."""
+
+
 def _outcome(callback: Callback | None) -> Callable[[Any, Any], None] | None:
     return None if callback is None else lambda _result, _intent: callback()
 
@@ -301,3 +306,16 @@ class Outbox:
             callback(items)
         if not self._flush_due:  # else the rest of this turn goes along
             self._flush()
+
+
+class Outboxes(dict[str, Outbox]):
+    """Outboxes by the incarnation of their target, of whose death nobody may tell.
+
+    Before there are over MAX_OUTBOXES, those that are idle are dropped.
+    """
+
+    def __setitem__(self, incarnation: str, outbox: Outbox) -> None:
+        if len(self) >= MAX_OUTBOXES:
+            for known in [each for each, old in self.items() if old.is_idle]:
+                del self[known]
+        super().__setitem__(incarnation, outbox)

@@ -23,7 +23,7 @@ from understudy.actors.control_messages import MeetProxy
 from understudy.actors.dispatch import Caller
 from understudy.actors.feeds import Inflows
 from understudy.actors.large_bytes import travelling
-from understudy.actors.loop import GATHERED, GATHERED_PARTS, Outbox, Timer
+from understudy.actors.loop import GATHERED, GATHERED_PARTS, Outbox, Outboxes, Timer
 from understudy.actors.messages import (
     END,
     MORE,
@@ -54,7 +54,6 @@ from understudy.core.closing import RESTARTING, close_frame
 from understudy.core.errors import error_status
 from understudy.core.tickets import SOCKET
 
-MAX_OUTBOXES = 256  # before idle ones are dropped
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
 _Item = Answer | Piece
@@ -168,8 +167,8 @@ class Queries:
         self._tag = tag
         self._backend = backend
         self._comparisons = comparisons
-        self._answers: dict[str, Outbox] = {}  # by the caller's incarnation
-        self._news: dict[str, Outbox] = {}  # by the proxy's incarnation
+        self._answers = Outboxes()  # by the caller's incarnation
+        self._news = Outboxes()  # by the proxy's incarnation
         self._runs: dict[tuple[str, int], Run] = {}  # by key
         self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
         self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
@@ -203,7 +202,7 @@ class Queries:
 
     def _meet(self, process: Process, address: Address) -> None:
         proxy = process.incarnation
-        self._add(self._news, proxy, self._make_news(proxy, address))
+        self._news[proxy] = self._make_news(proxy, address)
         if proxy not in self._proxies:
             self._proxies.add(proxy)
             self._loop.watch_process(process, partial(self._proxy_died, proxy), address)
@@ -336,7 +335,7 @@ class Queries:
         outbox = self._answers.get(caller)
         if outbox is None:
             outbox = self._make_answers(caller, run.assignment.caller)
-            self._add(self._answers, caller, outbox)
+            self._answers[caller] = outbox
         outbox.put((item, run), _gathered(item))
 
     def _make_answers(self, caller: str, address: Address) -> Outbox:
@@ -400,13 +399,6 @@ class Queries:
             draining=self.is_draining,
             **{field: tuple(values) for field, values in news.items()},
         )
-
-    def _add(self, outboxes: dict[str, Outbox], incarnation: str, outbox: Outbox) -> None:
-        """Keep an outbox; nobody says when the other side of an idle one has died."""
-        if len(outboxes) >= MAX_OUTBOXES:
-            for known in [each for each, old in outboxes.items() if old.is_idle]:
-                del outboxes[known]
-        outboxes[incarnation] = outbox
 
 
 def _status(answer: Answer) -> int:
