@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from understudy.actors.feeds import Feed, Outlets
 from understudy.actors.large_bytes import arrived
-from understudy.actors.loop import Callback, Loop, Outbox, Timer
+from understudy.actors.loop import Callback, Loop, Outbox, Timer, nothing
 from understudy.actors.messages import (
     Address,
     Answer,
@@ -127,7 +127,7 @@ class _Entry:
         self.process: Process | None = None  # the replica that it cannot leave any more
         self.process_at: Address | None = None
         self.runs_at: list[Address] = []  # replicas that run it for a router that is dead
-        self.unwatch: Callback = _nothing
+        self.unwatch: Callback = nothing
         self.timer: Timer | None = None
 
     def finish(self, answer: Answer) -> None:
@@ -151,10 +151,6 @@ class _Entry:
             self.timer.cancel()
         if self.feed is not None:
             self.feed.close()
-
-
-def _nothing() -> None:
-    pass
 
 
 class Caller:

@@ -29,6 +29,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from understudy.actors.loop import nothing
 from understudy.http_front.exchange import CLOSE, App, Headers, Scope
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
 from understudy.http_front.whole import Turn
@@ -194,7 +195,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._shared = connections
         self.app = connections.app
         self._joined: Any = None
-        self._leave: Callable[[], object] = _nothing  # ends what answers
+        self._leave: Callable[[], object] = nothing  # ends what answers
         self._answering: Any = None  # the cycle whose turn it is
         self._next_app: Any = None  # what is to answer it, until that has begun
         self._is_beginning = False
@@ -342,7 +343,7 @@ class FrontProtocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 self._joined.close()
         finally:
-            cycle.on_response = _nothing
+            cycle.on_response = nothing
 
     def reply(self, cycle: Any, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer; its headers are valid, in lower case, and have its length."""
@@ -460,7 +461,3 @@ class FrontProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
-
-
-def _nothing() -> None:
-    pass
