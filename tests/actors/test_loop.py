@@ -14,7 +14,14 @@ import pytest
 from thespian.system.transport import SendStatus
 
 from tests.support.systems import wait_until
-from understudy.actors.loop import GATHERED, MAX_BYTES_UNDER_WAY, Loop, Outbox
+from understudy.actors.loop import (
+    GATHERED,
+    MAX_BYTES_UNDER_WAY,
+    MAX_OUTBOXES,
+    Loop,
+    Outbox,
+    Outboxes,
+)
 from understudy.actors.processes import identify
 
 DEADLINE_S = 30.0
@@ -190,6 +197,21 @@ def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox, l
     assert recorder.messages == [[1, 2]]
     recorder.end(0)
     assert recorder.messages == [[1, 2], [3, 4]]
+
+
+def test_idle_outboxes_are_dropped_when_there_are_too_many(loop, recorder):
+    outboxes = Outboxes()
+    busy, held = Outbox(loop, "busy", list), Outbox(loop, "held", list)
+    outboxes["busy"] = busy
+    outboxes["held"] = held
+    busy.put(1)
+    turn(loop)
+    held.put(1)
+    for number in range(MAX_OUTBOXES - 1):
+        outboxes[str(number)] = Outbox(loop, "idle", list)
+    assert outboxes.keys() == {"busy", "held", str(MAX_OUTBOXES - 2)}
+    recorder.end(0)
+    assert busy.is_idle
 
 
 def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
