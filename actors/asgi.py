@@ -83,9 +83,7 @@ class AsgiHost:
         """Have the app answer; UnsupportedResultError when it returns without an answer."""
         scope = request.scope
         scope["state"] = self._state.copy()
-        asgi = AsgiReply(reply)
-        await self._app(scope, request.receive, asgi.send)
-        asgi.check_complete()
+        await AsgiReply(reply).run(self._app, request)
 
     async def converse(self, reply: Reply, call: HttpCall) -> None:
         """Have the app take a WebSocket; returns when the app does."""

@@ -11,12 +11,15 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from understudy.actors.messages import END, HttpAnswer, HttpCall, StreamEnded
 from understudy.actors.streams import Parts
 from understudy.actors.user_code import Reply
 from understudy.core.errors import UnsupportedResultError
+
+HELD_S = 0.01
+HELD_PASSES = 60  # five layers of BaseHTTPMiddleware take 52
 
 _JSON = ((b"content-type", b"application/json"),)
 _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
@@ -141,16 +144,18 @@ async def _give_response(reply: Reply, response: Response, request: Request) -> 
     if is_whole and hasattr(response, "body"):  # a FileResponse reads its file when it is called
         query_id, headers = reply.assignment.query.id, tuple(response.raw_headers)
         return HttpAnswer(query_id, response.status_code, headers, bytes(response.body))
-    asgi = AsgiReply(reply)
-    await response(request.scope, request.receive, asgi.send)
-    asgi.check_complete()
+    await AsgiReply(reply).run(response, request)
     return None
 
 
 class AsgiReply:
-    """The ``send`` of an ASGI app: what comes whole at once is an answer, anything else parts.
+    """What an ASGI app sends: what comes whole at once is an answer, anything else parts.
 
     Events that the protocol does not allow where they come raise UnsupportedResultError in the app.
+
+    The end of parts without a declared length is held until the app returns, for at most HELD_S and
+    HELD_PASSES of the loop: Starlette's BaseHTTPMiddleware ends an answer that broke off inside of
+    it as a good one, and raises then. Not for longer: background tasks run before it returns, too.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -160,6 +165,22 @@ class AsgiReply:
         self._headers: tuple[tuple[bytes, bytes], ...] = ()
         self._has_begun = False
         self._is_complete = False
+        self._held: asyncio.Handle | None = None
+
+    async def run(self, app: ASGIApp, request: Request) -> None:
+        """Have the app answer; UnsupportedResultError when it returns before the end."""
+        try:
+            await app(request.scope, request.receive, self.send)
+        finally:
+            held, self._held = self._held, None
+            if held is not None:
+                held.cancel()
+        if not self._status:
+            raise UnsupportedResultError("the ASGI app returned without a response")
+        if not self._is_complete:
+            raise UnsupportedResultError("the response ended without its last part")
+        if held is not None:
+            self._end()
 
     async def send(self, event: Message) -> None:
         """Take an event of the response."""
@@ -210,14 +231,22 @@ class AsgiReply:
             await reply.send(body)
         if not more:
             self._is_complete = True
-            reply.answer(StreamEnded(query_id, self._status))
+            if any(name.lower() == b"content-length" for name, _ in self._headers):
+                self._end()
+            else:
+                loop = asyncio.get_running_loop()
+                self._held = loop.call_later(HELD_S, self._hold, HELD_PASSES)
 
-    def check_complete(self) -> None:
-        """Raise UnsupportedResultError when the app has returned before the end."""
-        if not self._status:
-            raise UnsupportedResultError("the ASGI app returned without a response")
-        if not self._is_complete:
-            raise UnsupportedResultError("the response ended without its last part")
+    def _hold(self, passes: int) -> None:
+        """End it after some passes of the loop, in which the app would have raised."""
+        if passes:
+            self._held = asyncio.get_running_loop().call_soon(self._hold, passes - 1)
+        else:
+            self._held = None
+            self._end()
+
+    def _end(self) -> None:
+        self._reply.answer(StreamEnded(self._query_id, self._status))
 
 
 def _bytes(value: Any) -> bytes:

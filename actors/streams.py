@@ -265,7 +265,7 @@ class Stream:
         self._source = source
         self._is_over = False
         self._parts = Parts(source.taken)
-        self.arrived = self._parts.arrived
+        self.arrived: Callable[[StreamPart], None] = self._parts.arrived
         self.next_part = self._parts.next
 
     async def next(self) -> bytes | None:
@@ -277,6 +277,10 @@ class Stream:
         if not self._is_over:
             self._source.stop()
         self.ended(FailedAnswer(0, "RequestCancelledError", "closed"))
+
+    def leave(self) -> None:
+        """Want no more of it, and let it go on to its end; any more of it stops it."""
+        self.arrived = lambda _part: self.close()
 
     def ended(self, end: Answer) -> None:
         """Take the end."""

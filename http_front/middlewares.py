@@ -72,10 +72,30 @@ class Chain:
         if scope["type"] == "websocket":
             await self._converse(inner, receive)
             return
+        await self._answer(inner, receive)
+
+
+class _Watched:
+    """One of the layers; when it raises amid its answer, those outside of it cannot end that."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def watched(event: Event) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(event)
+
         try:
-            await self._answer(inner, receive)
+            await self._app(scope, receive, watched)
         except BaseException as error:
-            if inner.status:
+            if has_begun:
                 scope[ANSWER_KEY].broke_off(error)
             raise
 
@@ -137,7 +157,7 @@ def wrapped(options: HTTPOptions, app: App) -> App:
     for each in reversed(options.middlewares):
         make = imported(each.path)
         try:
-            app = make(app, **each.options)
+            app = make(_Watched(app), **each.options)
         except Exception as error:
             raise InvalidRequestError(
                 f"the middleware {each.path!r} cannot be made with the options {each.options}: "

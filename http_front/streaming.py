@@ -19,8 +19,11 @@ _END: Event = {"type": "http.response.body", "body": b"", "more_body": False}
 async def send_stream(stream: Stream, exchange: Exchange) -> None:
     """Send ``stream`` as the response; StreamFailedError when it broke off.
 
-    It is held to the length that it declares. However this ends, no more parts are wanted then.
+    It is held to the length that it declares. However this ends, no more parts are wanted then. A
+    client that has all of a declared length may leave before the end is here: that is no reason to
+    cancel what user code does after it.
     """
+    left: int | None = None
     try:
         begun = _begin(stream, exchange)
         if isinstance(begun, Reply):
@@ -39,7 +42,10 @@ async def send_stream(stream: Stream, exchange: Exchange) -> None:
             raise StreamFailedError("the parts are not as long as their Content-Length")
         await exchange.send(_END)
     finally:
-        stream.close()
+        if left == 0:
+            stream.leave()
+        else:
+            stream.close()
 
 
 def _begin(stream: Stream, exchange: Exchange) -> tuple[Headers, int | None] | Reply:

@@ -1,6 +1,8 @@
 """FastAPI's own features behind a route prefix and a root path, over HTTP."""
 
+import asyncio
 import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -24,7 +26,7 @@ from fastapi import (
     UploadFile,
 )
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
@@ -66,6 +68,10 @@ def make_app(folder: str) -> FastAPI:  # noqa: C901 - a list of routes
         response.headers["x-stamp"] = request.method
         return response
 
+    @app.middleware("http")
+    async def passed_on(request: Request, call_next: Any) -> Response:
+        return await call_next(request)  # type: ignore[no-any-return]
+
     @app.exception_handler(SoldOutError)
     async def sold_out(request: Request, error: SoldOutError) -> JSONResponse:
         return JSONResponse({"sold_out": error.what}, 410)
@@ -87,6 +93,24 @@ def make_app(folder: str) -> FastAPI:  # noqa: C901 - a list of routes
         response.set_cookie("last", item.name)
         later.add_task((notes / "added").write_text, item.name)
         return item
+
+    @app.get("/breaks")
+    async def breaks() -> StreamingResponse:
+        async def parts() -> AsyncIterator[str]:
+            yield "begun"
+            raise ValueError("midway")
+
+        return StreamingResponse(parts())
+
+    @app.get("/works-on")
+    async def works_on(later: BackgroundTasks) -> StreamingResponse:
+        async def work() -> None:
+            while not (notes / "read").exists():
+                await asyncio.sleep(0.01)
+            (notes / "worked").touch()
+
+        later.add_task(work)
+        return StreamingResponse(iter(["all", " of it"]), background=later)
 
     @app.get("/headers")
     async def headers(
@@ -276,6 +300,17 @@ def test_its_own_middlewares_run(ask: Ask) -> None:
     )
     assert preflight.status == 200
     assert "GET" in preflight.headers["access-control-allow-methods"]
+
+
+def test_a_stream_that_breaks_off_behind_its_middlewares_is_cut(ask: Ask) -> None:
+    with pytest.raises(http.client.IncompleteRead):
+        ask("/breaks")
+
+
+def test_a_stream_ends_before_the_background_tasks_behind_it(ask: Ask, folder: Path) -> None:
+    assert ask("/works-on").body == b"all of it"
+    (folder / "read").touch()
+    wait_until((folder / "worked").exists, 20, "the task's end")
 
 
 def test_a_client_that_waits_is_not_gone(ask: Ask) -> None:

@@ -81,6 +81,15 @@ class Parts:
         parts = (b"x" * 10 for _ in range(count))
         return StreamingResponse(parts, headers={"content-length": "15"})
 
+    def goes_on(self, _count: int) -> StreamingResponse:
+        async def parts() -> AsyncIterator[str]:
+            yield "all of it"
+            while not (self.folder / "gate").exists():
+                await asyncio.sleep(0.01)
+            (self.folder / "gone-on").touch()
+
+        return StreamingResponse(parts(), headers={"content-length": "9"})
+
     def in_background(self, _count: int) -> JSONResponse:
         async def later() -> None:
             while not (self.folder / "gate").exists():
@@ -189,6 +198,18 @@ def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(
         response.close()
         wait_until((tmp_path / "closed").exists, 5, "the generator is closed")
         (tmp_path / "closed").unlink()
+
+
+def test_a_client_that_leaves_with_all_of_a_declared_length_cancels_nothing(
+    get: Get, running: RunningSystem, name: str, tmp_path: Path
+) -> None:
+    response = get("goes_on", Connection="close")  # else closing it keeps the connection
+    assert response.read() == b"all of it"
+    response.close()
+    log = running.settings.logs_dir / "access.log"
+    wait_until(lambda: f'"/{name}"' in log.read_text(), 10, "the worker's end of it")
+    (tmp_path / "gate").touch()
+    wait_until((tmp_path / "gone-on").exists, 10, "the generator's end")
 
 
 def test_a_generator_that_fails_midway_cuts_the_connection(get: Get) -> None:

@@ -135,6 +135,15 @@ def test_an_answer_broken_midway_cuts_the_connection(start_front, how):
     assert b"content-length" in head.lower() or not body.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize("inside", ["Tag", "Stamp"])
+def test_an_answer_that_one_breaks_inside_of_starlettes_base_is_cut_too(start_front, inside):
+    layers = [a("Stamp"), a(inside), a("unfinished")]
+    front = with_middlewares(start_front, *layers)
+    received = front.exchange(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+    assert received.count(b"HTTP/1.1 200") <= 1
+    assert not received.endswith(b"0\r\n\r\n")
+
+
 def test_a_client_that_leaves_cancels_its_query_behind_middlewares(start_front, until):
     front = with_middlewares(start_front, a("Tag"))
     with front.connect() as connection:

@@ -84,6 +84,20 @@ def breaking(app: Any, how: str) -> Any:
     return broken
 
 
+def unfinished(app: Any) -> Any:
+    """Pass on all but the end of the answer, whose length nobody knows, and raise."""
+
+    async def passing_on(scope: Any, receive: Any, send: Any) -> None:
+        async def changed(event: Any) -> None:
+            kept = [each for each in event.get("headers", ()) if each[0] != b"content-length"]
+            await send({**event, "headers": kept, "more_body": True})
+
+        await app(scope, receive, changed)
+        raise RuntimeError("before the end")
+
+    return passing_on
+
+
 class DiesWhenMade:
     def __init__(self, app: Any) -> None:
         os._exit(3)
