@@ -10,7 +10,7 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, TypeAlias
 
-from understudy.actors.transport.frames import Buffer
+from understudy.actors.transport.frames import HEADER, Buffer
 from understudy.actors.transport.protocol import Connection
 from understudy.actors.transport.tls import TlsSocket
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 READ_SIZE = 64 * 1024
 LARGE_READ_SIZE = 1024 * 1024
+CHUNK_HEADER = HEADER.size + 1  # after the last byte of the chunk before
 WRITE_SIZE = 512 * 1024  # per pass of the loop, so that a large message delays nobody
 MAX_BUFFERS = 512  # the kernel takes 1024 at once
 
@@ -79,7 +80,9 @@ class Channel:
     def read(self) -> None:
         """Take what there is to read now; also called when something may be."""
         try:
-            received = self._socket.recv(self._read_size)
+            if not self._fill_chunk():
+                return
+            received = self._socket.recv(self._size_to_read())
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -88,6 +91,20 @@ class Channel:
         full = len(received) == self._read_size
         self._read_size = LARGE_READ_SIZE if full else READ_SIZE
         self._peers.received(self, received)
+
+    def _fill_chunk(self) -> bool:
+        """Read to where the bytes of a large message belong; return whether to read on."""
+        room = self.connection.room()
+        if room is None:
+            return True
+        assert isinstance(self._socket, socket.socket), "TLS is for connections with tags"
+        size = self._socket.recv_into(room)
+        self.connection.filled(size)
+        return size in {0, len(room)}
+
+    def _size_to_read(self) -> int:
+        """Return how much to read that has to be copied; of a large message that is not much."""
+        return CHUNK_HEADER if self.connection.is_between_chunks else self._read_size
 
     def _writable(self) -> None:
         self._loop.remove_writer(self._fd)

@@ -94,18 +94,25 @@ class Assembly:
         self.left = sum(sizes)
         self._buffer, self._at = 0, 0
 
+    def room(self) -> memoryview:
+        """Return where the next bytes go, or the first of them; while any are ``left``."""
+        while self._at == len(self.buffers[self._buffer]):
+            self._buffer, self._at = self._buffer + 1, 0
+        return memoryview(self.buffers[self._buffer])[self._at :]
+
+    def filled(self, size: int) -> None:
+        """Note that so much of ``room`` has been written."""
+        self._at += size
+        self.left -= size
+
     def write(self, piece: memoryview) -> None:
         """Take the next bytes, which the caller has checked against ``left``."""
-        self.left -= len(piece)
         while piece:
-            target = self.buffers[self._buffer]
-            room = len(target) - self._at
-            part = piece[:room]
-            target[self._at : self._at + len(part)] = part
-            self._at += len(part)
-            piece = piece[room:]
-            if self._at == len(target):
-                self._buffer, self._at = self._buffer + 1, 0
+            room = self.room()
+            part = piece[: len(room)]
+            room[: len(part)] = part
+            self.filled(len(part))
+            piece = piece[len(part) :]
 
 
 Frame = tuple[int, int, int, int, bytes]  # kind, buffers, number, acknowledged, body
@@ -134,6 +141,27 @@ class FrameReader:
     def is_inside(self) -> bool:
         """Return whether a frame or a message is under way."""
         return bool(self._rest) or self._chunk is not None or self.assembly is not None
+
+    @property
+    def is_between_chunks(self) -> bool:
+        """Return whether the next bytes are the last of a chunk, then the header of another."""
+        return self.assembly is not None and self._sealer is None
+
+    def room(self) -> memoryview | None:
+        """Return where the next bytes of a chunk may be put, past :meth:`frames`; then ``filled``.
+
+        None between chunks, and where there are tags. The last byte of a chunk is for ``frames``,
+        which does whatever follows from its end.
+        """
+        if self._chunk is None or self._chunk_left <= 1 or self._sealer is not None:
+            return None
+        return self._chunk.room()[: self._chunk_left - 1]
+
+    def filled(self, size: int) -> None:
+        """Note that so much of ``room`` has been written."""
+        if self._chunk is not None:
+            self._chunk.filled(size)
+            self._chunk_left -= size
 
     def frames(self, received: Buffer) -> Iterator[Frame]:
         """Yield the frames that ``received`` completes; RefusedError at the first wrong one.
