@@ -7,7 +7,7 @@ every connection. What is added to uvicorn's (written against 0.54, ``protocols/
 - refusals of what llhttp lets pass and other servers may read differently: several Host headers,
   chunks in HTTP/1.0, other versions (:mod:`.malformed` has those that end with their request);
 - a refusal never overtakes the answer to an earlier request of the same connection;
-- a request whose client leaves is cancelled, wherever it waits;
+- a request whose client leaves is cancelled, wherever it waits, also while its body is not read;
 - a client that still sends when it is refused gets to read why;
 - a response's head leaves with its first bytes, in one system call;
 - a request that has come in whole is offered to ``begin`` first, which needs no task for it
@@ -26,10 +26,12 @@ from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from understudy.actors.loop import nothing
+from understudy.http_front.departures import Departures
 from understudy.http_front.exchange import CLOSE, App, Headers, Scope
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
 from understudy.http_front.whole import Turn
@@ -80,6 +82,7 @@ class Connections(ServerState):
         trusted: str,
     ) -> None:
         super().__init__()
+        self.departures = Departures()
         self.header_timeout_s = header_timeout_s
         self.keep_alive_s = keep_alive_s
         self.app = app
@@ -187,6 +190,19 @@ class _Turn:
         return self._protocol.run(self._cycle, app)
 
 
+class _Flow(FlowControl):
+    """Says when reading goes on after a pause."""
+
+    def __init__(self, transport: asyncio.Transport, on_resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resumed = on_resumed
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self._on_resumed()
+        super().resume_reading()
+
+
 class FrontProtocol(HttpToolsProtocol):
     """One connection; it reaches into uvicorn's, which was not made for it."""
 
@@ -194,6 +210,7 @@ class FrontProtocol(HttpToolsProtocol):
         super().__init__(connections.config, connections, {})
         self._shared = connections
         self.app = connections.app
+        self._fd = -1
         self._joined: Any = None
         self._leave: Callable[[], object] = nothing  # ends what answers
         self._answering: Any = None  # the cycle whose turn it is
@@ -213,10 +230,12 @@ class FrontProtocol(HttpToolsProtocol):
         """See asyncio."""
         super().connection_made(transport)
         self._joined = _Joined(transport, self._close)
+        self.flow = _Flow(transport, self._unwatch)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; nobody wants the answer any more."""
         super().connection_lost(exc)
+        self._unwatch()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._leave()
@@ -302,9 +321,18 @@ class FrontProtocol(HttpToolsProtocol):
         if cycle.response_complete or self.parser.should_upgrade():
             return
         cycle.body += body
-        if len(cycle.body) > AHEAD:
-            self.flow.pause_reading()
+        if len(cycle.body) > AHEAD and not self.flow.read_paused:
+            self._hold_back()
         cycle.message_event.set()
+
+    def _hold_back(self) -> None:
+        """Read no more, and hear of the client's end nevertheless."""
+        self.flow.pause_reading()
+        self._fd = self.transport.get_extra_info("socket").fileno()
+        self._shared.departures.watch(self._fd, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        self._shared.departures.unwatch(self._fd)
 
     # --- The response ---------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker c
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import math
 import os
@@ -27,6 +29,8 @@ from understudy.http_front.dispatcher import Dispatcher
 
 FD_VARIABLE = "UNDERSTUDY_HTTP_FD"
 DRAIN_S = 20
+KEPT_BYTES = 32 * 1024 * 1024
+MALLOPT = {-1: "MALLOC_TRIM_THRESHOLD_", -3: "MALLOC_MMAP_THRESHOLD_"}  # see mallopt(3)
 
 MakeDispatcher = Callable[[HostSettings], Dispatcher]
 
@@ -99,6 +103,20 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
     return int(value)
 
 
+def keep_freed_memory() -> None:
+    """Have the allocator keep up to KEPT_BYTES that are free at the heap's end, where it can.
+
+    By default it gives memory back after each body of megabytes and asks for it with the next one:
+    at 10 MB some 400 page faults per megabyte, a third of the CPU time. The environment's own
+    settings go first. Workers inherit it; other C libraries have no mallopt().
+    """
+    with contextlib.suppress(AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, variable in MALLOPT.items():
+            if variable not in os.environ:
+                mallopt(parameter, KEPT_BYTES)
+
+
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
     """Serve until a signal ends it; exits the process."""
     setproctitle("understudy: http master")
@@ -109,6 +127,7 @@ def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> 
         from understudy.http_front import middlewares  # noqa: PLC0415  # for who has some
 
         middlewares.check(settings.http)
+    keep_freed_memory()
     server = FrontServer(settings, inherited_fd(os.environ), make_dispatcher)
     # What every worker needs is imported once, before the fork: a new worker then serves within
     # some 20 ms, and shares these pages with the others.

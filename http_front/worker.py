@@ -112,6 +112,7 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
             await super()._serve()
         finally:
             ticking.cancel()
+            self.loop.connections.departures.close()
 
     def handle_exit_signal(self) -> None:
         """Begin to drain (SIGTERM), at once if it serves already."""

@@ -7,6 +7,7 @@ import http.client
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,6 +264,24 @@ def test_a_client_that_leaves_amid_its_body_cancels_the_query(
         body = begin(connection, "PUT", f"{own_path}/stuck", LARGE)
         body.sendall(b"x" * 1000)
     noted("began")
+    connection.close()
+    noted("cancelled")
+    wait_until(lambda: ongoing(running, name) == 0, DEADLINE_S, "the slot is free")
+
+
+def test_a_client_that_breaks_off_while_it_is_held_back_cancels_the_query(
+    path: str, connect: Connect, noted: Callable[..., Any], running: RunningSystem, name: str
+) -> None:
+    """Of its connection nothing is read, so its end is not either."""
+    connection = connect()
+    body = begin(connection, "PUT", f"{path}/stuck", 50 * WHOLE)
+    body.settimeout(1)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            body.sendall(b"x" * WHOLE)
+    noted("began")
+    # A reset: an end would wait behind the bytes for which there is no room.
+    body.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
     noted("cancelled")
     wait_until(lambda: ongoing(running, name) == 0, DEADLINE_S, "the slot is free")

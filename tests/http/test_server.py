@@ -1,6 +1,7 @@
 """The front's processes: starting, draining, dying, and coming back."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,17 @@ import psutil
 import pytest
 
 AT_ONCE_S = 5.0  # a fraction of a second on an idle machine; every time limit here is longer
+COUNT_FAULTS = """
+from resource import RUSAGE_SELF, getrusage
+from understudy.http_front.server import keep_freed_memory
+
+keep_freed_memory()
+bytearray(10_000_000)
+before = getrusage(RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    bytearray(10_000_000)
+print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
 
 
 def test_the_processes_carry_titles(start_front):
@@ -113,3 +125,18 @@ def test_a_bad_setting_is_one_line_naming_the_value_and_exit_code_2(tmp_path, va
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert repr(value) in ended.stderr
+
+
+@pytest.mark.parametrize("is_users", [False, True])
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(is_users):
+    given = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    environ = {**os.environ, **given} if is_users else dict(os.environ)
+    ended = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS],
+        env=environ,
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    pages = 10_000_000 // resource.getpagesize()
+    assert int(ended.stdout) > 5 * pages if is_users else int(ended.stdout) < pages

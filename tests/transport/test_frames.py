@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.pairs import KEY, Link, Process, joined, nonce, only_refusal, pieces, session
@@ -69,6 +69,34 @@ def test_out_of_band_buffers_arrive_writable_and_leave_uncopied(remote: bool) ->
     (event,) = link.ends[1].receive_data(b"".join(link.ends[0].data_to_send()))
     assert isinstance(event, MessageReceived)
     memoryview(event.buffers[1])[0] = 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(700, 300_000), min_size=1, max_size=12))
+def test_large_messages_read_to_their_place_arrive_as_any(sizes: list[int]) -> None:
+    right, link, stream = sent_stream(SAMPLES, remote=False)
+    connection, read, placed = link.ends[1], 0, 0
+    while read < len(stream):
+        size = sizes[read % len(sizes)]
+        room = connection.room()
+        if room is not None:
+            piece = stream[read : read + min(size, len(room))]
+            room[: len(piece)] = piece
+            connection.filled(len(piece))
+            placed += len(piece)
+        else:
+            piece = stream[read : read + (25 if connection.is_between_chunks else size)]
+            right.events += connection.receive_data(piece)
+        read += len(piece)
+    assert right.messages() == SAMPLES
+    assert placed > 0
+
+
+def test_bytes_that_have_a_tag_are_read_to_no_place_of_their_own() -> None:
+    _, link, stream = sent_stream([[LARGE]], remote=True)
+    link.ends[1].receive_data(stream[: len(stream) // 2])
+    assert link.ends[1].room() is None
+    assert not link.ends[1].is_between_chunks
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=12), st.booleans())
