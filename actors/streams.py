@@ -263,7 +263,7 @@ class Stream:
         self.status = begun.status
         self.headers = begun.headers
         self._source = source
-        self._is_over = False
+        self._is_over = self._is_left = False
         self._parts = Parts(source.taken)
         self.arrived: Callable[[StreamPart], None] = self._parts.arrived
         self.next_part = self._parts.next
@@ -273,14 +273,19 @@ class Stream:
         return await self._parts.next_bytes(MAX_PART)
 
     def close(self) -> None:
-        """Want no more of it; harmless when it is over."""
-        if not self._is_over:
-            self._source.stop()
-        self.ended(FailedAnswer(0, "RequestCancelledError", "closed"))
+        """Want no more of it; harmless when it is over, or was left."""
+        if not self._is_left:
+            self._stop()
 
     def leave(self) -> None:
         """Want no more of it, and let it go on to its end; any more of it stops it."""
-        self.arrived = lambda _part: self.close()
+        self._is_left = True
+        self.arrived = lambda _part: self._stop()
+
+    def _stop(self) -> None:
+        if not self._is_over:
+            self._source.stop()
+        self.ended(FailedAnswer(0, "RequestCancelledError", "closed"))
 
     def ended(self, end: Answer) -> None:
         """Take the end."""

@@ -146,6 +146,16 @@ def test_closing_stops_the_replica_once() -> None:
     assert joined.stopped == 1
 
 
+def test_a_stream_that_was_left_is_stopped_by_more_of_it_and_not_by_being_closed() -> None:
+    joined = Joined()
+    joined.stream.leave()
+    joined.stream.close()
+    assert not joined.stopped
+    joined.stream.arrived(StreamPart(1, b"more"))
+    joined.stream.arrived(StreamPart(1, b"and more"))
+    assert joined.stopped == 1
+
+
 def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
     async def run() -> None:
         joined = Joined()
