@@ -76,6 +76,24 @@ def _http(function: F) -> F:
     return function
 
 
+def _http_more(function: F) -> F:
+    """Add the flags for the rest of the HTTP options, which are seldom needed."""
+    for name, kind, metavar, text in (
+        ("ssl-certfile", str, "PATH", "PEM: a certificate, for HTTPS."),
+        ("ssl-keyfile", str, "PATH", "PEM: its private key."),
+        ("middlewares-dir", str, "DIR", "Where middlewares that are not installed are [.]."),
+        ("max-websocket-message-bytes", int, "BYTES", "Larger messages are refused [16 MiB]."),
+        ("body-timeout-s", float, "S", "How long a body may keep us waiting [30]."),
+        ("max-body-bytes", str, "BYTES", "Larger bodies are refused; or 'none' [100 MiB]."),
+        ("header-timeout-s", float, "S", "How long a request's headers may take [30]."),
+        ("keep-alive-timeout-s", float, "S", "How long idle connections are kept [90]."),
+        ("request-timeout-s", float, "S", "How long an answer may take [no limit]."),
+        ("root-path", str, "PATH", "The prefix that a proxy shows this server under [none]."),
+    ):
+        function = click.option(f"--http-{name}", type=kind, metavar=metavar, help=text)(function)
+    return function
+
+
 def _capacity(function: F) -> F:
     """Add the flags that say what replicas may take of the host."""
     for flag in (
@@ -145,6 +163,7 @@ def main() -> None:
 @main.command()
 @_where
 @_http
+@_http_more
 @_cluster
 @_capacity
 @click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")

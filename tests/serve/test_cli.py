@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from understudy.actors.settings import VARIABLES
+from understudy.core.config import HTTPOptions
 from understudy.serve import display, starting
 from understudy.serve import running as run_command
 from understudy.serve.cli import main
@@ -122,6 +124,60 @@ def test_bad_flags_are_errors_of_usage(invoke, system, monkeypatch):
     assert result.exit_code == 2
     assert "admin_port='many'" in result.stderr
     assert invoke("nonsense").exit_code == 2
+
+
+def test_every_http_option_has_its_flag_and_its_variable():
+    flags = {option for each in main.commands["start"].params for option in each.opts}
+    assert flags >= {"--http-" + name.replace("_", "-") for name in HTTPOptions.model_fields}
+    assert {f"http.{name}" for name in HTTPOptions.model_fields} <= set(VARIABLES.values())
+
+
+HTTP_FLAGS = {
+    "--http-host": "::1",
+    "--http-port": "0",
+    "--http-workers": "2",
+    "--http-root-path": "/api",
+    "--http-request-timeout-s": "2.5",
+    "--http-keep-alive-timeout-s": "5",
+    "--http-header-timeout-s": "6",
+    "--http-max-body-bytes": "none",
+    "--http-body-timeout-s": "7",
+    "--http-max-websocket-message-bytes": "1000",
+    "--http-middlewares-dir": "/srv",
+    "--http-ssl-keyfile": "/srv/key.pem",
+    "--http-ssl-certfile": "/srv/cert.pem",
+}
+
+
+def test_the_flags_of_http_options_reach_the_host(invoke, system):
+    assert invoke("start", *(word for each in HTTP_FLAGS.items() for word in each)).exit_code == 0
+    http = system.settings.http.model_dump()
+    assert {
+        flag: str(http[flag.removeprefix("--http-").replace("-", "_")]).lower().removesuffix(".0")
+        for flag in HTTP_FLAGS
+    } == HTTP_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--http-request-timeout-s", "0", "request_timeout_s=0"),
+        ("--http-request-timeout-s", "soon", "'soon'"),
+        ("--http-keep-alive-timeout-s", "-1", "keep_alive_timeout_s=-1"),
+        ("--http-header-timeout-s", "0", "header_timeout_s=0"),
+        ("--http-body-timeout-s", "nan", "body_timeout_s=nan"),
+        ("--http-max-body-bytes", "much", "max_body_bytes='much'"),
+        ("--http-max-websocket-message-bytes", "0", "max_websocket_message_bytes=0"),
+        ("--http-workers", "65", "workers=65"),
+    ],
+)
+def test_bad_http_options_are_errors_of_usage_that_name_the_value(
+    invoke, system, flag, value, told
+):
+    result = invoke("start", flag, value)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert not system.calls
 
 
 def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypatch):
