@@ -270,11 +270,15 @@ def test_a_client_that_leaves_amid_its_body_cancels_the_query(
 
 
 def test_a_client_that_breaks_off_while_it_is_held_back_cancels_the_query(
-    path: str, connect: Connect, noted: Callable[..., Any], running: RunningSystem, name: str
+    own_path: str,
+    connect: Connect,
+    noted: Callable[..., Any],
+    running: RunningSystem,
+    name: str,
 ) -> None:
     """Of its connection nothing is read, so its end is not either."""
     connection = connect()
-    body = begin(connection, "PUT", f"{path}/stuck", 50 * WHOLE)
+    body = begin(connection, "PUT", f"{own_path}/stuck", 50 * WHOLE)
     body.settimeout(1)
     with contextlib.suppress(TimeoutError):
         while True:
