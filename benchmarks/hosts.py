@@ -127,6 +127,36 @@ class Rounds:
         ]
 
 
+def is_led_by(status: dict[str, Any], name: str) -> bool:
+    """Tell which host the controller is on."""
+    return bool(status["controller"]["host"] == name)
+
+
+def take_over(folder: Path, rounds: int) -> list[tuple[str, ...]]:
+    """Kill the host that leads, of two that may; see when the other does, and it is replaced."""
+    led, replaced, failed = [], [], 0
+    with cluster_of(3, folder, leaders=2) as cluster:
+        cluster.start()
+        cluster.deploy(APP)
+        leader, other, witness = cluster.hosts
+        watcher = witness.another()
+        for _ in range(rounds):
+            with other.load() as end_at_other, witness.load() as end_at_witness:
+                begun = time.time()
+                leader.crash()
+                leads = watcher.call(wait_for, witness.environ, is_led_by, other.label)
+                whole = watcher.call(wait_for, witness.environ, is_whole, leader.label)
+                failed += len(end_at_other().failures) + len(end_at_witness().failures)
+            led.append(leads - begun)
+            replaced.append(whole - begun)
+            leader.reboot()
+            leader.start()
+            watcher.call(wait_for, witness.environ, has_state, (leader.label, "RUNNING"))
+            leader, other = other, leader
+    rows = (("leader killed: another leads", led), ("leader killed: replaced", replaced))
+    return [(what, f"{statistics.median(s):.2f}", f"{max(s):.2f}", str(failed)) for what, s in rows]
+
+
 def idle_bytes(cluster: Cluster, seconds: float) -> float:
     """Return how many bytes per second pass between hosts that do nothing."""
     before = sum(cluster.switch("counted"))
@@ -163,7 +193,14 @@ def main() -> int:
     """Measure, and print."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
     options.add_argument("--rounds", type=positive, default=10)
+    options.add_argument("--takeover", action="store_true", help="only that of a leader")
     given = options.parse_args()
+    if given.takeover:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = take_over(Path(folder), given.rounds)
+        print(machine())
+        print(table(("", "median s", "worst s", "failed responses"), rows))
+        return 0
     with tempfile.TemporaryDirectory() as folder, cluster_of(3, Path(folder)) as cluster:
         cluster.start()
         cluster.deploy(APP)
