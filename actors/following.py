@@ -35,7 +35,7 @@ class Following:
     def __init__(self, loop: Loop) -> None:
         self._obedience = Obedience(loop)
         self._told_by: Process | None = None  # the controller that the tables are of
-        self._told_from: Address | None = None
+        self._met: tuple[Address, Process] | None = None  # perhaps without tables as yet
         self.seen = NOTHING_SEEN  # it holds everything up to this snapshot id
         self.controller: Address | None = None
 
@@ -44,6 +44,7 @@ class Following:
         if not self._obedience.accepts(message.epoch, message.controller):
             return False
         self.controller = message.controller
+        self._met = (message.controller, message.process)
         return True
 
     def takes(self, message: Changed, sender: Address) -> bool:
@@ -55,12 +56,10 @@ class Following:
                 return False  # a newer one has overtaken it
         elif not message.complete:
             return False  # of a controller that is gone: each begins with all that there is
-        self.controller = self._told_from = sender
-        self._told_by = message.controller
+        self.controller, self._told_by = sender, message.controller
+        self._met = (sender, message.controller)
         return True
 
     def known(self) -> tuple[Address, Process, int] | None:
-        """Return the controller whose tables are held, and its epoch, for who looks for it."""
-        if self._told_by is None:
-            return None
-        return self._told_from, self._told_by, self._obedience.epoch
+        """Return the controller, and the latest epoch that was heard of, for who looks for it."""
+        return None if self._met is None else (*self._met, self._obedience.epoch)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from understudy.core.cluster import Cluster
 
 HOST = "host"
-SUSPECT_S = 3.0  # the same for the host whose controller was succeeded
+SUSPECT_S = 1.2  # the same for that of the controller before, which was silent for long
 EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
 
