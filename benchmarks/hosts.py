@@ -164,15 +164,48 @@ def idle_bytes(cluster: Cluster, seconds: float) -> float:
     return (sum(cluster.switch("counted")) - before) / 2 / seconds  # each counts at two ports
 
 
-def far_latency(host: ClusterHost) -> list[tuple[str, ...]]:
-    """Return the median time of a GET by link delay, of a host that has no replica."""
+def starts(cluster: Cluster, rounds: int) -> list[tuple[str, ...]]:
+    """Return how long hosts take to start, in turn by themselves and joining others that run."""
+    host = cluster.hosts[-1]
+    alone = {"UNDERSTUDY_STATE_DIR": str(cluster.folder / "alone")}
+    times: dict[str, list[float]] = {"start by itself": [], "start that joins": []}
+    for _ in range(rounds):
+        host.check("stop")
+        begun = time.monotonic()
+        host.check("start", "--bind", host.address, **alone)
+        times["start by itself"].append(time.monotonic() - begun)
+        host.check("shutdown", **alone)
+        begun = time.monotonic()
+        host.start()
+        times["start that joins"].append(time.monotonic() - begun)
+    return [
+        (what, f"{statistics.median(each):.2f}", f"{max(each):.2f}") for what, each in times.items()
+    ]
+
+
+def far_latency(near: ClusterHost, far: ClusterHost, rounds: int) -> list[tuple[str, ...]]:
+    """Return the time of a GET by link delay, at the host with the replica and at another one.
+
+    Each round has 100 GETs of either, in turn, and counts as its median.
+    """
     rows = []
     for delay_ms in LINK_DELAYS_MS:
-        host.link(sent={"delay_s": delay_ms / 1000}, received={"delay_s": delay_ms / 1000})
-        times = host.call(time_gets, 200)
-        rows.append((f"{delay_ms} ms each way", f"{statistics.median(times) * 1000:.2f} ms"))
-    host.heal()
+        far.link(sent={"delay_s": delay_ms / 1000}, received={"delay_s": delay_ms / 1000})
+        far.call(time_gets, 20)
+        medians = [
+            (_median_ms(near.call(time_gets, 100)), _median_ms(far.call(time_gets, 100)))
+            for _ in range(rounds)
+        ]
+        here, there = (statistics.median(each) for each in zip(*medians, strict=True))
+        added = [far_ms - near_ms for near_ms, far_ms in medians]
+        shown = (here, there, statistics.median(added), max(added))
+        rows.append((f"{delay_ms} ms each way", *(f"{each:.2f}" for each in shown)))
+    far.heal()
     return rows
+
+
+def _median_ms(times: list[float]) -> float:
+    return statistics.median(times) * 1000
 
 
 def time_gets(count: int) -> list[float]:
@@ -194,6 +227,7 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
     options.add_argument("--rounds", type=positive, default=10)
     options.add_argument("--takeover", action="store_true", help="only that of a leader")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     given = options.parse_args()
     if given.takeover:
         with tempfile.TemporaryDirectory() as folder:
@@ -201,19 +235,53 @@ def main() -> int:
         print(machine())
         print(table(("", "median s", "worst s", "failed responses"), rows))
         return 0
+    print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as folder, cluster_of(3, Path(folder)) as cluster:
         cluster.start()
-        cluster.deploy(APP)
-        rounds = Rounds(cluster)
-        quiet = idle_bytes(cluster, 10)
-        rounds.run(given.rounds)
-        print(machine())
-        print(table(("", "median s", "worst s", "failed responses"), rounds.rows()))
-        print(f"idle: {quiet:.0f} bytes/s between 3 hosts")
-        cluster.deploy(APP.replace("num_replicas=3", "num_replicas=1"))
-        away = next(h for h in cluster.hosts if h.label not in h.replicas(BACKEND).values())
-        print(table(("a replica of another host", "median GET"), far_latency(away)))
+        for part in given.parts:
+            PARTS[part](cluster, given.rounds)
     return 0
+
+
+def measure_losses(cluster: Cluster, rounds: int) -> None:
+    """Lose a host and have it back, again and again."""
+    cluster.deploy(APP)
+    measured = Rounds(cluster)
+    measured.run(rounds)
+    print(table(("", "median s", "worst s", "failed responses"), measured.rows()), flush=True)
+
+
+def measure_starts(cluster: Cluster, rounds: int) -> None:
+    """Start a host, by itself and joining."""
+    print(table(("", "median s", "worst s"), starts(cluster, rounds)), flush=True)
+
+
+def measure_latency(cluster: Cluster, rounds: int) -> None:
+    """Ask a host that has no replica."""
+    cluster.deploy(APP.replace("num_replicas=3", "num_replicas=1"))
+    (place,) = cluster.hosts[0].replicas(BACKEND).values()
+    near = next(host for host in cluster.hosts if host.label == place)
+    far = next(host for host in cluster.hosts if host is not near)
+    heads = ("GET, ms", "own replica", "another host's", "added", "worst added")
+    print(table(heads, far_latency(near, far, rounds)), flush=True)
+
+
+def measure_idle(_: Cluster, rounds: int) -> None:
+    """Count what passes between five hosts that do nothing."""
+    with tempfile.TemporaryDirectory() as folder, cluster_of(5, Path(folder)) as five:
+        five.start()
+        five.deploy(APP)
+        counted = [idle_bytes(five, 3) / 1000 for _ in range(rounds)]
+    shown = f"{statistics.median(counted):.1f}", f"{max(counted):.1f}"
+    print(table(("five idle hosts", "median kB/s", "worst"), [("all together", *shown)]))
+
+
+PARTS: dict[str, Callable[[Cluster, int], None]] = {
+    "losses": measure_losses,
+    "starts": measure_starts,
+    "latency": measure_latency,
+    "idle": measure_idle,
+}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
@@ -51,6 +51,11 @@ class ActorOptions(Settings):
     resources: dict[str, float] = Field(default_factory=dict)
     label_selector: dict[str, str] = Field(default_factory=dict)
     working_dir: str | None = None  # the sha256 of its zip
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "runtime_env": "its working_dir is given to serve.run(working_dir=...) or --working-dir; "
+        "packages must be installed on each host"
+    }
 
     @field_validator("working_dir")
     @classmethod

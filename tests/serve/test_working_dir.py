@@ -7,9 +7,11 @@ import io
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from understudy import serve
 from understudy.actors import folders
 from understudy.core.errors import InvalidRequestError
 from understudy.serve import working_dir
@@ -142,3 +144,9 @@ def test_folders_that_nobody_uses_are_removed_after_a_while(tmp_path: Path) -> N
     folders.prune(tmp_path, lambda: {"used"})
     assert sorted(each.name for each in tmp_path.iterdir() if each.is_dir()) == ["new", "used"]
     folders.prune(tmp_path / "nothing", set)
+
+
+@pytest.mark.parametrize("given", [{"runtime_env": {"working_dir": "."}}, {"working_dir": "."}])
+def test_who_names_it_elsewhere_is_told_where(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"serve.run\(working_dir=...\)"):
+        serve.deployment(ray_actor_options=given)(lambda: None)
