@@ -10,6 +10,9 @@ import pytest
 from tests.support import far
 from tests.support.cluster import HTTP_PORT, Cluster, cluster_of
 
+pytestmark = pytest.mark.timeout(240)  # the first one starts three hosts, and a machine with
+# other work takes its time for that
+
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 
 

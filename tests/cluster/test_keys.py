@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import stat
 
+import pytest
+
 from tests.support.cluster import Cluster, ClusterHost
 from understudy.actors.transport.cluster_key import read_key
 
@@ -14,11 +16,12 @@ def key_files(host: ClusterHost) -> list[str]:
     return sorted(path.name for path in host.state_dir.glob("cluster.key*"))
 
 
+@pytest.mark.timeout(240)  # it starts many processes, which a machine with other work has to do
 def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving: Cluster) -> None:
     a, b, c = serving.hosts
     before = read_key(a.state_dir / "cluster.key")
     replicas = a.replicas("default#Who")
-    with a.load() as end_at_a, c.load() as end_at_c:
+    with a.load(connections=4) as end_at_a, c.load(connections=4) as end_at_c:
         assert "the key is replaced on a, b, c\n" in c.check("rotate-key")
         for host in serving.hosts:
             path = host.state_dir / "cluster.key"

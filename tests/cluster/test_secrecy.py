@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.certificates import certificate
 from tests.support.cluster import Cluster, ClusterHost, cluster_of, listening
+
+pytestmark = pytest.mark.timeout(240)  # each starts three hosts; see test_far.py
 
 MODULE = """
 import knownmodule
