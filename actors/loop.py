@@ -66,6 +66,10 @@ class Transport(Protocol):
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, where that is cheap."""
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing else is to run before the turn's end, so that nothing can gather."""
+
     def watch_remote(self, target: Address, on_lost: Callable[[bool], None]) -> Callback | None:
         """Call back whenever the process at ``target`` has died or cannot be reached any more.
 
@@ -114,6 +118,11 @@ class Loop:
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, not at the turn's end."""
         self._transport.write(target)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether what is sent now would wait for nothing but the turn's end."""
+        return self._transport.is_quiet
 
     def post(self, callback: Callback) -> None:
         """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
@@ -242,18 +251,29 @@ class Outbox:
         self._under_way = 0  # deliveries
         self._bytes_under_way = 0
         self._flush_due = False
+        self._patience: Timer | None = None  # armed while what waits can wait
 
     def put(self, item: Any, gathered: int = GATHERED) -> None:
         """Add an item; it leaves at the end of this turn, or when enough deliveries are done.
 
-        It leaves earlier once there are ``gathered`` items.
+        It leaves earlier once there are ``gathered`` items, or when nothing else can gather.
         """
         self._items.append(item)
+        if self._loop.is_quiet:
+            self._flush()
+            self._loop.write(self._target)
+            return
         if not self._flush_due:
             self._flush_due = True
             self._loop.at_turn_end(self._flush)
         if len(self._items) >= gathered:
             self._flush_now()
+
+    def put_patiently(self, item: Any, within_s: float) -> None:
+        """Add an item that may wait so long for others; it leaves with the next that may not."""
+        self._items.append(item)
+        if not self._flush_due and self._patience is None:
+            self._patience = self._loop.call_later(within_s, self._flush)
 
     @property
     def is_idle(self) -> bool:
@@ -272,6 +292,9 @@ class Outbox:
 
     def _flush(self) -> None:
         self._flush_due = False
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         while (
             self._items
             and self._under_way < self._loop.deliveries_at_once
@@ -304,7 +327,7 @@ class Outbox:
         self._bytes_under_way -= size
         if callback is not None:
             callback(items)
-        if not self._flush_due:  # else the rest of this turn goes along
+        if not self._flush_due and self._patience is None:  # else the rest of this turn goes along
             self._flush()
 
 

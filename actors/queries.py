@@ -54,6 +54,7 @@ from understudy.core.closing import RESTARTING, close_frame
 from understudy.core.errors import error_status
 from understudy.core.tickets import SOCKET
 
+NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
 _Item = Answer | Piece
@@ -326,9 +327,9 @@ class Queries:
                 self._comparisons.answered(run.proxy, self._backend, run.assignment, None)
             self._tell(run.proxy, ("cancelled", ticket))
             return
-        self._tell(run.proxy, ("answered", (ticket, run.status)))
+        self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
         if run.is_delivered:
-            self._tell(run.proxy, ("delivered", ticket))
+            self._tell_in_time(run.proxy, ("delivered", ticket))
 
     def _put(self, item: _Item, run: Run) -> None:
         caller = run.assignment.caller_incarnation
@@ -357,7 +358,7 @@ class Queries:
                 self.undelivered -= 1
                 run.is_delivered = True
                 if run.has_ended:
-                    self._tell(run.proxy, ("delivered", run.assignment.ticket))
+                    self._tell_in_time(run.proxy, ("delivered", run.assignment.ticket))
 
     def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
         outbox = self._answers.pop(caller, None)  # the caller is gone
@@ -385,6 +386,16 @@ class Queries:
         outbox = self._news.get(proxy)
         if outbox is not None:
             outbox.put(news)
+
+    def _tell_in_time(self, proxy: str, news: _News) -> None:
+        """Tell what the router does not wait for while there is room for more queries."""
+        outbox = self._news.get(proxy)
+        if outbox is None:
+            return
+        if self.is_draining or self.running * 2 >= self.limit:
+            outbox.put(news)
+        else:
+            outbox.put_patiently(news, NEWS_S)
 
     def _forget(self, proxy: str) -> None:
         self._news.pop(proxy, None)

@@ -97,6 +97,7 @@ class GuestManager(MultiProcManager):  # type: ignore[misc]  # Thespian ships no
             self.transport.loop = guest.loop
             self.transport.at_turn_end = guest.loop.call_soon
             self.transport.deliveries_at_once = 1
+            self.transport.is_quiet = False
             self.transport.send = _nothing_passes_thespian
             self.transport.write = _nothing_passes_thespian
             self.transport.watch_remote = _everybody_is_here

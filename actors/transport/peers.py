@@ -296,6 +296,12 @@ class Peers:
         self._peers[address.text] = peer
         return peer
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing else runs in this pass of the loop, as far as can be known."""
+        # asyncio's own queue, which uvloop does not show: at its end a batch is complete.
+        return not (self._in_turn or getattr(self.loop, "_ready", True))
+
     def _need_turn(self) -> None:
         if not self._turn_due:
             self._turn_due = True

@@ -235,6 +235,11 @@ class Transport(Watches, Naming):
         self.peers.send(address, encode(message), delivery, is_patient=True)
         return True
 
+    @property
+    def is_quiet(self) -> bool:
+        """See :class:`understudy.actors.loop.Transport`."""
+        return self.peers.is_quiet
+
     def write(self, target: Any) -> None:
         """Write what was sent to ``target`` now; on the loop's thread only."""
         self.peers.write(target.addressDetails)

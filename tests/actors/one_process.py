@@ -44,6 +44,7 @@ class Place:
 
 class _Transport:
     deliveries_at_once = 4
+    is_quiet = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop, place: Place) -> None:
         self.loop = loop

@@ -19,6 +19,7 @@ class _Loop:
     """Keeps what is sent; turns end at once."""
 
     deliveries_at_once = 256
+    is_quiet = False
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any]] = []

@@ -31,6 +31,7 @@ class Recorder:
     """In the place of a transport; keeps the deliveries, for the test to end."""
 
     deliveries_at_once = 1
+    is_quiet = False
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -226,6 +227,17 @@ def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
     assert recorder.messages == [[0], [1], [2, 3]]
 
 
+def test_what_has_nothing_to_wait_for_leaves_at_once(outbox, loop, recorder):
+    recorder.is_quiet = True
+    outbox.put(1)
+    assert (recorder.messages, recorder.written) == ([[1]], ["target"])
+    outbox.put(2)  # the target takes one at a time
+    assert recorder.messages == [[1]]
+    recorder.is_quiet = False
+    recorder.end(0)
+    assert recorder.messages == [[1], [2]]
+
+
 def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):
     recorder.deliveries_at_once = 100
     loop = Loop(recorder, recorder.schedule)
@@ -239,6 +251,24 @@ def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):
     outbox.put("next")
     turn(loop)
     assert recorder.messages[-1] == ["next"]
+
+
+def test_what_may_wait_leaves_with_what_may_not_or_when_its_time_is_up(outbox, loop, recorder):
+    outbox.put_patiently(1, 0.01)
+    outbox.put_patiently(2, 60)
+    turn(loop)
+    assert recorder.messages == []
+    assert not outbox.is_idle
+    run_until(loop, lambda: recorder.messages)
+    recorder.end(0)
+    outbox.put_patiently(3, 60)
+    outbox.put(4)
+    turn(loop)
+    assert recorder.messages == [[1, 2], [3, 4]]
+    outbox.put_patiently(5, 0.01)
+    recorder.end(1)
+    assert len(recorder.messages) == 2
+    run_until(loop, lambda: recorder.messages[2:] == [[5]])
 
 
 def test_an_outbox_keeps_its_bytes_to_a_bound_and_waits_to_be_idle(recorder):

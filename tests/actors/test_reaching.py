@@ -20,6 +20,7 @@ class FakeTransport(Watches):
     """Watches as the real one does; ``end`` is what happens when the host cannot be reached."""
 
     deliveries_at_once = 1
+    is_quiet = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -50,6 +50,8 @@ SETTINGS = settings.HostSettings(state_dir=Path("/nowhere"))
 class Transport:
     """What :class:`understudy.actors.loop.Loop` and ports need, for one address of a process."""
 
+    is_quiet = False
+
     def __init__(
         self, simulation: Simulation, process: SimProcess, address: Address, admin: int
     ) -> None:
