@@ -20,18 +20,16 @@ import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from contextvars import Context, copy_context
 from typing import Any, NamedTuple
 
 from understudy.actors import user_context
-from understudy.actors.user_context import RunningQuery
 from understudy.core.batching import Batches
 from understudy.core.errors import UnderstudyError
+from understudy.serve.batch_items import Item, Outcome, Running, StreamedItem
 from understudy.serve.per_instance import PerInstance, PicklesAsNew
 
 __all__ = ["batch"]
 
-MAX_AHEAD = 256  # values of a streaming batch that one item may be behind
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
@@ -120,7 +118,7 @@ def _wrapped(batching: _Batching) -> Any:
 def _returning(batching: _Batching) -> Any:
     @functools.wraps(batching.function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        item = _Item(*batching.bind(wrapper, args, kwargs))
+        item = Item(*batching.bind(wrapper, args, kwargs))
         queue = batching.queue_of(item)
         queue.add(item)
         try:
@@ -134,7 +132,7 @@ def _returning(batching: _Batching) -> Any:
 def _streaming(batching: _Batching) -> Any:
     @functools.wraps(batching.function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        item = _StreamedItem(*batching.bind(wrapper, args, kwargs))
+        item = StreamedItem(*batching.bind(wrapper, args, kwargs))
         queue = batching.queue_of(item)
         queue.add(item)
         try:
@@ -187,13 +185,13 @@ class _Batching:
         """Return the function's parameters that become lists; TypeError where there is none."""
         return self._signatures.of(self.function, is_method=is_method)
 
-    def queue_of(self, item: _Item) -> _Queue:
+    def queue_of(self, item: Item) -> _Queue:
         """Return the queue of an item's instance on the running loop."""
         loop = asyncio.get_running_loop()
         return self._queues.get(item.owner, loop, lambda: _Queue(self, loop))
 
     @property
-    def size_of(self) -> Callable[[list[_Item]], float] | None:
+    def size_of(self) -> Callable[[list[Item]], float] | None:
         """What tells the size of some items; None to count them."""
         size_fn = self._size_fn
         if size_fn is None:
@@ -223,122 +221,6 @@ class _Signatures(PicklesAsNew):
         return signature
 
 
-class _Item:
-    """One call."""
-
-    __slots__ = ("batch", "context", "future", "owner", "query", "values")
-
-    def __init__(self, owner: tuple[Any, ...], values: dict[str, Any]) -> None:
-        self.owner = owner  # the instance, in a tuple; empty for a function
-        self.values = values  # by parameter
-        self.context: Context = copy_context()
-        self.query = user_context.running.get()
-        self.batch: _Running | None = None  # once it has begun
-        self.make_place()
-
-    @property
-    def group(self) -> Any:
-        """What the items of a batch have in common."""
-        return user_context.batching_group(self.query)
-
-    def make_place(self) -> None:
-        """Make what the outcome arrives in."""
-        self.future: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
-
-    def put(self, outcome: _Outcome) -> None:
-        """Give it its outcome, if it has none yet."""
-        if not self.future.done():
-            self.future.set_result(outcome)
-
-    async def result(self) -> Any:
-        """Wait for the outcome, and return it or raise it."""
-        return (await self.future).get()
-
-
-class _StreamedItem(_Item):
-    """One call of a streaming batch function."""
-
-    __slots__ = ("arrived",)
-
-    def make_place(self) -> None:
-        """See :class:`_Item`."""
-        self.arrived: asyncio.Queue[_Outcome | None] = asyncio.Queue()
-
-    def put(self, outcome: _Outcome | None) -> None:
-        """Add the next value, or the end."""
-        self.arrived.put_nowait(outcome)
-
-    async def next(self) -> _Outcome | None:
-        """Wait for the next value; None at the end."""
-        outcome = await self.arrived.get()
-        if self.batch is not None:
-            self.batch.moved.set()
-        return outcome
-
-
-class _Outcome(NamedTuple):
-    """A result or an exception.
-
-    Futures are given it whole: they refuse StopIteration, and complain of exceptions that nobody
-    has asked for. The traceback is kept beside, for each caller of a batch raises the same
-    exception, and would lengthen that of the others.
-    """
-
-    value: Any
-    error: BaseException | None = None
-    traceback: Any = None
-
-    @classmethod
-    def failed(cls, error: BaseException) -> _Outcome:
-        return cls(None, error, error.__traceback__)
-
-    @classmethod
-    def of(cls, result: Any) -> _Outcome:
-        """Return what a batch function has returned for one item."""
-        return cls.failed(result) if isinstance(result, Exception) else cls(result)
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error.with_traceback(self.traceback)
-        return self.value
-
-
-class _Running:
-    """A batch that has begun."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-        self.wanted: dict[Any, None] = dict.fromkeys(items)  # those whose callers still wait
-        self.moved = asyncio.Event()  # set when a caller has taken a value, or left
-        self.task: asyncio.Task[None] | None = None
-        self.query: RunningQuery | None = None  # what its calls through handles belong to
-
-    def cancel(self) -> None:
-        """End it: nobody wants it any more; harmless when it is done."""
-        if self.task is not None:
-            self.task.cancel()
-        if self.query is not None:
-            self.query.cancel_calls()
-
-    def ended(self) -> None:
-        """Note that user code has returned."""
-        if self.query is not None:
-            self.query.has_ended = True
-
-    def put_all(self, outcome: _Outcome | None) -> None:
-        for item in self.wanted:
-            item.put(outcome)
-
-    def drop(self, item: _Item) -> bool:
-        """Give an item nothing any more; tell whether there was anything to come."""
-        self.moved.set()
-        return self.wanted.pop(item, self) is None
-
-    @property
-    def is_ahead(self) -> bool:
-        return any(item.arrived.qsize() >= MAX_AHEAD for item in self.wanted)
-
-
 class _Queue:
     """What waits for one instance's batch function on one loop, and the batches that run."""
 
@@ -347,19 +229,19 @@ class _Queue:
         # A strong reference would keep the loop, which is the key of this in a weak dict, for ever.
         self._loop = weakref.ref(loop)
         limits = batching.limits
-        self._batches: Batches[_Item] = Batches(
+        self._batches: Batches[Item] = Batches(
             limits.max_size, limits.wait_s, batching.max_batches, batching.size_of
         )
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()  # loops do not keep their tasks alive
 
-    def add(self, item: _Item) -> None:
+    def add(self, item: Item) -> None:
         """Have an item wait."""
         self._batches.add(item, item.group, asyncio.get_running_loop().time())
         self._arm()
 
-    def leave(self, item: _Item) -> None:
+    def leave(self, item: Item) -> None:
         """Forget an item whose caller wants nothing more; a batch without any is cancelled."""
         running = item.batch
         if running is None:
@@ -389,7 +271,7 @@ class _Queue:
         Never at once: what is called in the same pass of the loop belongs into the same batch.
         """
         for item, error in self._batches.refused:
-            item.put(_Outcome.failed(error))
+            item.put(Outcome.failed(error))
         self._batches.refused.clear()
         due = self._batches.due_at()
         if self._timer is not None:
@@ -407,7 +289,7 @@ class _Queue:
         self._timer = None
         now = asyncio.get_running_loop().time()
         while (items := self._batches.take(now)) is not None:
-            running = _Running(items)
+            running = Running(items)
             for item in items:
                 item.batch = running
             # The context of the timer is that of whoever armed it.
@@ -422,7 +304,7 @@ class _Queue:
         self._batches.ended()
         self._arm()
 
-    async def _run(self, running: _Running) -> None:
+    async def _run(self, running: Running) -> None:
         running.query = user_context.begin_batch(item.query for item in running.items)
         try:
             called = self._call(running.items)
@@ -436,13 +318,13 @@ class _Queue:
             text = f"{self._batching.function.__qualname__} was cancelled with a batch under way"
             failure = UnderstudyError(text)
             failure.__cause__ = error
-            running.put_all(_Outcome.failed(failure))
+            running.put_all(Outcome.failed(failure))
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
-            running.put_all(_Outcome.failed(error))
+            running.put_all(Outcome.failed(error))
         finally:
             running.ended()
 
-    def _call(self, items: list[_Item]) -> Any:
+    def _call(self, items: list[Item]) -> Any:
         function = self._batching.function
         owner = items[0].owner
         positional, named = [], {}
@@ -455,12 +337,12 @@ class _Queue:
                 positional.append(column)
         return function(*owner, *positional, **named)
 
-    async def _complete(self, running: _Running, called: Coroutine[Any, Any, Any]) -> None:
+    async def _complete(self, running: Running, called: Coroutine[Any, Any, Any]) -> None:
         results = self._checked(await called, len(running.items), "returned")
         for item, result in zip(running.items, results, strict=True):
-            item.put(_Outcome.of(result))
+            item.put(Outcome.of(result))
 
-    async def _stream(self, running: _Running, called: AsyncGenerator[Any, None]) -> None:
+    async def _stream(self, running: Running, called: AsyncGenerator[Any, None]) -> None:
         async with aclosing(called) as steps:
             async for step in steps:
                 results = self._checked(step, len(running.items), "yielded")
@@ -473,25 +355,25 @@ class _Queue:
                     await running.moved.wait()
         running.put_all(None)
 
-    def _put_step(self, running: _Running, item: _StreamedItem, result: Any) -> None:
+    def _put_step(self, running: Running, item: StreamedItem, result: Any) -> None:
         if item not in running.wanted:
             return
         if result in _ENDS if isinstance(result, type) else isinstance(result, _ENDS):
             item.put(None)
             running.drop(item)
         elif isinstance(result, Exception):
-            item.put(_Outcome.failed(result))
+            item.put(Outcome.failed(result))
             running.drop(item)
         else:
-            item.put(_Outcome(result))
+            item.put(Outcome(result))
 
     def _checked(self, results: Any, count: int, did: str) -> Any:
         name = self._batching.function.__qualname__
         is_list = hasattr(results, "__len__") and hasattr(results, "__getitem__")
         if not is_list or isinstance(results, str | bytes | Mapping):
+            kind = type(results).__name__
             raise UnderstudyError(
-                f"{name} {did} a {type(results).__name__}; "
-                f"a batch function gives a list with one result per item"
+                f"{name} {did} a {kind}; a batch function gives a list with one result per item"
             )
         if len(results) != count:
             raise UnderstudyError(

@@ -15,7 +15,8 @@ from understudy.actors.transport.protocol import Connection
 from understudy.actors.transport.tls import TlsSocket
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.peers import Peer, Peers
+    from understudy.actors.transport.peer import Peer
+    from understudy.actors.transport.peers import Peers
 
 READ_SIZE = 64 * 1024
 LARGE_READ_SIZE = 1024 * 1024

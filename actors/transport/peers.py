@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
 from understudy.actors.transport.channel import Channel, Stream
@@ -41,6 +40,7 @@ from understudy.actors.transport.handshake import Role
 from understudy.actors.transport.identity import Identity
 from understudy.actors.transport.listener import Listener
 from understudy.actors.transport.network import Network
+from understudy.actors.transport.peer import Peer, Shell
 from understudy.actors.transport.protocol import Connection
 from understudy.actors.transport.remote import Remote
 from understudy.actors.transport.session import MESSAGE_COST, Limits, Session
@@ -56,68 +56,6 @@ BACKLOG_RETRY_S = 0.005
 PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
 ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
 FIRST_RETRY_S, LAST_RETRY_S = 0.01, 1.0
-
-
-class Cancelable(Protocol):
-    """Something under way that can be given up."""
-
-    def cancel(self) -> None:
-        """Give it up."""
-
-
-class Shell(Protocol):
-    """Who the peers work for; everything is called on the loop, in a turn."""
-
-    def received(self, sender: Peer, buffers: list[Buffer]) -> None:
-        """Take a message, to be handled in :meth:`deliver`."""
-
-    def deliver(self) -> None:
-        """Handle what was received."""
-
-    def sent(self, tags: Sequence[object]) -> None:
-        """Note that these messages have arrived."""
-
-    def undeliverable(self, messages: Sequence[Unsent]) -> None:
-        """Take back messages whose target is dead."""
-
-    def refused(self, tag: object, reason: str) -> None:
-        """Take back a message that cannot be sent."""
-
-    def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
-        """Note that the process at ``address`` is dead, or cannot be reached, and may be dead."""
-
-
-class Peer:
-    """What this process has with one address."""
-
-    __slots__ = (
-        "address",
-        "channel",
-        "channels",
-        "failing_since",
-        "failures",
-        "has_progressed",
-        "overflow",
-        "overflow_bytes",
-        "retry",
-        "sender",
-        "session",
-        "unflushed",
-    )
-
-    def __init__(self, address: ProcessAddress, session: Session) -> None:
-        self.address = address
-        self.session = session
-        self.channel: Channel | None = None  # the one that messages flow over
-        self.channels: set[Channel] = set()  # it, and those that are not that far
-        self.failures = 0  # connections that ended before a message arrived, one after the other
-        self.has_progressed = False  # a message arrived over the present connection
-        self.failing_since = 0.0  # the loop's time at the first of them, of another host's
-        self.retry: Cancelable | None = None  # what will lead to the next connection
-        self.overflow: deque[tuple[list[Buffer], object]] = deque()  # behind the window
-        self.overflow_bytes = 0
-        self.unflushed = 0
-        self.sender: object = None  # the shell's own
 
 
 class Peers:

@@ -37,7 +37,8 @@ from understudy.actors.transport.sockets import is_ours, local_listener, tcp_soc
 from understudy.actors.transport.tls import Securing, TlsSocket
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.peers import Peer, Peers
+    from understudy.actors.transport.peer import Peer
+    from understudy.actors.transport.peers import Peers
 
 GIVE_UP_S = 1.5  # after the first failure to reach a peer
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5

@@ -38,6 +38,7 @@ from thespian.system.transport import (
 from understudy.actors.transport import descriptors, envelopes
 from understudy.actors.transport.addresses import ProcessAddress
 from understudy.actors.transport.cluster_key import ClusterKeyError
+from understudy.actors.transport.delivery import Delivery, target_of
 from understudy.actors.transport.endpoints import (
     Attach,
     Endpoint,
@@ -52,7 +53,8 @@ from understudy.actors.transport.inbox import Inbox
 from understudy.actors.transport.interrupts import Interrupts
 from understudy.actors.transport.loops import descriptors_of, loop_for
 from understudy.actors.transport.network import network_of
-from understudy.actors.transport.peers import Peer, Peers
+from understudy.actors.transport.peer import Peer
+from understudy.actors.transport.peers import Peers
 from understudy.actors.transport.tls import TlsError
 from understudy.actors.transport.watches import Watches
 
@@ -60,33 +62,6 @@ logger = logging.getLogger(__name__)
 
 EXPIRY_CHECK_S = 1.0
 Handler = Callable[[Any], Any]
-
-
-class Delivery:
-    """A message of our own code on its way: what Thespian's TransmitIntent is, at a tenth of it.
-
-    It has no time limit: it ends when it is acknowledged, or with its target.
-    """
-
-    __slots__ = ("kind", "on_failed", "on_sent", "target")
-
-    def __init__(
-        self,
-        target: Any,
-        kind: type,
-        on_sent: Callable[[], None] | None,
-        on_failed: Callable[[], None] | None,
-    ) -> None:
-        self.target = target
-        self.kind = kind
-        self.on_sent = on_sent
-        self.on_failed = on_failed
-
-    def tx_done(self, status: Any) -> None:
-        """Call back."""
-        callback = self.on_sent if status is SendStatus.Sent else self.on_failed
-        if callback is not None:
-            callback()
 
 
 class Transport(Watches, Naming):
@@ -151,7 +126,7 @@ class Transport(Watches, Naming):
 
     def deadAddress(self, _manager: Any, address: Any) -> None:
         """Give up what was sent to a child that exited and did not arrive."""
-        for intent in [each for each in list(self._unfinished) if _target(each) == address]:
+        for intent in [each for each in list(self._unfinished) if target_of(each) == address]:
             self._finish(intent, SendStatus.DeadTarget)
 
     def lostRemote(self, address: Any) -> None:
@@ -299,7 +274,7 @@ class Transport(Watches, Naming):
     # --- What the peers tell ------------------------------------------------------------------
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
-        """See :class:`~understudy.actors.transport.peers.Shell`."""
+        """See :class:`~understudy.actors.transport.peer.Shell`."""
         if sender.sender is None:
             sender.sender = ActorAddress(sender.address)
         try:
@@ -499,7 +474,3 @@ class Transport(Watches, Naming):
         for envelope in self._inbox:
             response.addReceivedMessage(envelope.sender, self.myAddress, str(envelope.message))
         response.addWakeups([(self.myAddress, timer) for timer in self._interrupts.wakeups])
-
-
-def _target(intent: Any) -> Any:
-    return intent.target if type(intent) is Delivery else intent.targetAddr
