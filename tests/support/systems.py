@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -30,11 +32,23 @@ CLI_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a
 PORTS = range(10_000, 32_768)  # the system gives those from there on, unless it is told otherwise
 
 
+_own_ports: set[int] = set()
+_drawn = (Path(tempfile.gettempdir()) / f"understudy-test-ports-{os.getuid()}").open("a")
+
+
 def free_port() -> int:
-    """Return a port that nobody has, nor will be given: clients get higher ones from the system."""
+    """Return a port that nobody has, nor will be given: clients get higher ones from the system.
+
+    No test draws it again, of this process or another: most systems have no TCP port that could be
+    seen, but sockets by its name. Each port is a byte of a file, which its process has locked.
+    """
     while True:
         port = PORTS[secrets.randbelow(len(PORTS))]  # not random's, which hypothesis seeds
+        if port in _own_ports:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
+            fcntl.lockf(_drawn, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            _own_ports.add(port)
             probe.bind(("", port))
             return port
 

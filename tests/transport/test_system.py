@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -181,6 +182,14 @@ def test_after_the_admins_death_its_address_is_free_at_once(system, worker, star
     os.kill(actor, signal.SIGKILL)
 
 
+def open_files(pid):
+    files = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            files.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return files
+
+
 def test_actors_do_not_keep_what_their_starter_had_open(start):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -189,9 +198,11 @@ def test_actors_do_not_keep_what_their_starter_had_open(start):
         system = start()
         worker = system.createActor(Worker)
         assert system.ask(worker, ("echo", 1), ASK_S)
-        place = listener.getsockname()
-    with socket.socket() as client, pytest.raises(ConnectionRefusedError):
-        client.connect(place)
+        name = os.readlink(f"/proc/self/fd/{listener.fileno()}")
+    admin = admin_of(system, worker)
+    pids = [admin, *child_pids(admin)]
+    assert len(pids) == 3, "the logger and the worker"
+    wait_until(lambda: not any(name in open_files(pid) for pid in pids), 5, "they let go of it")
     os.close(write_fd)
     os.set_blocking(read_fd, False)
     assert os.read(read_fd, 1) == b""
