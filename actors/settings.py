@@ -90,7 +90,9 @@ class HostSettings:
     def own_dir(self) -> Path:
         """The folder of what is this host's alone: part of a state dir that leaders share."""
         own = self.state_dir / "hosts" / self.host_name
-        return own if self.leaders or own.is_dir() else self.state_dir
+        # Path's is_dir raises where the folder may not be read, and whoever opens it tells better.
+        is_there = os.path.isdir(own)
+        return own if self.leaders or is_there else self.state_dir
 
     @property
     def logs_dir(self) -> Path:

@@ -256,7 +256,7 @@ def test_what_a_replica_that_goes_has_under_way_is_finished(
         answers = [pool.submit(running.get, f"/{name}", data=body) for _ in range(3)]
         wait_until(lambda: len(list(tmp_path.glob("began *"))) == 3, 20, "all are at work")
         deploy(0)
-        wait_until(lambda: len(running.replica_pids(name)) == 2, 20, "one replica fewer")
+        wait_until(lambda: len(running.replica_pids(name)) < 3, 20, "one replica fewer, or two")
         assert not any(answer.done() for answer in answers)
         gate.touch()
         assert [answer.result(timeout=30) for answer in answers] == [(200, b"done")] * 3

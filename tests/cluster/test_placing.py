@@ -99,7 +99,9 @@ def _begin_deploy(environ: dict[str, str], folder: str) -> None:
 
 def test_a_module_that_a_host_has_not_fails_the_deploy_naming_both(three: Cluster) -> None:
     a, b, _ = three.hosts
-    here = three.folder.with_name("installed-here")  # not in the folder that travels by value
+    here = three.folder.with_name(
+        f"{three.folder.name}-installed"
+    )  # not in the folder that travels by value
     here.mkdir()
     (here / "onlyhere.py").write_text("WORD = 'here'")
     a.start(PYTHONPATH=str(here))
@@ -133,7 +135,7 @@ def test_a_folder_reaches_every_host_once_and_a_module_it_lacks_is_named_with_th
         assert (unpacked / "words.py").read_text() == "WORD = 'from the folder'"
     assert sorted(a.replicas("default#Given").values()) == ["a", "a", "b", "b", "c", "c"]
     assert a.log("controller.log").count("sending folder") == 3
-    here = three.folder.with_name("installed-here")
+    here = three.folder.with_name(f"{three.folder.name}-installed")
     here.mkdir()
     (here / "onlyhere.py").write_text("WORD = 'here'")
     uses_it = GIVEN.replace("words.WORD", "onlyhere.WORD")
