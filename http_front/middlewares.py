@@ -23,6 +23,7 @@ from understudy.core.errors import InvalidRequestError
 from understudy.http_front.answers import declared_length, is_valid_header
 from understudy.http_front.exchange import (
     SCOPE_KEY,
+    App,
     Event,
     Exchange,
     InnerExchange,
@@ -31,7 +32,6 @@ from understudy.http_front.exchange import (
     Send,
 )
 
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Serve = Callable[[Exchange, Receive], Awaitable[None]]
 ANSWER_KEY = "understudy.answer"
 HEALTH = "/-/healthz"

@@ -15,12 +15,29 @@ CHANGE_TIMEOUT_S = 2.0
 CHANGE_RETRY_S = 0.002
 
 
-class WriterLock:
-    """An exclusive flock on a file that names its holder; the kernel drops it when we die."""
+class _Lock:
+    """A descriptor whose locks the kernel drops when we die."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
         _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process still has the descriptor."""
+        return self._fd is not None
+
+    def release(self) -> None:
+        """Close our descriptor; a repeat does nothing."""
+        if self._fd is not None:
+            # Not LOCK_UN: in a forked child that would take the lock away from the parent.
+            os.close(self._fd)
+            self._fd = None
+            _held.discard(self)
+
+
+class WriterLock(_Lock):
+    """An exclusive flock on a file that names its holder."""
 
     @classmethod
     def acquire(cls, path: Path) -> WriterLock:
@@ -42,21 +59,8 @@ class WriterLock:
             raise
         return cls(fd)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process still holds the lock."""
-        return self._fd is not None
 
-    def release(self) -> None:
-        """Close our descriptor; a repeat does nothing."""
-        if self._fd is not None:
-            # Not LOCK_UN: in a forked child that would take the lock away from the parent.
-            os.close(self._fd)
-            self._fd = None
-            _held.discard(self)
-
-
-class ChangeLock:
+class ChangeLock(_Lock):
     """A POSIX lock for the moment of one change, which holds across hosts that share the folder.
 
     NFSv4 has such locks, unlike most kinds; nobody holds one for longer than a few system calls.
@@ -64,20 +68,7 @@ class ChangeLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _held.add(self)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process may still ask for the lock."""
-        return self._fd is not None
-
-    def release(self) -> None:
-        """Close our descriptor; a repeat does nothing."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            _held.discard(self)
+        super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -102,7 +93,7 @@ class ChangeLock:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
-_held: set[WriterLock | ChangeLock] = set()
+_held: set[_Lock] = set()
 
 
 def _release_inherited() -> None:
