@@ -7,6 +7,7 @@ completion answer at once.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -136,8 +137,17 @@ def _cluster(function: F) -> F:
     return function
 
 
-def _application(function: F) -> F:
-    """Add the arguments that name an application."""
+_NAMING = ("target", "arguments", "app_dir", "working_dir", "name", "route_prefix")
+
+
+def _application(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments that name an application; the command gets them as ``named``."""
+
+    @functools.wraps(function)
+    def gathered(**given: Any) -> None:
+        function(named={name: given.pop(name) for name in _NAMING}, **given)
+
+    command = gathered
     for parameter in (
         click.argument("arguments", metavar="[KEY=VALUE]...", nargs=-1),
         click.argument("target", metavar="MODULE[:ATTRIBUTE]"),
@@ -150,8 +160,8 @@ def _application(function: F) -> F:
         click.option("--route-prefix", default="/", help="Its URL path, or 'none' [/]."),
         click.option("--name", default="default", help="The application's name [default]."),
     ):
-        function = parameter(function)
-    return function
+        command = parameter(command)
+    return command
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -183,12 +193,7 @@ def start(block: bool, **flags: Any) -> None:
 @click.option("--reload", is_flag=True, help="Deploy again when a .py file under DIR changes.")
 @click.option("--non-blocking", is_flag=True, help="Deploy and leave it running.")
 def run(
-    target: str,
-    arguments: tuple[str, ...],
-    name: str,
-    route_prefix: str,
-    app_dir: str | None,
-    working_dir: str | None,
+    named: dict[str, Any],
     reload: bool,
     non_blocking: bool,
     **flags: Any,
@@ -203,14 +208,7 @@ def run(
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
     settings = _settings(flags)
-    source = commands.Source(
-        target,
-        arguments=arguments,
-        app_dir=app_dir,
-        working_dir=working_dir,
-        name=name,
-        route_prefix=route_prefix,
-    )
+    source = commands.Source(**named)
     running.run(settings, source, reload=reload, non_blocking=non_blocking)
 
 
@@ -220,12 +218,7 @@ def run(
 @_application
 @click.option("--plan", is_flag=True, help="Show what would change, and change nothing.")
 def deploy(
-    target: str,
-    arguments: tuple[str, ...],
-    name: str,
-    route_prefix: str,
-    app_dir: str | None,
-    working_dir: str | None,
+    named: dict[str, Any],
     plan: bool,
     **flags: Any,
 ) -> None:
@@ -233,14 +226,7 @@ def deploy(
     from understudy.serve import commands
 
     settings = _settings(flags)
-    source = commands.Source(
-        target,
-        arguments=arguments,
-        app_dir=app_dir,
-        working_dir=working_dir,
-        name=name,
-        route_prefix=route_prefix,
-    )
+    source = commands.Source(**named)
     commands.deploy(settings, source, plan=plan)
 
 
