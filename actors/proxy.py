@@ -65,12 +65,12 @@ LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that th
 class _Recipient(NamedTuple):
     """Who gets an answer."""
 
-    address: Address | None
+    address: bytes | None  # pickled
     incarnation: str
 
 
 class _Caller(NamedTuple):
-    address: Address
+    address: bytes  # pickled
     incarnation: str
     outbox: Outbox
     unwatch: Callable[[], None]
@@ -181,7 +181,7 @@ class Proxy(LoopActor):
     def _begin_dispatch(self) -> None:
         self._ready = True
         for caller in self._callers.values():
-            self._welcome(caller.address)
+            self._welcome(pickle.loads(caller.address))
         waiting, self._waiting = self._waiting, []
         for submission in waiting:
             self._submit(submission)
@@ -295,7 +295,8 @@ class Proxy(LoopActor):
             )
             lost = lambda: self._caller_lost(incarnation)  # noqa: E731
             unwatch = self.loop.watch_process(message.process, lost, sender)
-            self._callers[incarnation] = _Caller(sender, incarnation, outbox, unwatch)
+            address = pickle.dumps(sender)
+            self._callers[incarnation] = _Caller(address, incarnation, outbox, unwatch)
         if self._ready:
             self._welcome(sender)
 

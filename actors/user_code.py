@@ -319,6 +319,7 @@ class UserCode:
             call = pickle.loads(content_of(query.call))
             if isinstance(call, PythonCall):
                 return await self._answer_python(reply, call)
+            call = HttpCall(*call)
             return await self._answer_http(reply, call)
         except UnderstudyError as error:
             trace = traceback.format_exc()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from understudy.actors.large_bytes import beside
-from understudy.actors.messages import HttpCall, Query
+from understudy.actors.messages import Query
 from understudy.core.errors import InvalidRequestError
 from understudy.http_front.dispatcher import Dispatcher, Feed, Outcome
 from understudy.http_front.exchange import Exchange
@@ -63,7 +63,7 @@ class Asker:
             exchange.path,
             exchange.method,
             "" if call_method is None else parse_call_method(call_method),
-            beside(pickle.dumps(http_call(exchange), 5)),
+            beside(pickle.dumps(plain_call(exchange), 5)),
             exchange.request_id,
             self._timeout_s if timeout is None else self._shorter(parse_timeout(timeout)),
             None,
@@ -77,15 +77,17 @@ class Asker:
         return timeout_s if self._timeout_s is None else min(timeout_s, self._timeout_s)
 
 
-def http_call(exchange: Exchange) -> HttpCall:
-    """Return the request as user code will see it; its path includes the root path, as in ASGI.
+def plain_call(exchange: Exchange) -> tuple[Any, ...]:
+    """Return the fields of an HttpCall, the request as user code will see it.
+
+    Its path includes the root path, as in ASGI.
 
     Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
     for one, X_Forwarded_For would pass for X-Forwarded-For.
     """
     scope = exchange.scope
     full_path = exchange.full_path
-    return HttpCall(
+    return (
         exchange.method,
         full_path,
         exchange.raw_path,

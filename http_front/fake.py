@@ -109,7 +109,7 @@ class FakeDispatcher:
         return counting.cancel
 
     def _handled(self, query: Query, body: bytes) -> Outcome | Awaitable[Outcome]:
-        call: HttpCall = pickle.loads(content_of(query.call))
+        call = HttpCall(*pickle.loads(content_of(query.call)))
         asked = Asked(
             query.path,
             query.http_method,

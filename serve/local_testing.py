@@ -121,7 +121,7 @@ class _LocalReply(Reply):
         assignment = Assignment(
             ticket=pending.id,
             query=query,
-            caller="this process",
+            caller=b"this process",
             caller_incarnation="",
             endpoint=str(query.endpoint),
             route="/",

@@ -11,6 +11,7 @@ from typing import Any
 from thespian.actors import ActorSystemMessage, PoisonMessage
 from thespian.system.transport import ReceiveEnvelope
 
+from understudy.actors.compact import plain, restored
 from understudy.actors.transport.frames import MAX_BUFFERS, Buffer
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def encode(message: Any) -> list[Buffer]:
 
     Whatever pickling raises passes through; Thespian waits on CannotPickleAddress.
     """
+    message = plain(message)
     pickled: list[pickle.PickleBuffer] = []
     first = pickle.dumps(message, protocol=5, buffer_callback=pickled.append)
     if not pickled:
@@ -67,8 +69,8 @@ def encode(message: Any) -> list[Buffer]:
 def decode(buffers: list[Buffer]) -> Any:
     """Make the message that ``encode`` was given again; raises whatever unpickling does."""
     if len(buffers) == 1:
-        return pickle.loads(buffers[0])
-    return pickle.loads(buffers[0], buffers=buffers[1:])
+        return restored(pickle.loads(buffers[0]))
+    return restored(pickle.loads(buffers[0], buffers=buffers[1:]))
 
 
 class Unreadable:

@@ -286,7 +286,7 @@ class ReplicaByHand:
             query=query(
                 ticket, endpoint="by-hand", retryable=False, **python_call(*args, method=method)
             ),
-            caller=self.hand.address,
+            caller=pickle.dumps(self.hand.address),
             caller_incarnation=self.hand.process.incarnation,
             endpoint="by-hand",
             route="/",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import cloudpickle
 
@@ -22,6 +23,12 @@ from understudy.actors.settings import read_settings
 from understudy.actors.user_code import UserCode
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
+_places: WeakValueDictionary[int, Place] = WeakValueDictionary()
+
+
+def _place(number: int) -> Place:
+    return _places[number]
+
 
 class Place:
     """An address, with whoever is there; what is sent to it arrives in a later pass of the loop."""
@@ -31,6 +38,10 @@ class Place:
         self.address = self
         self.handlers: dict[type, Callable[[Any, Any], None]] = {}
         self.loop = Loop(_Transport(loop, self), lambda _: None)
+        _places[id(self)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _place, (id(self),)
 
     def on(self, kind: type, handler: Callable[[Any, Any], None]) -> None:
         """Have a handler called for messages of this class, as a port does."""

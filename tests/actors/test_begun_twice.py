@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ def run_by(world: OneProcess, proxy: str, ticket: int) -> Run:
     assignment = m.Assignment(
         ticket=ticket,
         query=query(7),
-        caller=world.proxy.myAddress,
+        caller=pickle.dumps(world.proxy.myAddress),
         caller_incarnation=caller,
         endpoint="e",
         route="/",

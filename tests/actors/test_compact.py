@@ -1,0 +1,100 @@
+"""Messages of queries as plain tuples, and back."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from tests.support.queries import query
+from understudy.actors import messages as m
+from understudy.actors.compact import plain, restored
+from understudy.actors.large_bytes import LargeAnswer, LargeBytes
+from understudy.actors.transport.envelopes import decode, encode
+
+PROCESS = m.Process(1, 2, "incarnation")
+COMPARE = m.CompareAt(5, "of the shadow", b"address", b"settings")
+
+
+def assignment(number: int, **fields: Any) -> m.Assignment:
+    return m.Assignment(number, query(number), b"address", "caller", "e", "/", 1.5, **fields)
+
+
+MESSAGES = [
+    m.SubmitQueries(incarnation="i", queries=(query(1), query(2)), cancelled=(3,), resent=(2,)),
+    m.SubmitQueries(incarnation="i"),
+    m.RunQueries(
+        incarnation="i",
+        proxy=PROCESS,
+        assignments=(assignment(1), assignment(2, compare=(COMPARE,))),
+        cancelled=(7,),
+    ),
+    m.AnswerQueries(
+        incarnation="i",
+        answers=(
+            m.HttpAnswer(1, 200, ((b"name", b"value"),), b"body"),
+            m.ValueAnswer(2, b"value"),
+            m.FailedAnswer(3, "UserCodeError", "text"),
+            m.StreamBegun(4, 200, (), PROCESS),
+            m.StreamPart(4, b"data"),
+            m.StreamEnded(4, 200),
+        ),
+    ),
+    m.QueriesFinished(
+        replica="r",
+        incarnation="i",
+        models=(("a", "b"),),
+        begun=(1,),
+        answered=((2, 200),),
+        cancelled=(3,),
+        delivered=(2,),
+        rejected=(4,),
+        draining=True,
+    ),
+    m.AttachCallerReply(proxy=PROCESS, ready=True),
+    (1, "a tuple of somebody else's"),
+    (),
+    ((),),
+    [1],
+    None,
+]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether they are equal, and of the same types all through."""
+    if isinstance(one, tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    names = getattr(one, "__slots__", ())
+    return type(one) is type(other) and (
+        all(same(getattr(one, name), getattr(other, name)) for name in names)
+        if names
+        else one == other
+    )
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=str)
+def test_a_message_arrives_as_it_was(message: Any) -> None:
+    assert same(message, decode(encode(message)))
+    assert same(message, restored(plain(message)))
+
+
+@pytest.mark.parametrize("message", MESSAGES[:2], ids=str)
+def test_what_is_pickled_of_queries_is_plain(message: Any) -> None:
+    assert b"understudy" not in encode(message)[0]
+
+
+def test_large_bytes_still_travel_beside_the_pickle() -> None:
+    content = b"x" * 100_000
+    asked = query(1)._replace(call=LargeBytes(content))
+    buffers = encode(m.SubmitQueries(incarnation="i", queries=(asked,)))
+    assert [len(each) for each in buffers[1:]] == [len(content)]
+    assert bytes(decode(buffers).queries[0].call.view) == content
+    large = LargeAnswer(m.HttpAnswer(1, 200, (), b""), LargeBytes(content))
+    buffers = encode(m.AnswerQueries(incarnation="i", answers=(large,)))
+    assert bytes(decode(buffers).answers[0].content.view) == content
+
+
+def test_a_tuple_that_was_not_made_here_raises() -> None:
+    with pytest.raises(KeyError):
+        decode([pickle.dumps((99, "unknown"))])
