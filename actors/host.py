@@ -17,7 +17,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,11 +24,12 @@ from typing import Any
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from understudy.actors import bases, binding, folders, joining
+from understudy.actors import bases, binding, folders, forking, joining
 from understudy.actors.admin_messages import RequestReply, StopCluster
 from understudy.actors.control_messages import MeetController, StopHost
+from understudy.actors.front_process import FRONT_ROLE, start_front
 from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
-from understudy.actors.logs import configure_logging, open_log, prune_replica_logs
+from understudy.actors.logs import configure_logging, prune_replica_logs
 from understudy.actors.membership import Membership
 from understudy.actors.messages import Address, Process
 from understudy.actors.port import PROXY, Finder, ThreadPort
@@ -74,15 +74,6 @@ START_AGAIN_S = 0.2
 _STARTS_OVER = "UNDERSTUDY_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from understudy.actors.host import main; sys.exit(main())"
 FIND_ADMIN_S, FIND_ADMIN_POLL_S = 2.0, 0.005
-FRONT_ROLE = "http master"
-# It waits until it is recorded: if this process is killed before that, nobody would ever stop it.
-_FRONT_PROGRAM = """
-import os, sys
-if os.read(int(sys.argv[1]), 1):
-    from understudy.http_front.server import main
-    os.close(int(sys.argv[1]))
-    main()
-"""
 ADMIN_ROLE = "thespian admin"
 LOGGER_ROLE = "thespian logger"
 
@@ -154,8 +145,9 @@ class Host:
                 "--admin-port or UNDERSTUDY_ADMIN_PORT"
             )
         # For the fork; not before the front has been started, which has as much to import.
-        from understudy.actors import controller, proxy  # noqa: F401, PLC0415
-
+        with forking.uncollected():
+            from understudy.actors import controller, proxy  # noqa: F401, PLC0415
+        forking.share_memory()
         try:
             base = bases.get(self.settings.transport).install()
             ActorSystem(base, binding.capabilities_of(self.settings), logDefs=thespian_logging())
@@ -346,28 +338,9 @@ class Host:
     # --- The HTTP front -------------------------------------------------------------------------
 
     def _start_front(self) -> None:
-        environ = dict(os.environ)
-        pass_fds: tuple[int, ...] = ()
-        if self._socket is not None:
-            environ["UNDERSTUDY_HTTP_FD"] = str(self._socket.fileno())
-            pass_fds = (self._socket.fileno(),)
-        gate, opener = os.pipe()
-        with os.fdopen(open_log(self.settings, "front"), "ab") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-c", _FRONT_PROGRAM, str(gate)],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(*pass_fds, gate),
-            )
-        os.close(gate)
-        self._front = identify(child.pid)
+        assert self._socket is not None, "bound before"
+        self._front = start_front(self.settings, self.records, self._socket.fileno())
         self._front_started_at = time.monotonic()
-        if self._front is not None:
-            self.records.add(self._front, FRONT_ROLE)
-            os.write(opener, b".")
-        os.close(opener)
 
     def _front_died(self) -> None:
         if self._stopping:

@@ -52,6 +52,15 @@ def configure_logging(settings: HostSettings, role: str) -> None:
     OUR_LOGGER.handlers[:] = [handler]
 
 
+def log_to_stderr() -> None:
+    """Undo :func:`configure_logging`, in a process that was forked from one that had a log."""
+    for handler in OUR_LOGGER.handlers[:]:
+        OUR_LOGGER.removeHandler(handler)
+        handler.stream.close()  # type: ignore[attr-defined]  # a StreamHandler, see above
+    OUR_LOGGER.propagate = True
+    OUR_LOGGER.setLevel(logging.NOTSET)
+
+
 def redirect_output(settings: HostSettings, name: str) -> None:
     """Append what this process and its C code print to ``logs/<name>.log`` of the state dir."""
     fd = open_log(settings, name)

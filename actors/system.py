@@ -1,7 +1,8 @@
 """This host's system from outside: start it, stop it, see whether it runs.
 
-The host process (:mod:`understudy.actors.host`) is started as a clean process of its own session,
-so that no descriptor or thread of the caller reaches the actors.
+The host process (:mod:`understudy.actors.host`) is a clean process of its own session, so that no
+descriptor or thread of the caller reaches the actors. A command, which has done nothing but import
+what is needed, forks it; anything else may have whatever in its memory, and starts a program.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from understudy.actors import forking
 from understudy.actors.logs import open_log
 from understudy.actors.messages import Process
 from understudy.actors.processes import (
@@ -31,6 +33,8 @@ from understudy.persistence.checkpoints import Checkpoints
 from understudy.persistence.errors import NewerFormatError, OlderFormatError, StoreError
 from understudy.persistence.filesystem import FileStore
 
+Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
+
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
 HOST_ROLE = "host"
@@ -39,23 +43,28 @@ _HOST_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
-from understudy.actors.host import main
-sys.exit(main())
+from understudy.actors.system import be_host
+sys.exit(be_host())
 """
 
 
 def start(
-    settings: HostSettings, *, on_progress: Callable[[str], None] = lambda _text: None
+    settings: HostSettings,
+    *,
+    on_progress: Callable[[str], None] = lambda _text: None,
+    is_command: bool = False,
 ) -> bool:
     """Start this host's system and wait until it answers HTTP; False when it was running.
 
-    Raises StartError with the reason. The system goes on when the caller ends.
+    ``is_command`` where this process is one of ours alone, and starts quicker for that.
+    ``on_progress`` is called when there is something to wait for. Raises StartError with the
+    reason. The system goes on when the caller ends.
     """
     _check_state(settings)
-    while not _wait_for_another_start(settings):
+    while not _wait_for_another_start(settings, on_progress):
         _prepare_folders(settings)
-        on_progress("starting the actor system and the HTTP front")
-        outcome = _start_host(settings)
+        launch = _fork if is_command and forking.can_fork() else _spawn
+        outcome = _start_host(settings, launch, on_progress)
         if outcome == "ready":
             return True
         if outcome != "running":
@@ -77,26 +86,31 @@ def _check_state(settings: HostSettings) -> None:
         return  # there is none yet, or its damage is told by who can set it aside
 
 
-def _start_host(settings: HostSettings) -> str:
+def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]) -> str:
     """Start a host process; return its one line: "ready", "running", or what went wrong."""
     read_fd, write_fd = os.pipe()
+    output = open_log(settings, "host")
     try:
-        _spawn(settings, write_fd)
+        environ = {**settings.to_environ(), "UNDERSTUDY_READY_FD": str(write_fd)}
+        launch(environ, output, write_fd)
     finally:
+        os.close(output)
         os.close(write_fd)
+    on_progress("starting the actor system and the HTTP front")
     try:
         return _read_outcome(read_fd)
     finally:
         os.close(read_fd)
 
 
-def _wait_for_another_start(settings: HostSettings) -> bool:
+def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str], None]) -> bool:
     """Wait while a host process starts or stops; tell whether one runs then, and answers."""
     records = RunRecords(settings.run_dir)
     deadline = time.monotonic() + START_TIMEOUT_S
     while hosts := records.with_role(HOST_ROLE):
         if any(map(records.is_ready, hosts)):
             return True
+        on_progress(f"waiting for host process {hosts[0].pid}, which starts or stops")
         if time.monotonic() > deadline:
             raise StartError(
                 f"host process {hosts[0].pid} neither answers nor ends; see logs/host.log in "
@@ -173,20 +187,33 @@ def _prepare_folders(settings: HostSettings) -> None:
             ) from None
 
 
-def _spawn(settings: HostSettings, ready_fd: int) -> None:
-    environ = {**os.environ, **settings.to_environ(), "UNDERSTUDY_READY_FD": str(ready_fd)}
-    with os.fdopen(open_log(settings, "host"), "ab") as output:
-        subprocess.run(
-            [sys.executable, "-c", _HOST_PROGRAM],
-            env=environ,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(ready_fd,),
-            start_new_session=True,
-            check=True,
-        )
+def be_host() -> int:
+    """Be the host process that the environment describes; return its exit status."""
+    with forking.uncollected():
+        from understudy.actors import host  # noqa: PLC0415  # only there
+    return host.main()
+
+
+def _fork(environ: dict[str, str], output: int, ready_fd: int) -> None:
+    def main() -> int:
+        os.environ.update(environ)
+        return be_host()
+
+    forking.fork(main, output, keep=[ready_fd], detached=True)
+
+
+def _spawn(environ: dict[str, str], output: int, ready_fd: int) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _HOST_PROGRAM],
+        env={**os.environ, **environ},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(ready_fd,),
+        start_new_session=True,
+        check=True,
+    )
 
 
 def _read_outcome(fd: int) -> str:

@@ -179,7 +179,10 @@ def main() -> None:
 @click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 def start(block: bool, **flags: Any) -> None:
     """Start this host's system, unless it runs."""
-    from understudy.serve import starting
+    from understudy.actors.forking import uncollected
+
+    with uncollected():
+        from understudy.serve import starting
 
     starting.start(_settings(flags), block=block)
 

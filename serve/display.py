@@ -38,12 +38,13 @@ class Progress:
     """Shows on stderr what is being waited for, once it has taken over a second.
 
     On a terminal one line that counts the seconds and goes when it is over; elsewhere a line for
-    each thing that :meth:`say` tells.
+    each thing that :meth:`say` tells. Without a text to begin with there is no thread before then.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str = "") -> None:
         self._text = text
         self._said = ""
+        self._waits = False
         self._since = time.monotonic()
         self._over = threading.Event()
         self._live = sys.stderr.isatty()
@@ -52,10 +53,18 @@ class Progress:
     def say(self, text: str) -> None:
         """Change the text; callable from any thread."""
         self._text = text
+        if self._waits:
+            self._begin()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._waits = not self._text
+        if self._text:
+            self._begin()
         return self
+
+    def _begin(self) -> None:
+        self._waits = False
+        self._thread.start()
 
     def __exit__(
         self,
@@ -64,7 +73,8 @@ class Progress:
         _traceback: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self._live and self._said:
             self._write("\r\x1b[K")
 

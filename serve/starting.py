@@ -47,8 +47,8 @@ def start(settings: HostSettings, *, block: bool) -> None:
     """Start this host's system; with ``block``, stay until Ctrl-C and stop it then."""
     if block:
         interrupt_on_terminate()
-    with Progress("starting") as progress:
-        started = system.start(settings, on_progress=progress.say)
+    with Progress() as progress:  # no thread before the host process was forked
+        started = system.start(settings, on_progress=progress.say, is_command=True)
     where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
     click.echo(f"started: {where}" if started else "already running")
     if not block:

@@ -204,7 +204,7 @@ class FakeSystem:
         self.start_error = None
         self.settings = None
 
-    def start(self, settings, *, on_progress=lambda _: None):
+    def start(self, settings, *, on_progress=lambda _: None, is_command=False):
         self.calls.append("start")
         self.settings = settings
         if self.start_error is not None:

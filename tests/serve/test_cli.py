@@ -479,6 +479,12 @@ def test_progress_is_silent_for_what_is_quick_and_tells_of_what_is_not(capsys, m
         assert told.wait(5)
     assert capsys.readouterr().err == "slow ...\n"
     told.clear()
+    with display.Progress() as progress:
+        assert "progress" not in {thread.name for thread in threading.enumerate()}
+        progress.say("begun")
+        assert told.wait(5)
+    assert capsys.readouterr().err == "begun ...\n"
+    told.clear()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with display.Progress("slow") as progress:
         progress.say("other")

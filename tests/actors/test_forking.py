@@ -1,0 +1,105 @@
+"""What is forked to save its imports has nothing else of who forked it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+from understudy.actors import forking
+
+# Its own main module has a name that the child's must not have.
+FORKS = """
+import logging, os, signal, socket, sys
+from understudy.actors import forking, logs
+from understudy.actors.settings import read_settings
+
+def tell():
+    import __main__
+    logging.getLogger("understudy.x").warning("logged")
+    print({0, 1, 2, kept} < (has := set(map(int, os.listdir("/proc/self/fd")))), len(has))
+    print(os.read(0, 1), os.readlink("/proc/self/fd/0"))
+    print({signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)})
+    print(hasattr(__main__, "tell"), __main__.__name__, sys.argv, sys.path[0] == "")
+    print(len(logs.OUR_LOGGER.handlers), os.getsid(0) == os.getpid(), os.getcwd())
+    raise RuntimeError("told")
+
+settings = read_settings({"UNDERSTUDY_STATE_DIR": sys.argv[1]})
+logs.configure_logging(settings, "parent")
+signal.signal(signal.SIGTERM, lambda *_: None)
+other, kept = socket.socket(), os.open(os.devnull, os.O_RDONLY)
+print("said before")
+os.environ["ADDED"] = "x"
+output = os.open(sys.argv[1] + "/output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+pid = forking.fork(tell, output, keep=[kept])
+print("ended with", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def run_program(folder: Path, text: str) -> str:
+    """Run a program as a script; return what it has printed."""
+    script = folder / "forks.py"
+    script.write_text(textwrap.dedent(text), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path: Path) -> None:
+    assert run_program(tmp_path, FORKS) == "said before\nended with 1\n"
+    told = (tmp_path / "output").read_text().splitlines()
+    assert told[:7] == [
+        "logged",
+        "True 5",  # with the one that looks
+        "b'' /dev/null",
+        "{<Handlers.SIG_DFL: 0>}",
+        "False __main__ ['-c'] True",
+        f"0 False {Path.cwd()}",
+        "Traceback (most recent call last):",
+    ]
+    assert told[-1] == "RuntimeError: told"
+    assert not (tmp_path / "logs" / "parent.log").read_text()
+
+
+def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_path: Path) -> None:
+    run_program(
+        tmp_path,
+        """
+        import os, sys
+        from understudy.actors import forking
+        from understudy.actors.processes import command_line
+        import setproctitle
+
+        def be():
+            os.read(began, 1)  # returns when who forked has ended
+            setproctitle.setproctitle("understudy: child")
+            print(command_line(os.getpid()), os.getcwd(), os.getsid(0) != sid, os.environ["HOME"])
+
+        sid = os.getsid(0)
+        began, _held = os.pipe()
+        os.environ["HOME"] = "another than at first"
+        output = os.open(sys.argv[1] + "/output", os.O_WRONLY | os.O_CREAT)
+        ours = os.dup(1)  # so that who waits for what we print waits for the child
+        forking.fork(be, output, keep=[began, ours], detached=True)
+        """,
+    )
+    assert (tmp_path / "output").read_text() == "understudy: child / True another than at first\n"
+
+
+def test_only_a_process_without_other_threads_forks() -> None:
+    enough = threading.Event()
+    thread = threading.Thread(target=enough.wait)
+    thread.start()
+    try:
+        assert not forking.can_fork()
+    finally:
+        enough.set()
+        thread.join()
