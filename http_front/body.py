@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from time import monotonic
 from typing import Any
 
@@ -29,26 +30,26 @@ MIN_RATE = 500  # bytes per second
 
 
 class Patience:
-    """Ends waits that take over ``timeout_s``, a quarter more at most; from one event loop.
+    """Ends waits that take too long, by a quarter of ``timeout_s`` at most; from one event loop.
 
     One timer looks after all of them: a timer for each would cost every request 5 us.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._since: dict[asyncio.Task[Any], float] = {}
+        self._due: dict[asyncio.Task[Any], float] = {}
         self._ended: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, task: asyncio.Task[Any]) -> None:
-        """Watch a task that begins to wait; it is cancelled when it has waited for too long."""
-        self._since[task] = monotonic()
+    def begin(self, task: asyncio.Task[Any], left_s: float) -> None:
+        """Watch a task that begins to wait; it is cancelled when it waits for over ``left_s``."""
+        self._due[task] = monotonic() + left_s
         if self._timer is None:
             self._look_later()
 
     def end(self, task: asyncio.Task[Any]) -> None:
         """Watch a task no more."""
-        self._since.pop(task, None)
+        self._due.pop(task, None)
 
     def has_ended(self, task: asyncio.Task[Any]) -> bool:
         """Return whether a task was cancelled here; then it may go on as if it was not."""
@@ -65,12 +66,12 @@ class Patience:
 
     def _look(self) -> None:
         self._timer = None
-        due = monotonic() - self.timeout_s
-        for task in [task for task, since in self._since.items() if since <= due]:
-            del self._since[task]
+        now = monotonic()
+        for task in [task for task, due in self._due.items() if due <= now]:
+            del self._due[task]
             self._ended.add(task)
             task.cancel()
-        if self._since:
+        if self._due:
             self._look_later()
 
 
@@ -112,7 +113,7 @@ class Body:
                 raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
             if declared > WHOLE:
                 return b""
-        piece = await self._first()
+        piece = await self.next()
         if self.is_complete:
             return piece
         pieces: list[bytes] = [piece]
@@ -124,8 +125,14 @@ class Body:
 
     async def next(self) -> bytes:
         """Return the next bytes, perhaps none; the last ones make it complete."""
-        event = await self._next_event()
+        begun_at = monotonic()
+        left_s = self._limits.timeout_s + self.size / MIN_RATE - self._waited_s
+        if left_s <= 0:
+            raise BodyIncompleteError(_too_slow(self.size))
+        waiting = self._receive() if self._event is None else self._asked(self._event)
+        event = await self._within(waiting, left_s)
         self._event = None
+        self._waited_s += monotonic() - begun_at
         return self._take(event)
 
     async def close(self) -> None:
@@ -135,21 +142,24 @@ class Body:
             event.cancel()
             await asyncio.wait((event,))
 
-    async def _first(self) -> bytes:
-        """Return the first bytes, which are nearly always all, and here."""
+    async def _within(self, waiting: Awaitable[Event], left_s: float) -> Event:
         task = asyncio.current_task()
         assert task is not None
         patience = self._limits.patience
-        patience.begin(task)
+        patience.begin(task, left_s)
         try:
-            event = await self._receive()
+            return await waiting
         except asyncio.CancelledError:
             if not patience.has_ended(task):
                 raise
             raise BodyIncompleteError(_too_slow(self.size)) from None
         finally:
             patience.end(task)
-        return self._take(event)
+
+    async def _asked(self, event: asyncio.Future[Event]) -> Event:
+        """Return an event that was asked for before; it stays asked for if this is cancelled."""
+        await asyncio.wait((event,))
+        return event.result()
 
     async def _comes_at_once(self) -> bool:
         """Tell whether the next event is there, or nearly; it is kept."""
@@ -157,18 +167,6 @@ class Body:
             self._event = asyncio.ensure_future(self._receive())
         done, _ = await asyncio.wait((self._event,), timeout=AT_ONCE_S)
         return bool(done)
-
-    async def _next_event(self) -> Event:
-        if self._event is None:
-            self._event = asyncio.ensure_future(self._receive())
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        left_s = self._limits.timeout_s + self.size / MIN_RATE - self._waited_s
-        done, _ = await asyncio.wait((self._event,), timeout=max(left_s, 0))
-        self._waited_s += loop.time() - begun
-        if not done or left_s <= 0:
-            raise BodyIncompleteError(_too_slow(self.size))
-        return self._event.result()
 
     def _take(self, event: Event) -> bytes:
         if event["type"] != "http.request":

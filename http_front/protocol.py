@@ -12,6 +12,7 @@ every connection. What is added to uvicorn's (written against 0.54, ``protocols/
 - a response's head leaves with its first bytes, in one system call;
 - a request that has come in whole is offered to ``begin`` first, which needs no task for it
   (:mod:`.whole`), and a whole answer is written at once;
+- a body whose length is known goes past the parser, once its beginning is here;
 - one look at all connections a second instead of a timer for each that is idle.
 """
 
@@ -24,6 +25,7 @@ from email.utils import formatdate
 from functools import partial
 from typing import Any
 
+from httptools import HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -33,6 +35,7 @@ from uvicorn.server import ServerState
 from understudy.actors.loop import nothing
 from understudy.http_front.departures import Departures
 from understudy.http_front.exchange import CLOSE, App, Headers, Scope
+from understudy.http_front.joined import Joined
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
 from understudy.http_front.whole import Turn
 
@@ -41,7 +44,7 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190  # name and value
 MAX_HEAD_BYTES = 65536  # that are kept of a head that is not complete
 LINGER_S = 2.0
-LARGE = 64 * 1024  # bytes of a part that is not copied
+MIN_REST = 64 * 1024  # bytes of a body that are worth going past the parser
 AHEAD = 256 * 1024  # bytes of a body that nobody has taken; uvicorn's 64 KiB are less than one read
 
 _FORWARDED = frozenset({b"x-forwarded-proto", b"x-forwarded-for"})
@@ -132,44 +135,6 @@ class Connections(ServerState):
                 connection.give_up(now, served_too=served_too, fresh_s=fresh_s)
 
 
-class _Joined:
-    """The transport that a response is written to: what is written while held leaves at once."""
-
-    __slots__ = ("_close", "_held", "_transport", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self._transport = transport
-        self._close = close
-        self._held: list[bytes] | None = None
-        self.is_closing = transport.is_closing
-
-    def write(self, content: bytes) -> None:
-        if self._held is None:
-            self._transport.write(content)
-        else:
-            self._held.append(content)
-
-    def hold(self) -> None:
-        self._held = []
-
-    def let_go(self) -> None:
-        held, self._held = self._held, None
-        if held:
-            self.write_all(held[:-1], held[-1])
-
-    def write_all(self, parts: list[bytes], last: bytes) -> None:
-        if len(last) > LARGE:  # a system call more costs less than a copy
-            self._transport.write(b"".join(parts))
-            self._transport.write(last)
-        else:
-            parts.append(last)
-            self._transport.write(b"".join(parts))
-
-    def close(self) -> None:
-        self.let_go()
-        self._close()
-
-
 class _Turn:
     """See :class:`understudy.http_front.whole.Turn`."""
 
@@ -222,6 +187,8 @@ class FrontProtocol(HttpToolsProtocol):
         self._is_forwarded = False
         self._hosts = 0
         self._head_bytes = 0
+        self._has_new_head = False
+        self._rest = 0  # bytes that are to come of a body, past the parser
         self.accepted_at = self.loop.time()
         self.begun_at: float | None = None  # when the request whose headers come in began
         self._idle_since = self.accepted_at
@@ -229,7 +196,7 @@ class FrontProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self._joined = _Joined(transport, self._close)
+        self._joined = Joined(transport, self._close)
         self.flow = _Flow(transport, self._unwatch)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -303,6 +270,7 @@ class FrontProtocol(HttpToolsProtocol):
         if (version := self.parser.get_http_version()) not in _VERSIONS:
             raise self._refused(505, f"HTTP/{version} is not spoken here")
         super().on_headers_complete()
+        self._has_new_head = True
         if self._is_forwarded:
             self._shared.believe_proxies(self.scope)
 
@@ -317,13 +285,47 @@ class FrontProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, and read no more while much of it is not taken."""
-        cycle = self.cycle
-        if cycle.response_complete or self.parser.should_upgrade():
-            return
-        cycle.body += body
-        if len(cycle.body) > AHEAD and not self.flow.read_paused:
-            self._hold_back()
+        if not (self.cycle.response_complete or self.parser.should_upgrade()):
+            self._keep(self.cycle, body)
+
+    def _keep(self, cycle: Any, body: bytes) -> None:
+        if not cycle.body:
+            cycle.body = body  # uvicorn would copy it into a bytearray, and out of it again
+        else:
+            cycle.body = bytearray(cycle.body) if type(cycle.body) is bytes else cycle.body
+            cycle.body += body
+            if len(cycle.body) > AHEAD and not self.flow.read_paused:
+                self._hold_back()
         cycle.message_event.set()
+
+    def _rest_of_body(self) -> int:
+        """Return how much is still to come of a body, if that can go past the parser.
+
+        The parser would copy each byte once more, only to count it.
+        """
+        cycle = self.cycle
+        if cycle is None or not cycle.more_body or cycle is not self._answering:
+            return 0
+        if self.parser.should_upgrade():
+            return 0
+        head = dict(self.headers)
+        rest = int(head.get(b"content-length", 0)) - len(cycle.body)
+        return rest if rest >= MIN_REST and b"transfer-encoding" not in head else 0
+
+    def _take_rest(self, data: bytes) -> bytes:
+        """Take what is of the body; return what lies behind it, which is for a new parser."""
+        cycle, piece = self.cycle, data[: self._rest]
+        self._rest -= len(piece)
+        if not self._rest:
+            self._renew_parser()
+        if not cycle.response_complete:
+            cycle.more_body = self._rest > 0
+            self._keep(cycle, piece)
+        return data[len(piece) :]
+
+    def _renew_parser(self) -> None:
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
 
     def _hold_back(self) -> None:
         """Read no more, and hear of the client's end nevertheless."""
@@ -429,11 +431,16 @@ class FrontProtocol(HttpToolsProtocol):
         """See asyncio; nothing is read after what cannot be read."""
         if self._is_broken:
             return
+        if self._rest and not (data := self._take_rest(data)):
+            return
         self._is_beginning = True  # not before all that is here is read
         try:
             super().data_received(data)
         finally:
             self._is_beginning = False
+        if self._has_new_head:
+            self._has_new_head = False
+            self._rest = 0 if self._is_broken else self._rest_of_body()
         if self.begun_at is not None and not self._is_broken:
             self._head_bytes += len(data)  # httptools keeps a header until its end
             if self._head_bytes > MAX_HEAD_BYTES:

@@ -1,0 +1,163 @@
+"""Bodies that go past the parser, on one connection, cut anywhere."""
+
+import asyncio
+import random
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.http.test_worker import Wire
+from understudy.http_front.protocol import AHEAD, MIN_REST, Connections, FrontProtocol
+
+NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Server:
+    """One connection; its app answers with the size of the body, after or before it has read it."""
+
+    def __init__(self, *, reads=True):
+        self.reads = reads
+        self.bodies = {}
+        self.parts = []
+        self.sockets = socket.socketpair()  # to be watched while nothing is read
+        self.wire = Wire()
+        self.wire.get_extra_info = lambda name: self.sockets[0] if name == "socket" else None
+        self.connections = Connections(
+            self.answer,
+            keep_alive_s=90.0,
+            header_timeout_s=30.0,
+            max_message_bytes=1000,
+            trusted="127.0.0.1",
+        )
+        self.protocol = FrontProtocol(self.connections)
+        self.protocol.connection_made(self.wire)
+
+    async def answer(self, scope, receive, send):
+        body, more = b"", self.reads
+        while more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                self.bodies[scope["path"]] = None
+                return
+            assert type(event["body"]) is bytes
+            self.parts.append(len(event["body"]))
+            body, more = body + event["body"], event["more_body"]
+        self.bodies[scope["path"]] = body
+        size = str(len(body)).encode()
+        headers = [(b"content-length", str(len(size)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": size})
+
+    def end(self):
+        self.protocol.connection_lost(None)
+        self.connections.departures.close()
+        for each in self.sockets:
+            each.close()
+
+
+def request(path, body):
+    head = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    return head % (path, len(body)) + body
+
+
+async def turn():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@given(
+    sizes=st.lists(
+        st.sampled_from([0, 1, MIN_REST - 1, MIN_REST, MIN_REST + 1, 3 * AHEAD]),
+        min_size=1,
+        max_size=3,
+    ),
+    cuts=st.lists(st.integers(0, 4 * AHEAD), max_size=6),
+    gives_turns=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(sizes, cuts, gives_turns):
+    bodies = [random.Random(size).randbytes(size) for size in sizes]
+    sent = b"".join(request(b"/%d" % n, body) for n, body in enumerate(bodies)) + NEXT
+    ends = sorted({cut for cut in cuts if cut < len(sent)} | {len(sent)})
+
+    async def run():
+        server, start = Server(), 0
+        for end in ends:
+            server.protocol.data_received(sent[start:end])
+            start = end
+            if gives_turns:
+                await turn()
+        for _ in range(10):
+            await turn()
+        assert not server.wire.closed
+        server.end()
+        return server
+
+    server = asyncio.run(run())
+    assert server.bodies == {f"/{n}": body for n, body in enumerate(bodies)} | {"/next": b""}
+    assert server.wire.written.count(b"HTTP/1.1 200 ") == len(bodies) + 1
+
+
+def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
+    async def run():
+        server = Server()
+        body = b"x" * (4 * MIN_REST)
+        sent = request(b"/", body)
+        server.protocol.data_received(sent[: -len(body)])
+        for start in range(0, len(body), MIN_REST):
+            await turn()
+            server.protocol.data_received(body[start : start + MIN_REST])
+        await turn()
+        server.end()
+        return server
+
+    assert asyncio.run(run()).parts == [MIN_REST] * 4
+
+
+def test_while_much_of_it_is_not_taken_no_more_is_read():
+    async def run():
+        server = Server()
+        body = b"x" * (8 * AHEAD)
+        server.protocol.data_received(request(b"/", body)[: -len(body)])
+        for _ in range(2):
+            assert not server.wire.paused
+            server.protocol.data_received(b"x" * AHEAD)
+        assert server.wire.paused
+        await turn()
+        assert not server.wire.paused
+        server.end()
+
+    asyncio.run(run())
+
+
+def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_request_is_served():
+    async def run():
+        server = Server(reads=False)
+        sent = request(b"/", b"x" * (4 * AHEAD))
+        server.protocol.data_received(sent[:100])
+        await turn()
+        assert server.wire.written.startswith(b"HTTP/1.1 200 ")
+        for start in range(100, len(sent), AHEAD):
+            server.protocol.data_received(sent[start : start + AHEAD])
+        assert not server.wire.paused
+        server.protocol.data_received(NEXT)
+        await turn()
+        server.end()
+        return server
+
+    assert list(asyncio.run(run()).bodies) == ["/", "/next"]
+
+
+@pytest.mark.parametrize("came", [0, MIN_REST])
+def test_a_client_that_leaves_amid_it_is_told_of(came):
+    async def run():
+        server = Server()
+        server.protocol.data_received(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
+        await turn()
+        server.end()
+        await turn()
+        return server.bodies
+
+    assert asyncio.run(run()) in ({"/": None}, {})  # its task is cancelled while it waits
