@@ -46,10 +46,25 @@ def make_scope(call: HttpCall, route: str) -> dict[str, Any]:
     }
 
 
+class WholeRequest(Request):
+    """A request whose body is here: Starlette would gather it from an asynchronous generator."""
+
+    whole: bytes
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        return self.whole
+
+
 def make_request(call: HttpCall, reply: Reply) -> Request:
     """Make the request that a handler gets; its body is here, or comes in parts."""
     scope = make_scope(call, reply.assignment.route)
-    return Request(scope, Body(call.body, reply.feed).receive)
+    receive = Body(call.body, reply.feed).receive
+    if reply.feed is not None:
+        return Request(scope, receive)
+    request = WholeRequest(scope, receive)
+    request.whole = call.body
+    return request
 
 
 class Body:

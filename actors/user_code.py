@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 
 from understudy.actors import held_models, user_context, user_logging, values
+from understudy.actors.callables import Manners, is_async
 from understudy.actors.large_bytes import content_of
 from understudy.actors.messages import (
     MORE,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 ASGI_APP = "__understudy_asgi_app__"  # the attribute of a class whose requests an app answers
 MAX_THREADS = 32
+NO_KWARGS: dict[str, Any] = {}
 _NO_SOCKETS = (
     "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
 )
@@ -133,7 +135,8 @@ class UserCode:
         self._asgi: AsgiHost | None = None
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
-        self._argument_taken: dict[str, bool] = {}  # by method name; asking takes 8 us
+        self._manners = Manners()
+        self._responses: Any = None  # the module, which imports Starlette: only for HTTP
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
 
     @property
@@ -167,7 +170,7 @@ class UserCode:
         check = getattr(self._callable, "check_health", None)
         if check is None or inspect.isclass(self._callable):
             on_done(None)
-        elif _is_async(check):
+        elif is_async(check):
             self._spawn(check(), on_done)
         else:  # not by way of the event loop, which user code may be blocking
 
@@ -281,7 +284,7 @@ class UserCode:
             raise DeployFailedError(
                 "user_config is set, but the deployment has no reconfigure(user_config) method"
             )
-        await self._invoke(method, (user_config,), {}, self._pool)
+        await self._invoke("reconfigure", method, (user_config,))
 
     async def _close(self) -> None:
         async with self._changing:
@@ -290,14 +293,18 @@ class UserCode:
             await held_models.close()
             finalizer = getattr(type(self._callable), "__del__", None)
             if finalizer is not None:
-                await self._invoke(finalizer, (self._callable,), {}, self._pool)
+                await self._invoke("__del__", finalizer, (self._callable,))
 
-    async def _invoke(self, function: Any, args: Any, kwargs: Any, pool: Any) -> Any:
-        if _is_async(function):
+    async def _invoke(self, name: str, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
+        manner = self._manners.of(name, function)
+        if manner.is_async:
             return await function(*args, **kwargs)
-        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            return function(*args, **kwargs)  # runs no user code yet
-        call = pool.submit(copy_context().run, _outcome_of, function, args, kwargs)
+        if manner.makes_generator:
+            return function(*args, **kwargs)
+        return await self._run_in_thread(function, args, kwargs)
+
+    async def _run_in_thread(self, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
+        call = self._pool.submit(copy_context().run, _outcome_of, function, args, kwargs)
         future = asyncio.wrap_future(call, loop=self.loop)
         try:
             result, error = await asyncio.shield(future)
@@ -334,7 +341,7 @@ class UserCode:
 
     async def _answer_python(self, reply: Reply, call: PythonCall) -> Answer | None:
         args, kwargs = _arguments(call)
-        result = await self._invoke(self._method(call.method), args, kwargs, self._pool)
+        result = await self._invoke(call.method, self._method(call.method), args, kwargs)
         if not call.stream:
             return ValueAnswer(reply.assignment.query.id, values.dumps(result, "returned"))
         if hasattr(result, "__next__"):
@@ -348,10 +355,7 @@ class UserCode:
         return None
 
     async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
-        from starlette.exceptions import HTTPException  # noqa: PLC0415  # only for HTTP
-
-        from understudy.actors import responses  # noqa: PLC0415
-
+        responses = self._responses or self._import_responses()
         method = reply.assignment.query.call_method
         if reply.assignment.query.follows == SOCKET:
             if self._asgi is None or method:
@@ -363,30 +367,32 @@ class UserCode:
             await self._asgi.answer(reply, request)
             return None
         function = self._method(method)
-        args = (request,) if self._takes_argument(method, function) else ()
+        args = (request,) if self._manners.of(method, function).takes_argument else ()
         try:
-            result = await self._invoke(function, args, {}, self._pool)
-        except HTTPException as error:
-            return responses.from_http_exception(reply.assignment.query.id, error)
+            result = await self._invoke(method, function, args)
+        except responses.HTTPException as error:
+            refused: Answer = responses.from_http_exception(reply.assignment.query.id, error)
+            return refused
         if inspect.isgenerator(result):
             result = self._iterate(result)
-        return await responses.give_answer(reply, result, request)
+        answer: Answer | None = await responses.give_answer(reply, result, request)
+        return answer
+
+    def _import_responses(self) -> Any:
+        from understudy.actors import responses  # noqa: PLC0415
+
+        self._responses = responses
+        return responses
 
     async def _iterate(self, iterator: Iterator[Any]) -> AsyncIterator[Any]:
         """Run a generator on the threads of sync code, step by step."""
         end = object()
         try:
-            while (item := await self._invoke(next, (iterator, end), {}, self._pool)) is not end:
+            while (item := await self._run_in_thread(next, (iterator, end))) is not end:
                 yield item
         finally:
             if hasattr(iterator, "close"):
-                await self._invoke(iterator.close, (), {}, self._pool)
-
-    def _takes_argument(self, name: str, method: Any) -> bool:
-        taken = self._argument_taken.get(name)
-        if taken is None:
-            taken = self._argument_taken[name] = _takes_argument(method)
-        return taken
+                await self._run_in_thread(iterator.close, ())
 
     def _method(self, name: str) -> Any:
         if name in {"", "__call__"}:
@@ -449,19 +455,3 @@ def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswe
     return FailedAnswer(
         query.id, kind, failure.text, exception=failure.exception, traceback=failure.traceback
     )
-
-
-def _is_async(function: Any) -> bool:
-    if inspect.iscoroutinefunction(function):
-        return True
-    if inspect.isfunction(function) or inspect.ismethod(function):
-        return False
-    call = getattr(type(function), "__call__", None)  # noqa: B004  # an instance's may be async
-    return inspect.iscoroutinefunction(call)
-
-
-def _takes_argument(function: Any) -> bool:
-    try:
-        return len(inspect.signature(function).parameters) > 0
-    except (TypeError, ValueError):  # some callables in C have no signature
-        return True
