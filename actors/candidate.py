@@ -11,17 +11,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from thespian.actors import ActorAddress
 
+from understudy.actors.bidding import Bidding
 from understudy.actors.leading import read_lease, word_file
 from understudy.actors.messages import Address, Process
 from understudy.actors.port import CONTROLLER, Finder, ThreadPort
 from understudy.actors.settings import HostSettings
 from understudy.actors.transport.addresses import parse_address
-from understudy.core.leases import LOOK_S, Lease, Succession
+from understudy.core.leases import BEATS_S, LOOK_S, Bid, Lease, Succession
 from understudy.persistence.errors import StoreError
 
 logger = logging.getLogger(__name__)
@@ -40,14 +41,18 @@ class Candidate:
         on_found: Callable[[Address, Process], None],
         on_lost: Callable[[], None],
         silent_s: Callable[[], float],
+        hosts: Callable[[], Iterable[str]],
     ) -> None:
         self._port = port
         self._settings = settings
         self._on_found = on_found
         self._on_lost = on_lost
         self._silent_s = silent_s
+        self._hosts = hosts  # the addresses of all others that were heard of
         rank = settings.leader_addresses.index(settings.own_address)
         self._succession = Succession(settings.host_name, rank)
+        self._bidding = Bidding(port, settings, rank)
+        self._bid: Bid | None = None
         self._others = [ActorAddress(parse_address(gate)) for gate in settings.gates]
         self._finder: Finder | None = None
         self._stopped = threading.Event()
@@ -96,6 +101,16 @@ class Candidate:
                 continue
             trouble = ""
             self._port.loop.post(partial(self._looked, lease, time.monotonic()))
+            self._show_bid()
+
+    def _show_bid(self) -> None:
+        try:
+            if self._bid is None:
+                self._bidding.withdraw()
+            else:
+                self._bidding.write(self._bid)
+        except OSError as error:
+            logger.warning("cannot bid for the lease: %s", error)
 
     def _looked(self, lease: Lease, at: float) -> None:
         if self._stopped.is_set():
@@ -107,6 +122,10 @@ class Candidate:
             self._turn(leads=leads)
         if self._finder is None:
             self._begin(lease)
+        self._bid = None
+        if not leads and lease.epoch and self._silent_s() > BEATS_S:
+            leader = self._settings.leader_addresses[lease.place]
+            self._bid = self._bidding.bid([*self._settings.gates, *self._hosts()], leader)
 
     def _turn(self, *, leads: bool) -> None:
         if leads != self.leads:

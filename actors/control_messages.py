@@ -249,6 +249,7 @@ class HostAnswered(Message):
 
     refusal: str = ""
     epoch: int = 0
+    hosts: tuple[str, ...] = ()  # addresses of all hosts, for one that may lead
 
 
 @message

@@ -80,7 +80,8 @@ class Controller(LoopActor):
             store_id=store_id(self.settings),
         )
         if self._reign is not None:
-            self._cluster.hosts.suspect(self._reign.former, time.monotonic())
+            self._members.succeed(self._reign.former)
+            self._reign.reach = self._members.reach
         self._supervisor = Supervisor(
             self.loop,
             self._cluster,
@@ -201,8 +202,15 @@ class Controller(LoopActor):
         self._stopping = True
         self._supervisor.stop_all()
         self._requests.park(
-            message, sender, lambda: None if self._supervisor.any_alive() else _done(message)
+            message, sender, lambda: None if self._supervisor.any_alive() else self._ended(message)
         )
+
+    def _ended(self, message: am.StopCluster) -> am.RequestReply:
+        """Have another host lead, where one can: nothing is done from here any more."""
+        heir = self._members.heir()
+        if self._reign is not None and heir:
+            self._reign.give_up(heir, leaves=True)
+        return _done(message)
 
     # --- Proxies --------------------------------------------------------------------------------
 

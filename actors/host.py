@@ -430,6 +430,7 @@ class Host:
     def _stop_controller(self) -> None:
         if self._controller.found is not None:
             controller = self._controller.found[0]
+            self._controller.stop()  # whoever leads next is not for this host to follow
             request = StopCluster(request_id=self.process.incarnation)
             self.port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
 

@@ -24,7 +24,12 @@ def find_controller(
     finder: Finder | Candidate
     if settings.leaders:
         finder = Candidate(
-            port, settings, lambda *_: on_found(), membership.lost_controller, membership.silent_s
+            port,
+            settings,
+            lambda *_: on_found(),
+            membership.lost_controller,
+            membership.silent_s,
+            lambda: membership.hosts,
         )
     else:
         gates = [ActorAddress(parse_address(gate)) for gate in resolved_gates(settings)]

@@ -3,6 +3,7 @@
 Who decides that this host is to lead is candidate.py; it leaves word from which epoch on. The
 controller takes the store over from just that epoch, or not at all. From then on it does nothing
 while its term may be over, until the store has accepted a renewal, and ends when that is refused.
+It gives the lease up when its host is stopped, or a bid (bidding.py) tells of who is better placed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from understudy.actors.bidding import read_bids
 from understudy.actors.loop import Loop
 from understudy.actors.settings import HostSettings
-from understudy.core.leases import RENEW_S, Lease, Tenure
+from understudy.core.leases import RENEW_S, Contest, Lease, Tenure
 from understudy.persistence.errors import StaleWriterError, StoreError
 from understudy.persistence.filesystem import FileStore
 
@@ -33,7 +36,7 @@ def read_lease(settings: HostSettings) -> Lease:
     lease = json.loads(written) if written else {}
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
         return Lease(epoch)
-    return Lease(epoch, lease["holder"], lease["number"])
+    return Lease(**{name: lease[name] for name in Lease._fields if name in lease})
 
 
 def store_id(settings: HostSettings) -> str:
@@ -62,12 +65,15 @@ class Reign:
         self._settings = settings
         self._loop = loop
         self._tenure = Tenure()
-        self._number = 0
-        self.former = ""  # the name of the host that led before
+        self._contest = Contest(time.monotonic())
+        self._lease = Lease()
+        self._is_given_up = False
+        self.former = Lease()  # of who led before
+        self.reach: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see Members.reach
 
     def open(self) -> FileStore:
         """Take the store over, or end this process. Raises StoreError."""
-        self.former = read_lease(self._settings).holder
+        self.former = read_lease(self._settings)
         try:
             after = int(word_file(self._settings).read_text(encoding="ascii"))
             self._store = FileStore.open(self._settings.store_dir, namespace=NAMESPACE, after=after)
@@ -75,6 +81,11 @@ class Reign:
             self._step_down("this host has not been told to lead")
         except StaleWriterError as error:
             self._step_down(str(error))
+        self._lease = Lease(
+            self._store.epoch,
+            self._settings.host_name,
+            place=self._settings.leader_addresses.index(self._settings.own_address),
+        )
         self._renew_again()
         return self._store
 
@@ -86,25 +97,43 @@ class Reign:
 
     def renew(self) -> None:
         """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
+        if self._is_given_up:
+            return
         begun_at = time.monotonic()
-        self._number += 1
-        lease = {
-            "epoch": self._store.epoch,
-            "holder": self._settings.host_name,
-            "number": self._number,
-        }
+        self._lease = self._lease._replace(number=self._lease.number + 1)
+        if self._write():
+            self._tenure.renewed(begun_at)
+
+    def give_up(self, heir: str, *, leaves: bool) -> None:
+        """Have another host lead, and act no more; ``leaves`` where this one is being stopped."""
+        logger.warning("this controller gives the lease up for host %s", heir)
+        self._is_given_up = True
+        self._tenure.end()
+        self._lease = self._lease._replace(heir=heir, leaves=leaves)
+        self._write()  # where that fails, the others see it end
+
+    def _write(self) -> bool:
         try:
-            self._store.renew(json.dumps(lease).encode())
+            self._store.renew(json.dumps(self._lease._asdict()).encode())
         except StaleWriterError as error:
             self._step_down(str(error))
         except StoreError:
-            logger.exception("the lease could not be renewed")
-        else:
-            self._tenure.renewed(begun_at)
+            logger.exception("the lease could not be written")
+            return False
+        return True
 
     def _renew_again(self) -> None:
         self.renew()
+        self._give_way()
         self._loop.call_later(RENEW_S, self._renew_again)
+
+    def _give_way(self) -> None:
+        reach, known = self.reach()
+        if reach < known and not self._is_given_up:
+            heir = self._contest.heir(read_bids(self._settings), reach, time.monotonic())
+            if heir:
+                self.give_up(heir, leaves=False)
+                self._step_down(f"host {heir} reaches more than {reach} of {known} other hosts")
 
     def _step_down(self, reason: str) -> None:
         logger.warning("this controller steps down: %s", reason)

@@ -27,6 +27,7 @@ from understudy.actors.transport.key_files import KeyFiles
 from understudy.core.cluster import Cluster
 from understudy.core.errors import ConflictError
 from understudy.core.hosts import HostState
+from understudy.core.leases import Lease
 from understudy.core.records import HostRecord
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Members:
                 self._answer(sender, str(error))
                 return False
             self.listen_to(message.process.incarnation, name)
-        self._answer(sender)
+        self._answer(sender, hosts=self._addresses() if message.store_id else ())
         self._know(name, message.process, sender)
         self._stop_orphans(message)
         self.keys.reported(name, message.keys, sender)
@@ -113,8 +114,12 @@ class Members:
         self._reports[name] = message.report
         return is_news
 
-    def _answer(self, sender: Address, refusal: str = "") -> None:
-        self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch))
+    def _answer(self, sender: Address, refusal: str = "", hosts: tuple[str, ...] = ()) -> None:
+        self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch, hosts=hosts))
+
+    def _addresses(self) -> tuple[str, ...]:
+        others = self._cluster.hosts.records.values()
+        return (self._settings.own_address, *(record.address for record in others))
 
     def _not_shared(self, name: str) -> str:
         if not self._store_id:
@@ -187,6 +192,30 @@ class Members:
             self._reports.pop(name, None)
             self._host_processes.pop(name, None)
         return am.RequestReply(request_id=request.request_id, value=True)
+
+    def succeed(self, former: Lease) -> None:
+        """Take note of who led before, and why it does no more."""
+        if former.leaves:
+            self._cluster.hosts.forget(former.holder, time.monotonic())
+        else:
+            self._cluster.hosts.suspect(former.holder, time.monotonic())
+
+    def reach(self) -> tuple[int, int]:
+        """Return how many of the other hosts are heard, and how many there are."""
+        hosts = self._cluster.hosts
+        heard = sum(hosts.state(name) is not HostState.LOST for name in hosts.records)
+        return heard, len(hosts.records)
+
+    def heir(self) -> str:
+        """Return the first other host of those that may lead that can; "" when none can."""
+        hosts = self._cluster.hosts
+        at = {
+            record.address: name
+            for name, record in hosts.records.items()
+            if hosts.state(name) is HostState.RUNNING
+        }
+        may_lead = self._settings.leader_addresses
+        return next((at[address] for address in may_lead if address in at), "")
 
     def stop_all(self) -> None:
         """Have every host stop and delete its state, the controller's own last."""

@@ -45,6 +45,7 @@ class Membership:
         self.has_joined = False
         self.trouble = ""  # why this host has not joined
         self.is_refused = False  # by the controller; else the trouble is to reach one
+        self.hosts: tuple[str, ...] = ()  # addresses of others, where this host may lead
         self._settings = settings
         self._process = process
         self._records = records
@@ -147,6 +148,7 @@ class Membership:
         if refusal and refusal != self.trouble:
             logger.error("cannot join %s: %s", ", ".join(self._settings.gates), refusal)
         self.trouble, self.is_refused, self.has_joined = refusal, bool(refusal), not refusal
+        self.hosts = message.hosts
 
     def _kill(self, message: KillReplica, sender: Address) -> None:
         process = message.process

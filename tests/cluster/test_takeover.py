@@ -152,6 +152,46 @@ def test_no_takeover_while_the_leader_lives_whatever_else_dies(led: Cluster) -> 
     assert controllers(led) == ["a"]
 
 
+def test_a_leader_that_is_stopped_hands_over_at_once_and_no_get_fails(led: Cluster) -> None:
+    a, b, c = led.hosts
+    with b.load(connections=16) as end_at_b, c.load(connections=16) as end_at_c:
+        a.check("stop")
+        wait_for_leader(c, "b", 10)
+        led.wait_for(lambda: len(c.replicas("default#Who")) == 3, 20, "all run")
+        tallies = [end_at_b(), end_at_c()]
+    assert not [tally.failures for tally in tallies if tally.failures], tallies
+    assert "gives the lease up for host b" in a.log("controller.log")
+    assert c.hosts() == {"b": "RUNNING", "c": "RUNNING"}  # it has left, and is not lost
+    assert controllers(led) == ["b"]
+    a.start()
+    led.wait_for(lambda: c.hosts() == ALL and a.hosts() == ALL, 20, "it is back, and follows")
+    b.check("stop")
+    wait_for_leader(c, "a", 10)
+    assert c.hosts() == {"a": "RUNNING", "c": "RUNNING"}
+
+
+def test_a_leader_whom_nobody_hears_gives_way_to_one_that_others_hear(led: Cluster) -> None:
+    a, b, c = led.hosts
+    c.cut()  # then a and b reach one each, and a leads on
+    led.wait_for(lambda: b.hosts()["c"] == "LOST", 20, "it is lost")
+    c.heal()
+    led.wait_for(lambda: b.hosts() == ALL, 20, "it is back")
+    assert controllers(led) == ["a"]
+    with b.load(connections=16) as end_at_b, c.load(connections=16) as end_at_c:
+        a.cut()  # it reaches the folder all the same
+        wait_for_leader(c, "b", 30)
+        led.wait_for(lambda: controllers(led) == ["b"], 10, "only one leads")
+        led.wait_for(lambda: len(b.replicas("default#Who")) == 3, 30, "its replica is replaced")
+        tallies = [end_at_b(), end_at_c()]
+    assert not [tally.failures for tally in tallies if tally.failures], tallies
+    assert "gives the lease up for host b" in a.log("controller.log")
+    assert a.get("/")[0] == 200  # it serves on with what it has
+    a.heal()
+    led.wait_for(lambda: c.hosts() == ALL and a.hosts() == ALL, 30, "it is back, and follows")
+    led.wait_for(lambda: len(b.replicas("default#Who")) == 3, 20, "no more than three run")
+    assert controllers(led) == ["b"]
+
+
 def _kill(pid: int) -> None:
     import os  # noqa: PLC0415  # on the host
     import signal  # noqa: PLC0415
