@@ -301,6 +301,11 @@ class RotateKey(Request):
 
 
 @message
+class ListHosts(Request):
+    """Answers HOST:PORT of the actor system of each host, also of those that are lost."""
+
+
+@message
 class RebalanceHosts(Request):
     """Move replicas from hosts that have more of a backend; answers how many are to move."""
 

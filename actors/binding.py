@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,17 +196,26 @@ def way_to(settings: HostSettings) -> Way | None:
         environ = {**json.loads(known), **environ}
     if key.exists():
         environ["UNDERSTUDY_KEY_FILE"] = str(key)
-    host = settings.remote_host
-    if host is None:
-        return Way(None, environ)
+    if not settings.remote_addresses:
+        return Way((), environ)
     if "UNDERSTUDY_KEY_FILE" not in environ:
         raise InvalidRequestError(
             f"address={settings.address!r}: a system of another host takes only who has the "
             f"cluster's key; name its file with --key-file or UNDERSTUDY_KEY_FILE ({key} is not "
             "there)"
         )
-    try:
-        address = socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
-    except OSError as error:
-        raise NotRunningError(f"address={settings.address!r}: {host}: {error.strerror}") from None
-    return Way(str(address), environ)
+    return Way(tuple(_resolved(settings.remote_addresses)), environ)
+
+
+def _resolved(addresses: Iterable[str]) -> list[str]:
+    """Return addresses by number, without names that there are not; NotRunningError for none."""
+    found, trouble = [], []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            found.append(f"{socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]}:{port}")
+        except OSError as error:
+            trouble.append(f"address={address!r}: {host}: {error.strerror}")
+    if not found:
+        raise NotRunningError("; ".join(trouble))
+    return found

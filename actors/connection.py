@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from understudy.actors.admin_messages import Request, RequestReply
+from understudy.actors.admin_messages import ListHosts, Request, RequestReply
 from understudy.actors.binding import way_to
 from understudy.actors.dispatch import Caller
 from understudy.actors.messages import AnswerQueries, AttachCallerReply
@@ -29,6 +29,7 @@ GONE_POLL_S = 0.05
 GONE_S = 15.0  # longer than any restart of the actor system takes
 LEAVE_TIMEOUT_S = 1.0
 UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
+LIST_EVERY_S = 30.0
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 
@@ -39,9 +40,11 @@ class Connection:
         self._port = port
         self._caller = Caller(port.loop, port.process)
         self._pending: dict[str, tuple[Request, Future[RequestReply]]] = {}
-        self._controller = Finder(port, CONTROLLER, lambda *_: self._resend_all())
+        self._controller = Finder(port, CONTROLLER, lambda *_: self._met_controller())
         self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
         self._asked_proxy = False
+        self._learns = False  # whether it is of another host, whose cluster's others may do too
+        self._listing = ""  # the id of the request for the cluster's hosts
         self._gone_since: float | None = None
         self._lock = threading.Lock()
         port.on(RequestReply, lambda message, _: self._replied(message))
@@ -56,6 +59,7 @@ class Connection:
         way = way_to(settings)
         port = ThreadPort(settings.admin_port, this_process(), settings.transport, way)
         connection = cls(port)
+        connection._learns = way is not None and bool(way.gates)
         port.open(timeout_s)
         port.loop.post(connection._controller.start)
         return connection
@@ -129,6 +133,18 @@ class Connection:
                     "status`, or start it with `understudy start`"
                 )
 
+    def _met_controller(self) -> None:
+        self._resend_all()
+        if self._learns:
+            self._list_hosts()
+
+    def _list_hosts(self) -> None:
+        """Learn of the cluster's other hosts, for when those that are known are gone."""
+        if self._controller.found is not None:
+            self._listing = secrets.token_hex(16)
+            request = ListHosts(request_id=self._listing)
+            self._port.loop.send(self._controller.found[0], request)
+
     def _gone_for(self) -> float:
         """Return for how many seconds the actor system has not answered."""
         if self._port.is_answered():
@@ -147,6 +163,10 @@ class Connection:
             self._send(request_id)
 
     def _replied(self, message: RequestReply) -> None:
+        if message.request_id == self._listing:
+            self._port.learn_gates(message.value or ())
+            self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
+            return
         entry = self._pending.get(message.request_id)
         if entry is not None and not entry[1].done():
             entry[1].set_result(message)

@@ -34,6 +34,7 @@ from understudy.core import status
 from understudy.core.changes import Changes
 from understudy.core.cluster import Cluster
 from understudy.core.effects import AskPolicy
+from understudy.core.errors import UnderstudyError
 from understudy.core.leases import RENEW_S
 from understudy.core.long_poll import News
 from understudy.core.placement import Placement
@@ -97,6 +98,7 @@ class Controller(LoopActor):
         own_requests: dict[type[am.Request], Any] = {
             am.GetStatus: lambda _: self._status(),
             am.EvictHost: lambda r: self._cluster.hosts.evict(r.host, time.monotonic()),
+            am.ListHosts: lambda _: self._members.addresses(),
             am.RebalanceHosts: lambda _: self._cluster.hosts.rebalance(),
         }
         self._requests = Requests(self._cluster, own_requests)
@@ -145,8 +147,9 @@ class Controller(LoopActor):
     # --- Requests -------------------------------------------------------------------------------
 
     def _dispatch(self, message: Any, sender: Address) -> None:
-        if not self._may_act():
-            return  # whoever sent it sends it again, to whoever leads then
+        if not self._may_act() and not isinstance(message, cm.Identify):
+            self._refuse(message, sender)
+            return
         if isinstance(message, am.StopCluster):
             self._stop_cluster(message, sender)
         elif isinstance(message, am.DrainHost):
@@ -161,6 +164,12 @@ class Controller(LoopActor):
             super()._dispatch(message, sender)
             return
         self._changed()
+
+    def _refuse(self, message: Any, sender: Address) -> None:
+        """Say why nothing is done; by default whoever asks does so again, of who leads then."""
+        trouble = "" if self._reign is None else self._reign.trouble()
+        if trouble and isinstance(message, am.Request):
+            self.loop.send(sender, failure(message, UnderstudyError(trouble)))
 
     def _may_act(self) -> bool:
         return self._reign is None or self._reign.may_act()

@@ -27,6 +27,7 @@ from understudy.persistence.filesystem import FileStore
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "controller"
+NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 
 
@@ -68,6 +69,7 @@ class Reign:
         self._contest = Contest(time.monotonic())
         self._lease = Lease()
         self._is_given_up = False
+        self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
         self.former = Lease()  # of who led before
         self.reach: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see Members.reach
 
@@ -95,6 +97,12 @@ class Reign:
             self.renew()
         return not self._tenure.is_over(time.monotonic())
 
+    def trouble(self) -> str:
+        """Return why nothing can be done, where nobody else seems to take over; else ""."""
+        if self._trouble is None or time.monotonic() - self._trouble[0] < NOBODY_ELSE_S:
+            return ""
+        return f"nothing can be changed, or looked up, at present: {self._trouble[1]}"
+
     def renew(self) -> None:
         """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
         if self._is_given_up:
@@ -117,9 +125,15 @@ class Reign:
             self._store.renew(json.dumps(self._lease._asdict()).encode())
         except StaleWriterError as error:
             self._step_down(str(error))
-        except StoreError:
-            logger.exception("the lease could not be written")
+        except StoreError as error:
+            if self._trouble is None:
+                logger.exception("the lease could not be written")
+            since = time.monotonic() if self._trouble is None else self._trouble[0]
+            self._trouble = (since, str(error))
             return False
+        if self._trouble is not None:
+            logger.warning("the lease could be written again")
+        self._trouble = None
         return True
 
     def _renew_again(self) -> None:

@@ -106,7 +106,7 @@ class Members:
                 self._answer(sender, str(error))
                 return False
             self.listen_to(message.process.incarnation, name)
-        self._answer(sender, hosts=self._addresses() if message.store_id else ())
+        self._answer(sender, hosts=self.addresses() if message.store_id else ())
         self._know(name, message.process, sender)
         self._stop_orphans(message)
         self.keys.reported(name, message.keys, sender)
@@ -117,7 +117,8 @@ class Members:
     def _answer(self, sender: Address, refusal: str = "", hosts: tuple[str, ...] = ()) -> None:
         self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch, hosts=hosts))
 
-    def _addresses(self) -> tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
+        """Return where all hosts are, the controller's own first."""
         others = self._cluster.hosts.records.values()
         return (self._settings.own_address, *(record.address for record in others))
 

@@ -13,12 +13,13 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from functools import partial
 from typing import Any
 
+from thespian.actors import ActorAddress
 from thespian.system import isInternalActorSystemMessage
 from thespian.system.messages.admin import (
     PendingActor,
@@ -32,6 +33,7 @@ from understudy.actors.control_messages import Identify, IdentifyReply
 from understudy.actors.loop import Callback, Loop
 from understudy.actors.messages import Address, AskProxy, AskProxyReply, Process
 from understudy.actors.settings import default_transport
+from understudy.actors.transport.addresses import parse_address
 from understudy.actors.transport.network import Way
 from understudy.core.errors import NotRunningError
 
@@ -61,9 +63,13 @@ class Port:
         self.admin_port = admin_port
         base = bases.get(transport or default_transport())
         more = () if way is None else (way,)
+        self._given: list[Address] = [
+            ActorAddress(parse_address(gate)) for gate in (way.gates if way is not None else ())
+        ]
         self._transport = base.attach(admin_port, loop, self._arrived, *more)
         self.loop = Loop(self._transport, partial(self._transport.scheduleTransmit, None))
         self.address: Address = self._transport.myAddress
+        self._learnt: list[Address] = []
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
             AskProxyReply: self._proxy_replied,
@@ -85,6 +91,16 @@ class Port:
         self._transport.close()
         self.loop.close()
 
+    def learn_gates(self, addresses: Iterable[str]) -> None:
+        """Ask these hosts' admins too from now on, after those that were given."""
+        learnt = [ActorAddress(parse_address(address)) for address in addresses]
+        self._learnt = [gate for gate in learnt if gate not in self._given]
+
+    @property
+    def gates(self) -> list[Address]:
+        """The admins of the system that are known, any of which will do."""
+        return [*self._given, *self._learnt] or [self._transport.admin_address]
+
     def trouble(self, gate: Address | None = None) -> str:
         """Return why an admin, by default the system's, was not reached last; "" if unknown."""
         return self._transport.trouble_with(gate or self._transport.admin_address)
@@ -104,16 +120,22 @@ class Port:
         cancel = self._transport.watch_remote(gate, lost)
 
     def probe(self, on_probed: Callable[[bool], None]) -> None:
-        """Ask the actor system's admin whether it is there; one that hangs never answers."""
+        """Ask the actor system's admins whether one is there; one that hangs never answers."""
         self._probing.append(on_probed)
-        self.loop.send(
-            self._transport.admin_address,
-            QueryExists(),
-            on_failed=lambda: self._tell_probed(answers=False),
-        )
+        gates = self.gates
+        left = len(gates)
+
+        def failed() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._tell_probed(answers=False)
+
+        for gate in gates:
+            self.loop.send(gate, QueryExists(), on_failed=failed)
 
     async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Ask the actor system's admin whether it is there."""
+        """Ask the actor system's admins whether one is there."""
         answer: asyncio.Future[bool] = self.loop.asyncio.create_future()
         self.probe(lambda answers: None if answer.done() else answer.set_result(answers))
         done, _ = await asyncio.wait([answer], timeout=timeout_s)
@@ -206,7 +228,6 @@ class ThreadPort(Port):
         way: Way | None = None,
     ) -> None:
         super().__init__(admin_port, process, asyncio.new_event_loop(), transport, way)
-        self._host = None if way is None else way.host
         self._thread = threading.Thread(target=self._run, name="understudy-port", daemon=True)
 
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
@@ -215,15 +236,18 @@ class ThreadPort(Port):
         deadline = time.monotonic() + timeout_s
         while not self.is_answered(max(deadline - time.monotonic(), 0)):
             if time.monotonic() > deadline:
-                trouble = self.trouble()
+                silence = self._silence()
                 self.close()
-                raise NotRunningError(self._silence(trouble))
+                raise NotRunningError(silence)
             time.sleep(OPEN_RETRY_S)
 
-    def _silence(self, trouble: str) -> str:
-        if self._host is not None:
-            reason = f": {trouble}" if trouble else ""
-            return f"no actor system answers at {self._host}:{self.admin_port}{reason}"
+    def _silence(self) -> str:
+        if self._given:
+            return "; ".join(
+                f"no actor system answers at {gate.addressDetails.text}"
+                + (f": {trouble}" if (trouble := self.trouble(gate)) else "")
+                for gate in self._given
+            )
         return (
             f"no actor system answers on port {self.admin_port} of this host; "
             "start one with `understudy start`, or name its port with UNDERSTUDY_ADMIN_PORT"
@@ -289,8 +313,8 @@ class Finder:
 
     ``on_found(address, process)`` is called for each new incarnation, ``on_lost()`` at its death.
     Nobody else needs to announce a new one: asking for the name creates it. ``gates`` are the
-    admins to ask in turn, by default the system's own. Where hosts take turns in leading, an admin
-    makes no controller for whoever asks; then its host's proxy says which one it obeys.
+    admins to ask in turn, by default those that the port knows. Where hosts take turns in leading,
+    an admin makes no controller for whoever asks; then its host's proxy says which one it obeys.
     """
 
     def __init__(
@@ -305,7 +329,7 @@ class Finder:
         self._names = names
         self._on_found = on_found
         self._on_lost = on_lost
-        self._gates: Sequence[Address | None] = gates or (None,)
+        self._own_gates = gates
         self._attempt = 0
         self._stopped = False
         self._unwatch: Callback = lambda: None
@@ -317,11 +341,15 @@ class Finder:
         if self._stopped:
             return
         self._attempt += 1
-        attempt, gate = self._attempt, self._gates[self._attempt % len(self._gates)]
+        attempt, gate = self._attempt, self._gates[(self._attempt - 1) % len(self._gates)]
         self._port.locate(*self._names, lambda address: self._located(address, gate), gate)
         if self._names == CONTROLLER and attempt > 1:  # an admin may be slow to refuse
             self._ask_proxy(gate)
         self._port.loop.call_later(FIND_RETRY_S, lambda: self._retry(attempt))
+
+    @property
+    def _gates(self) -> Sequence[Address]:
+        return self._own_gates or self._port.gates
 
     def stop(self) -> None:
         """Follow it no more."""

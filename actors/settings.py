@@ -67,7 +67,7 @@ class HostSettings:
 
     state_dir: Path
     admin_port: int = DEFAULT_ADMIN_PORT
-    address: str | None = None  # HOST:PORT of the system to talk to; None is this host's
+    address: str | None = None  # HOST:PORT, or several with commas, to talk to; None is this host's
     http: HTTPOptions = field(default_factory=HTTPOptions)
     transport: str = DEFAULT_TRANSPORT
     bind: str | None = None  # this host's address for other hosts; None when there are none
@@ -125,10 +125,10 @@ class HostSettings:
         return self.state_dir / "cluster.key"
 
     @property
-    def remote_host(self) -> str | None:
-        """The host in ``address``, where that is not this host's."""
-        host = (self.address or "").rpartition(":")[0]
-        return host if host and host not in LOOPBACK else None
+    def remote_addresses(self) -> tuple[str, ...]:
+        """What ``address`` names, where that is not this host's system."""
+        each = tuple(self.address.split(",")) if self.address else ()
+        return () if any(map(_is_of_this_host, each)) else each
 
     @property
     def host_id_file(self) -> Path:
@@ -238,10 +238,23 @@ def _admin_port(values: Mapping[str, Any]) -> int:
     address = values.get("address")
     if address is None:
         return int(_number("admin_port", values, DEFAULT_ADMIN_PORT, int))
-    host, _, port = str(address).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidRequestError(f"address={address!r}: expected HOST:PORT")
-    return int(port)
+    each = str(address).split(",")
+    for one in each:
+        host, _, port = one.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidRequestError(
+                f"address={address!r}: expected HOST:PORT, or several with commas"
+            )
+        if len(each) > 1 and _is_of_this_host(one):
+            raise InvalidRequestError(
+                f"address={address!r}: {host} is this host's alone; name hosts of one cluster by "
+                "the addresses that all reach"
+            )
+    return int(each[0].rpartition(":")[2])
+
+
+def _is_of_this_host(address: str) -> bool:
+    return address.rpartition(":")[0] in LOOPBACK
 
 
 def _host_name(values: Mapping[str, Any]) -> str:

@@ -54,7 +54,9 @@ def _address(function: F) -> F:
     """Add the flags that name a system on another host."""
     for flag in (
         click.option("--key-file", metavar="PATH", help="The cluster's key, for another host's."),
-        click.option("--address", metavar="HOST:PORT", help="System to talk to [this host's]."),
+        click.option(
+            "--address", metavar="HOST:PORT,...", help="Hosts of the system to talk to [this one]."
+        ),
     ):
         function = flag(function)
     return function

@@ -87,8 +87,10 @@ class Client:
     ) -> Self:
         """Connect to the system at ``HOST:PORT``, or to this host's; NotRunningError if none.
 
-        Any host of a cluster will do. Another host's takes only who has the cluster's key, in
-        ``key_file`` or in the file that UNDERSTUDY_KEY_FILE names.
+        Any host of a cluster will do, and several may be given with commas, of which one must be
+        there. The client learns of all others, and goes on with them when that one is gone. Another
+        host's takes only who has the cluster's key, in ``key_file`` or in the file that
+        UNDERSTUDY_KEY_FILE names.
         """
         settings = read_settings(address=address, key_file=key_file)
         return cls(Connection.open(settings), settings)

@@ -33,6 +33,6 @@ def attach(
     way: Way | None = None,
 ) -> OutsideTransport:
     """Give this process, which is no actor, a transport; ``on_envelope`` is called on ``loop``."""
-    if way is not None and way.host is not None:
+    if way is not None and way.gates:
         raise NotRunningError("the stock transport does not reach other hosts")
     return OutsideTransport(admin_port, loop, on_envelope)

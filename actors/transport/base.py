@@ -10,7 +10,7 @@ from typing import Any
 from thespian.system import multiprocCommon
 from thespian.system.multiprocCommon import multiprocessCommon
 
-from understudy.actors.transport.addresses import ProcessAddress
+from understudy.actors.transport.addresses import parse_address
 from understudy.actors.transport.endpoints import Attach
 from understudy.actors.transport.network import Way
 from understudy.actors.transport.roles import RepairedMultiProcAdmin
@@ -72,6 +72,6 @@ def attach(
     if way is None:
         init = Attach(loop, on_envelope)
     else:
-        gate = None if way.host is None else ProcessAddress(way.host, admin_port)
+        gate = parse_address(way.gates[0]) if way.gates else None
         init = Attach(loop, on_envelope, gate, way.environ)
     return Transport(init, {"Admin Port": admin_port})

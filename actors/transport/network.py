@@ -26,7 +26,7 @@ class Network:
 class Way(NamedTuple):
     """How a process that is no actor comes to a system, where its environment does not say it."""
 
-    host: str | None  # the IPv4 address of another host's system; None for this host's
+    gates: tuple[str, ...]  # IP:PORT of hosts of another system; empty for this host's
     environ: Mapping[str, str]  # where the cluster's key and certificates are
 
 

@@ -54,6 +54,12 @@ def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None
             UNDERSTUDY_STATE_DIR=elsewhere,
         )
         assert '"default#Who"' in shown
+    listed = "10.77.0.77:1900,nobody.invalid:1900,10.77.0.3:1900"  # only the last is there
+    shown = b.check(
+        *("status", "--json", "--address", listed, "--key-file", key),
+        UNDERSTUDY_STATE_DIR=elsewhere,
+    )
+    assert '"default#Who"' in shown
     assert b.call(_ask_everyone, key) == [["default#Who"]] * 3
     code, _, err = b.run("status", "--address", "10.77.0.3:1900", UNDERSTUDY_STATE_DIR=elsewhere)
     assert (code, "name its file with --key-file" in err) == (1, True), err
