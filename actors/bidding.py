@@ -36,6 +36,7 @@ class Bidding:
         self._own = settings.own_address
         self._place = place
         self._number = 0
+        self._is_written = False
         self._asked: dict[str, float] = {}  # since when a host owes an answer
         self._answered: dict[str, float] = {}
 
@@ -59,10 +60,13 @@ class Bidding:
         temporary = self._path.with_suffix(".new")
         temporary.write_text(json.dumps(bid), encoding="ascii")
         temporary.replace(self._path)
+        self._is_written = True
 
     def withdraw(self) -> None:
         """Bid no more; raises OSError. Blocks."""
-        self._path.unlink(missing_ok=True)
+        if self._is_written:
+            self._path.unlink(missing_ok=True)
+            self._is_written = False
 
     def _ask(self, host: str) -> None:
         def located(proxy: Address | None) -> None:

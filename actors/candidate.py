@@ -57,6 +57,7 @@ class Candidate:
         self._finder: Finder | None = None
         self._stopped = threading.Event()
         self._begun_at = time.monotonic()
+        self._trouble = ""  # why word could not be left
         self.leads = False
 
     @property
@@ -142,7 +143,8 @@ class Candidate:
 
     def _begin(self, lease: Lease) -> None:
         if self.leads:
-            word_file(self._settings).write_text(str(lease.epoch), encoding="ascii")
+            if not self._leave_word(lease.epoch):
+                return  # the next look tries again
             self._finder = Finder(
                 self._port, LEADING_CONTROLLER, self._on_found, self._let_go_of_lost
             )
@@ -151,6 +153,17 @@ class Candidate:
                 self._port, CONTROLLER, self._on_found, self._on_lost, self._others
             )
         self._finder.start()
+
+    def _leave_word(self, epoch: int) -> bool:
+        trouble = ""
+        try:
+            word_file(self._settings).write_text(str(epoch), encoding="ascii")
+        except OSError as error:
+            trouble = str(error)
+            if trouble != self._trouble:
+                logger.error("this host cannot lead: %s", trouble)  # noqa: TRY400  # no bug
+        self._trouble = trouble
+        return not trouble
 
     def _let_go_of_lost(self) -> None:
         """Have the next look decide whether there is to be another controller here."""

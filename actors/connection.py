@@ -30,6 +30,7 @@ GONE_S = 15.0  # longer than any restart of the actor system takes
 LEAVE_TIMEOUT_S = 1.0
 UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
 LIST_EVERY_S = 30.0
+LISTED = 8  # so many other hosts that one of them is there, whatever has happened
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 
@@ -164,7 +165,7 @@ class Connection:
 
     def _replied(self, message: RequestReply) -> None:
         if message.request_id == self._listing:
-            self._port.learn_gates(message.value or ())
+            self._port.learn_gates((message.value or ())[:LISTED])
             self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
             return
         entry = self._pending.get(message.request_id)

@@ -118,9 +118,11 @@ class Members:
         self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch, hosts=hosts))
 
     def addresses(self) -> tuple[str, ...]:
-        """Return where all hosts are, the controller's own first."""
-        others = self._cluster.hosts.records.values()
-        return (self._settings.own_address, *(record.address for record in others))
+        """Return where all hosts are: the controller's own, those that may lead, the others."""
+        may_lead = self._settings.leader_addresses
+        others = [record.address for record in self._cluster.hosts.records.values()]
+        others.sort(key=lambda address: address not in may_lead)
+        return (self._settings.own_address, *others)
 
     def _not_shared(self, name: str) -> str:
         if not self._store_id:

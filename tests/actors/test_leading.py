@@ -1,0 +1,132 @@
+"""The lease of a controller: what it does when the store refuses it, and when it gives way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.actors import leading
+from understudy.actors.bidding import read_bids
+from understudy.actors.leading import NOBODY_ELSE_S, Reign, read_lease, word_file
+from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.leases import RENEW_S, SETTLED_S, TERM_S, Bid
+from understudy.persistence.errors import StoreNotWritableError
+from understudy.persistence.filesystem import FileStore
+
+LEADERS = "10.0.0.1:1900,10.0.0.2:1900"
+
+
+class Ended(BaseException):
+    """The process has ended."""
+
+
+class World:
+    """A loop and a clock, as far as a reign needs them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.due: list[Callable[[], Any]] = []
+        monkeypatch.setattr(leading.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(leading.os, "_exit", self._end)
+
+    def call_later(self, _delay_s: float, callback: Callable[[], Any]) -> None:
+        self.due.append(callback)
+
+    def pass_time(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += RENEW_S
+            due, self.due = self.due, []
+            for callback in due:
+                callback()
+
+    @staticmethod
+    def _end(_status: int) -> None:
+        raise Ended
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> HostSettings:
+    given = {"leaders": LEADERS, "state_dir": str(tmp_path), "host_name": "one"}
+    made = read_settings({}, bind="10.0.0.1", **given)
+    made.run_dir.mkdir(parents=True)
+    word_file(made).write_text("0")
+    return made
+
+
+@pytest.fixture
+def reign(world: World, settings: HostSettings) -> Reign:
+    made = Reign(settings, world)  # type: ignore[arg-type]
+    made.open()
+    return made
+
+
+def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(
+    reign: Reign, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_store: FileStore, _lease: bytes) -> None:
+        raise StoreNotWritableError("cannot write to the store: No space left on device")
+
+    world.pass_time(5.0)
+    assert reign.may_act()
+    with monkeypatch.context() as full:
+        full.setattr(FileStore, "renew", refuse)
+        world.pass_time(TERM_S)
+        assert not reign.may_act()
+        assert reign.trouble() == ""  # another host may take over
+        world.pass_time(NOBODY_ELSE_S)
+        assert "No space left on device" in reign.trouble()
+    world.pass_time(RENEW_S)
+    assert reign.may_act()
+    assert reign.trouble() == ""
+
+
+def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
+    reign: Reign, world: World, settings: HostSettings
+) -> None:
+    reign.give_up("two", leaves=True)
+    lease = read_lease(settings)
+    assert (lease.holder, lease.heir, lease.leaves, lease.epoch) == ("one", "two", True, 1)
+    for _ in range(3):
+        assert not reign.may_act()
+        world.pass_time(5.0)
+    assert read_lease(settings) == lease
+
+
+def test_a_leader_that_misses_hosts_gives_way_to_a_higher_bid_and_ends(
+    reign: Reign, world: World, settings: HostSettings
+) -> None:
+    path = settings.state_dir / "hosts" / "two" / "bid.json"
+    path.parent.mkdir()
+    bids = iter(range(1000))
+
+    def bid(reach: int) -> tuple[int, int]:
+        """Bid, whenever the leader looks how many hosts it reaches."""
+        path.write_text(json.dumps(Bid(next(bids), reach, 1)))
+        return 1, 2
+
+    world.pass_time(SETTLED_S)
+    reign.reach = lambda: bid(1)
+    world.pass_time(5.0)
+    assert reign.may_act()
+    reign.reach = lambda: bid(2)
+    with pytest.raises(Ended):
+        world.pass_time(5.0)
+    assert read_lease(settings).heir == "two"
+
+
+def test_what_is_no_bid_is_none(settings: HostSettings) -> None:
+    for name, text in (("two", "[1, 2, 3]"), ("three", "[1]"), ("four", "{"), ("five", "7")):
+        path = settings.state_dir / "hosts" / name / "bid.json"
+        path.parent.mkdir()
+        path.write_text(text)
+    assert read_bids(settings) == {"two": Bid(1, 2, 3)}
