@@ -57,6 +57,7 @@ class Candidate:
         self._finder: Finder | None = None
         self._stopped = threading.Event()
         self._begun_at = time.monotonic()
+        self._ended_at = float("-inf")  # when the last controller here did
         self._trouble = ""  # why word could not be left
         self.leads = False
 
@@ -93,6 +94,7 @@ class Candidate:
     def _watch(self) -> None:
         trouble = ""
         while not self._stopped.wait(LOOK_S):
+            begun_at = time.monotonic()
             try:
                 lease = read_lease(self._settings)
             except (StoreError, ValueError) as error:
@@ -101,7 +103,7 @@ class Candidate:
                 trouble = str(error)
                 continue
             trouble = ""
-            self._port.loop.post(partial(self._looked, lease, time.monotonic()))
+            self._port.loop.post(partial(self._looked, lease, begun_at, time.monotonic()))
             self._show_bid()
 
     def _show_bid(self) -> None:
@@ -113,9 +115,9 @@ class Candidate:
         except OSError as error:
             logger.warning("cannot bid for the lease: %s", error)
 
-    def _looked(self, lease: Lease, at: float) -> None:
-        if self._stopped.is_set():
-            return
+    def _looked(self, lease: Lease, begun_at: float, at: float) -> None:
+        if self._stopped.is_set() or begun_at < self._ended_at:
+            return  # it may have been read before the controller here gave the lease up
         leads = self._succession.look(lease, at, self._silent_s())
         if lease.epoch == 0 and (self.found is not None or at - self._begun_at < FIRST_S):
             leads = self.leads
@@ -167,6 +169,7 @@ class Candidate:
 
     def _let_go_of_lost(self) -> None:
         """Have the next look decide whether there is to be another controller here."""
+        self._ended_at = time.monotonic()
         finder, self._finder = self._finder, None
         if finder is not None:
             finder.stop()

@@ -33,6 +33,7 @@ from understudy.core.records import HostRecord
 logger = logging.getLogger(__name__)
 
 REPLICA = "understudy.actors.replica.Replica"
+LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 
 
@@ -61,7 +62,7 @@ class Members:
         self._host_processes: dict[str, tuple[Process, Address]] = {}
         self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
         self._port: Port | None = None  # to other hosts' admins; made when there is one
-        self._locating: dict[str, list[Callable[[Address], None]]] = {}
+        self._locating: dict[str, tuple[float, list[Callable[[Address], None]]]] = {}
         self.keys = KeyRotation(loop, cluster, settings)
         self._beats: BeatListener | None = None
         if settings.bind is not None and settings.bind not in LOOPBACK:
@@ -236,19 +237,21 @@ class Members:
         record = self._cluster.hosts.records.get(host)
         if record is None:
             return
-        if tag in self._locating:
-            self._locating[tag].append(on_located)
+        now = time.monotonic()
+        asked_at, waiting = self._locating.get(tag, (float("-inf"), []))
+        waiting.append(on_located)
+        if now - asked_at < LOCATE_AGAIN_S:
             return
+        self._locating[tag] = (now, waiting)
         if self._port is None:
             settings = self._settings
             asyncio_loop = self._loop.asyncio
             self._port = Port(settings.admin_port, self._process, asyncio_loop, settings.transport)
-        self._locating[tag] = [on_located]
         gate = ActorAddress(parse_address(record.address))
         self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
 
     def _located(self, tag: str, address: Address | None) -> None:
-        for on_located in self._locating.pop(tag, ()):
+        for on_located in self._locating.pop(tag, (0.0, ()))[1]:
             if address is not None:  # else the core asks again
                 on_located(address)
 
