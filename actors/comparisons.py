@@ -1,10 +1,9 @@
 """The comparison of shadows' answers with the primary's, in a replica of the shadow.
 
 Theory of operation. The router names for each copy a replica of the shadow at which both answers
-are to meet. Whoever has one, the primary's replica or the shadow's, keeps it until a few have
-gathered, :data:`GATHER_S` at most, and sends them there in one message: the caller had its answer
-before. They are compared on a thread of their own, where a user's function may take its time.
-Nothing of this is in a proxy, and all the primary's replica does is to add to a list and send it.
+are to meet. Whoever has one, the primary's replica or the shadow's, sends it there some time after
+its caller has had it (answer_copies.py). They are compared on a thread of their own, where a user's
+function may take its time. Nothing of this is in a proxy.
 
 Everything is bounded: answers that are too large, come too many at once or never meet their
 counterpart are counted as not compared. Messages are not repeated; an answer that is lost is one
@@ -26,19 +25,10 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from understudy.actors.messages import (
-    Address,
-    Answer,
-    Assignment,
-    CompareAnswers,
-    ComparedAnswer,
-    FailedAnswer,
-    HttpAnswer,
-    ValueAnswer,
-)
+from understudy.actors.answer_copies import TOO_MANY
+from understudy.actors.messages import Address, CompareAnswers, ComparedAnswer
 from understudy.actors.port import Port
 from understudy.core.comparing import (
-    MAX_BODY_BYTES,
     SAME,
     Compare,
     Function,
@@ -50,19 +40,14 @@ from understudy.core.differences import Differences, Place, Plain
 
 logger = logging.getLogger(__name__)
 
-GATHER_S = 0.05
 MEET_S = 120.0  # how long one answer waits for the other
 REPORT_S = 2.0
-MAX_GATHERED_BYTES = 8 * 1024 * 1024  # of answers that wait to be sent
 MAX_HELD_BYTES = 32 * 1024 * 1024  # of answers that wait for the other one
 MAX_HELD = 10_000
 MAX_PAIRS = 1_000  # that wait to be compared
 MAX_PLACES = 20  # endpoints and settings that are counted apart
 MAX_SHOWN_BYTES = 512  # of a body in an example
-TOO_LARGE = f"larger than {MAX_BODY_BYTES // 1024} KiB"
-TOO_MANY = "too many at once"
 
-_Content = tuple[int, tuple[tuple[bytes, bytes], ...], bytes, bytes, str]
 _Found = Callable[[dict[Place, Plain]], None]
 
 
@@ -86,8 +71,6 @@ class Comparisons:
         self._port = port
         self._loop = port.loop
         self._on_found = on_found
-        self._gathered: dict[str, tuple[Address, list[ComparedAnswer]]] = {}  # by incarnation
-        self._gathered_bytes = 0
         self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
         self._held_bytes = 0
         self._pairs = 0  # on the thread, or on their way there
@@ -97,38 +80,7 @@ class Comparisons:
         self._found: dict[Place, Differences] = {}
         self._report_due = False
         self._look_due = False
-        port.on(CompareAnswers, self._arrived)
-
-    # --- The side that has an answer ------------------------------------------------------------
-
-    def answered(self, proxy: str, backend: str, run: Assignment, answer: Answer | None) -> None:
-        """Take the answer to a query that is compared; None where it was cancelled."""
-        status, headers, body, value, missing = _content_of(answer)
-        size = len(body) + len(value)
-        for at in run.compare:
-            if not self._gathered:
-                self._loop.call_later(GATHER_S, self._send)
-            if self._gathered_bytes + size > MAX_GATHERED_BYTES:
-                headers, body, value, missing, size = (), b"", b"", TOO_MANY, 0
-            self._gathered_bytes += size
-            request_id = run.query.request_id
-            item = ComparedAnswer(
-                proxy, at, run.endpoint, backend, request_id, status, headers, body, value, missing
-            )
-            if at.incarnation not in self._gathered:
-                self._gathered[at.incarnation] = (pickle.loads(at.address), [])
-            self._gathered[at.incarnation][1].append(item)
-
-    def _send(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, {}, 0
-        for incarnation, (address, answers) in gathered.items():
-            message = CompareAnswers(incarnation=incarnation, answers=tuple(answers))
-            if incarnation == self._port.process.incarnation:
-                self._arrived(message, address)
-            else:
-                self._loop.send(address, message)
-
-    # --- The side that compares -----------------------------------------------------------------
+        port.on(CompareAnswers, self.arrived)
 
     def report(self) -> None:
         """Tell all that was found."""
@@ -136,12 +88,13 @@ class Comparisons:
         if self._found:
             self._on_found({place: each.plain() for place, each in self._found.items()})
 
-    def _arrived(self, message: CompareAnswers, _sender: Address) -> None:
+    def arrived(self, message: CompareAnswers, _sender: Address) -> None:
+        """Compare what has its counterpart, keep the rest until that comes."""
         if message.incarnation != self._port.process.incarnation:
             return  # meant for a dead process whose address this one has
         pairs = []
-        for answer in message.answers:
-            key = (answer.proxy, answer.at.number)
+        for answer in map(ComparedAnswer._make, message.answers):
+            key = (answer.proxy, answer.number)
             held = self._held.pop(key, None)
             if held is None or _is_shadow(held.answer) == _is_shadow(answer):
                 self._hold(key, answer)
@@ -199,7 +152,7 @@ class Comparisons:
         if primary is None:
             return Outcome("one side gave no answer", comparable=False)
         try:
-            settings, function = self._settings(pair.shadow.at.settings)
+            settings, function = self._settings(pair.shadow.settings)
             if settings.how != "function" and _is_alike(primary, pair.shadow):
                 return SAME  # without reading what is in it
             return compare(settings, _response(primary), _response(pair.shadow), function)
@@ -220,7 +173,7 @@ class Comparisons:
 
     def _count(self, pair: _Pair, outcome: Outcome) -> None:
         shadow = pair.shadow
-        packed = shadow.at.settings
+        packed = shadow.settings
         if packed not in self._ids:
             if len(self._ids) >= MAX_PLACES:
                 self._ids.clear()
@@ -235,25 +188,8 @@ class Comparisons:
             self._loop.call_later(REPORT_S, self.report)
 
 
-def _content_of(answer: Answer | None) -> _Content:
-    content: _Content
-    if isinstance(answer, HttpAnswer):
-        content = (answer.status, answer.headers, answer.body, b"", "")
-    elif isinstance(answer, ValueAnswer):
-        content = (200, (), b"", answer.value, "")
-    elif isinstance(answer, FailedAnswer):
-        content = (500, (), b"", b"", f"failed with {answer.kind}")
-    elif answer is None:
-        content = (0, (), b"", b"", "no answer")
-    else:
-        content = (answer.status, (), b"", b"", "came in parts")
-    if len(content[2]) + len(content[3]) > MAX_BODY_BYTES:
-        content = (content[0], (), b"", b"", TOO_LARGE)
-    return content
-
-
 def _is_shadow(answer: ComparedAnswer) -> bool:
-    return bool(answer.at.settings)
+    return bool(answer.settings)
 
 
 def _is_alike(primary: ComparedAnswer, shadow: ComparedAnswer) -> bool:

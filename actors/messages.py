@@ -205,24 +205,19 @@ class StillRuns(NamedTuple):
 Piece = StreamBegun | StreamPart | FeedWanted | FeedTaken | StillRuns
 
 
-class CompareAt(NamedTuple):
-    """The replica at which a query's answer is compared with that of a copy of it.
-
-    ``number`` is the copy's; ``settings``, for it, are (id, fields of core.comparing.Compare). Both
-    and the address are pickled once and for all, for they go with every query.
-    """
-
-    number: int
-    incarnation: str
-    address: bytes
-    settings: bytes  # b"" for the query itself
+# Where a query's answer is compared with that of a copy of it: the copy's number; the replica, as
+# (incarnation, address); for the copy, the settings, as (id, fields of core.comparing.Compare), and
+# b"" for the query itself. The last two are pickled once and for all, for they go with every query;
+# nor is it a class, whose name would take ten times as long to pickle as all the rest.
+CompareAt = tuple[int, bytes, bytes]
 
 
 class ComparedAnswer(NamedTuple):
     """One side's answer, on its way to be compared; ``missing`` says why there is only a status."""
 
     proxy: str  # the incarnation of the proxy that has numbered it
-    at: CompareAt
+    number: int  # the copy's
+    settings: bytes  # see CompareAt
     endpoint: str
     backend: str
     request_id: str
@@ -361,7 +356,7 @@ class CompareAnswers(Message):
     """Replica to a replica of a shadow: answers to compare. Nobody answers, nobody repeats."""
 
     incarnation: str
-    answers: tuple[ComparedAnswer, ...]
+    answers: tuple[tuple[Any, ...], ...]  # the fields of ComparedAnswers
 
 
 @message

@@ -23,6 +23,7 @@ from understudy.actors.control_messages import (
 )
 from understudy.actors.following import Following
 from understudy.actors.loop import Outbox, Timer
+from understudy.actors.meeting_places import MeetingPlaces
 from understudy.actors.messages import (
     Address,
     AnswerQueries,
@@ -31,7 +32,6 @@ from understudy.actors.messages import (
     Assignment,
     AttachCaller,
     AttachCallerReply,
-    CompareAt,
     DetachCaller,
     FailedAnswer,
     QueriesFinished,
@@ -42,6 +42,7 @@ from understudy.actors.metrics import Metrics
 from understudy.actors.processes import is_alive
 from understudy.actors.unreachable import Unreachable
 from understudy.core import tickets
+from understudy.core.copies import COPY_S
 from understudy.core.holders import SATURATED_S
 from understudy.core.routing import CANCELLED_STATUS, Router
 from understudy.core.tables import (
@@ -58,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 LOAD_REPORT_S = 0.5
 TALLIES_REPORT_S = 1.0
-MAX_PICKLES = 1_000  # of addresses and settings; then all are made anew
 LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
 
 
@@ -104,7 +104,7 @@ class Proxy(LoopActor):
         self._beater: Beater | None = None
         self._metrics = Metrics()
         self._tallies = Tallies()
-        self._pickles: dict[str, bytes] = {}
+        self._meeting_places = MeetingPlaces(self._replica_table)
         self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
         self._held: set[str] = set()  # the keys of its tables
         self._following = Following(self.loop)
@@ -112,6 +112,7 @@ class Proxy(LoopActor):
         self._waiting: list[SubmitQueries] = []
         self._listen_timer: Timer | None = None
         self._load_timer: Timer | None = None  # armed while there are queries
+        self._copies_timer: Timer | None = None  # armed while copies for shadows are due
         self._deadline_timer: Timer | None = None
         self._deadline_at: float | None = None
         self._callers: dict[str, _Caller] = {}
@@ -337,8 +338,15 @@ class Proxy(LoopActor):
         for query_id in message.cancelled:
             self._run(self._router.cancel(caller, query_id, now))
         self._arm_deadline()
+        if self._router.has_copies_due and self._copies_timer is None:
+            self._copies_timer = self.loop.call_later(COPY_S, self._make_copies)
         if self._load_timer is None:
             self._load_timer = self.loop.call_later(LOAD_REPORT_S, self._report_load)
+
+    def _make_copies(self) -> None:
+        self._copies_timer = None
+        self._run(self._router.make_copies(time.monotonic()))
+        self._arm_deadline()
 
     def receiveMsg_QueriesFinished(self, message: QueriesFinished, _sender: Address) -> None:
         """Free the slots of what a replica has done, queue again what it rejected."""
@@ -397,30 +405,13 @@ class Proxy(LoopActor):
                 endpoint=ticket.endpoint,
                 route=ticket.route,
                 timeout_s=timeout_s,
-                compare=self._places(ticket.compare) if ticket.compare else (),
+                compare=self._meeting_places.of(ticket.compare) if ticket.compare else (),
             )
         )
 
-    def _places(self, pairings: tuple[tickets.Pairing, ...]) -> tuple[CompareAt, ...]:
-        """Return where answers are to be compared, of the replicas that live."""
-        places = []
-        for number, replica, settings in pairings:
-            link = self._links.get(replica)
-            if link is not None:
-                process: Any = link.table.process
-                address = self._pickled(process.incarnation, link.table.address)
-                packed = b"" if settings is None else self._pickled(f"by {settings[0]}", settings)
-                places.append(CompareAt(number, process.incarnation, address, packed))
-        return tuple(places)
-
-    def _pickled(self, key: str, value: Any) -> bytes:
-        """Pickle what goes with many queries once; ``key`` is its own."""
-        pickled = self._pickles.get(key)
-        if pickled is None:
-            if len(self._pickles) >= MAX_PICKLES:
-                self._pickles.clear()
-            pickled = self._pickles[key] = pickle.dumps(value)
-        return pickled
+    def _replica_table(self, tag: str) -> ReplicaTable | None:
+        link = self._links.get(tag)
+        return None if link is None else link.table
 
     def _cancel(self, effect: tickets.Cancel) -> None:
         link = self._links.get(effect.replica)

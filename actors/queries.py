@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from understudy.actors import held_models, query_client
+from understudy.actors.answer_copies import AnswerCopies
 from understudy.actors.comparisons import Comparisons
 from understudy.actors.control_messages import MeetProxy
 from understudy.actors.dispatch import Caller
@@ -167,8 +168,14 @@ class Queries:
         self._incarnation = port.process.incarnation
         self._user_code = user_code
         self._tag = tag
-        self._backend = backend
         self._comparisons = comparisons
+        self._copies = AnswerCopies(
+            port.loop,
+            port.process.incarnation,
+            backend,
+            lambda: self.running > 0,
+            comparisons.arrived,
+        )
         self._answers = Outboxes()  # by the caller's incarnation
         self._news = Outboxes()  # by the proxy's incarnation
         self._runs: dict[tuple[str, int], Run] = {}  # by key
@@ -303,13 +310,13 @@ class Queries:
 
     def answered(self, run: Run, answer: Answer) -> None:
         """Send an answer, if anybody wants it."""
-        if run.assignment.compare:
-            self._comparisons.answered(run.proxy, self._backend, run.assignment, answer)
         if run.assignment.caller is not None and not run.is_delivered:
             if run.sender is not None:
                 run.sender.flush()
             self.undelivered += 1
             self._put(answer, run)
+        if run.assignment.compare:
+            self._copies.add(run.proxy, run.assignment, answer)
 
     def ended(self, run: Run) -> None:
         """Free the slot; tell the router."""
@@ -325,7 +332,7 @@ class Queries:
         ticket = run.assignment.ticket
         if not run.status:
             if run.assignment.compare:
-                self._comparisons.answered(run.proxy, self._backend, run.assignment, None)
+                self._copies.add(run.proxy, run.assignment, None)
             self._tell(run.proxy, ("cancelled", ticket))
             return
         self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))

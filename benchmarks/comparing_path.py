@@ -1,11 +1,12 @@
 """What comparing adds to the way of a primary's query: CPU time, ``-m benchmarks.comparing_path``.
 
-A caller, a proxy and the primary's replica, the real ones, run on one loop in one process; the
-shadow's replica answers at once and throws away what it is sent, as one on another host would. A
-latency is the thread's CPU time from a query's submission to its answer, so what else the machine
-does is not in it, and the work of sending answers to be compared is in that of the queries which
-have to wait for it. Short blocks, without a shadow, with one, and with one that is compared, take
-turns; bootstrap intervals are over the blocks.
+A caller, a proxy and the primary's replica, the real ones, run on one loop in one process, with
+every message pickled and unpickled as if they were several; the shadow's replica answers at once
+and throws away what it is sent, as one on another host would. A latency is the thread's CPU time
+from a query's submission to its answer, so what else the machine does is not in it, and the work of
+sending answers to be compared is in that of the queries which have to wait for it. Short blocks,
+without a shadow, with one, and with one that is compared, take turns; bootstrap intervals are over
+the blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.comparing import show_changes
-from tests.actors.one_process import OneProcess, Place
+from tests.actors.one_process import OneProcess, Place, pickle_messages
 from understudy.actors.messages import PythonCall, QueriesFinished, RunQueries
 from understudy.core.comparing import check_compare
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
@@ -28,6 +29,7 @@ COMPARE = ("by", check_compare({"how": "json", "relative_tolerance": 1e-6}).mode
 MODES: dict[str, dict[str, Any]] = {
     "no shadow": {},
     "shadow": {"shadows": {"s": 1.0}},
+    "the same again": {"shadows": {"s": 1.0}},
     "compared": {"shadows": {"s": 1.0}, "compares": {"s": COMPARE}},
 }
 CALL = pickle.dumps(PythonCall("__call__", pickle.dumps(((), {}))))
@@ -41,24 +43,9 @@ async def answer() -> dict[str, Any]:
     }
 
 
-_sinks: dict[int, Sink] = {}
-
-
-class Sink(Place):
-    """Where the shadow is; pickled, as addresses are, by its name."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        _sinks[id(self)] = self
-        return _sink, (id(self),)
-
-
-def _sink(number: int) -> Sink:
-    return _sinks[number]
-
-
 def add_shadow(world: OneProcess) -> None:
     """Have a replica of a shadow that is done with each copy at once."""
-    place: Any = Sink(world.loop)
+    place: Any = Place(world.loop)
 
     def run(message: RunQueries, _sender: Any) -> None:
         done = QueriesFinished(
@@ -94,6 +81,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--pause-s", type=float, default=0.0)
     options = parser.parse_args()
+    pickle_messages()
     world = OneProcess(answer, limit=100)
     add_shadow(world)
     rounds: dict[str, list[list[float]]] = defaultdict(list)

@@ -7,8 +7,10 @@ from collections.abc import Hashable, Iterator
 
 from understudy.core.copies import Copies
 from understudy.core.deadlines import Deadlines
+from understudy.core.queueing import RoutedBackend
 from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Dropped, Ended, QueryLike, Ticket
+from understudy.core.tickets import Dropped, DueCopy, Ended, QueryLike, Ticket
+from understudy.core.traffic import RoutedEndpoint
 
 
 class OpenTickets:
@@ -39,6 +41,17 @@ class OpenTickets:
             tickets = self.by_caller[caller] = {}
         tickets[query.id] = ticket
         return ticket
+
+    def copy(
+        self, due: DueCopy, backend: RoutedBackend, endpoint: RoutedEndpoint | None, now: float
+    ) -> bool:
+        """Have a copy wait at its shadow; False where it cannot, or is not to be made any more."""
+        if endpoint is None or not endpoint.copies(due):
+            return False
+        copy = self.copies.make(due, self.next_number(), backend, endpoint.table, now)
+        if copy is not None:
+            self.limit(copy, backend.table)
+        return copy is not None
 
     def find(self, caller: Hashable, query_id: int) -> Ticket | None:
         """Return the ticket of a query, if it has not ended."""

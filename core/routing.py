@@ -45,6 +45,7 @@ from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 from understudy.core.tickets import (
     Cancel,
     Dropped,
+    DueCopy,
     Effects,
     QueryLike,
     Starved,
@@ -171,7 +172,26 @@ class Router:
         ticket = self._tickets.open(caller, query, table, now)
         effects = self._route(ticket, endpoint, now)
         if table.shadows and self._tickets.find(caller, query.id) is not None:  # it was let in
-            effects += self._copy(ticket, table, now)
+            self._copy_later(ticket, table)
+        return effects
+
+    @property
+    def has_copies_due(self) -> bool:
+        """Whether :meth:`make_copies` is to be called, COPY_S later: queries come first."""
+        return bool(self._tickets.copies.due)
+
+    def make_copies(self, now: float) -> Effects:
+        """Have shadows run what queries ask for, where that costs nobody anything."""
+        effects: Effects = []
+        for due in self._tickets.copies.take_due():
+            endpoint = self._endpoints.get(due.original.endpoint)
+            backend = self._backends.get(due.shadow)
+            if backend is not None and self._tickets.copy(due, backend, endpoint, now):
+                if not (backend.replicas or backend.queue.size or backend.copies.size > 1):
+                    effects.append(Starved(due.shadow))
+                effects += self._fill(backend, now)
+            else:
+                effects.append(Dropped(due.original.endpoint, due.shadow))
         return effects
 
     def cancel(self, caller: Hashable, query_id: int, now: float) -> Effects:
@@ -396,22 +416,13 @@ class Router:
         kind = BackPressureError
         return [refusal(ticket.caller, ticket.query, kind, text, after_s=retry_after_s), ended]
 
-    def _copy(self, original: Ticket, endpoint: EndpointTable, now: float) -> Effects:
-        """Have shadows run what somebody's query asks for, where that costs nobody anything."""
-        effects: Effects = []
+    def _copy_later(self, original: Ticket, endpoint: EndpointTable) -> None:
+        """Note which shadows are to get a copy, and where their answers are to be compared."""
         for tag in choose_shadows(endpoint.shadows, self._draw):
-            backend = self._backends.get(tag)
-            copy = self._tickets.copies.make(
-                original, self._tickets.next_number(), backend, endpoint, now
-            )
-            if copy is None or backend is None:
-                effects.append(Dropped(endpoint.name, tag))
-            else:
-                if not (backend.replicas or backend.queue.size or backend.copies.size > 1):
-                    effects.append(Starved(tag))
-                self._tickets.limit(copy, backend.table)
-                effects += self._fill(backend, now)
-        return effects
+            pairing = None
+            if tag in endpoint.compares and (backend := self._backends.get(tag)) is not None:
+                pairing = backend.pair(original, self._tickets.next_number())
+            self._tickets.copies.due.append(DueCopy(original, tag, pairing))
 
     def _reroute(self, ticket: Ticket, now: float) -> Effects:
         endpoint = self._endpoints.get(ticket.endpoint)
@@ -470,13 +481,13 @@ class Router:
         return [e for each in unwanted for e in self._drop(each, status, now)]
 
     def _drop(self, ticket: Ticket, status: int, now: float) -> Effects:
-        if ticket.replica is None:
-            self._backends[ticket.backend].queue_of(ticket).remove(ticket)
-            return [self._tickets.end(ticket, status, now)]
         if ticket.abandoned or ticket.answered:
             return []
         ticket.abandoned = status
-        return [Cancel(ticket.replica, ticket)]
+        if ticket.replica is not None:
+            return [Cancel(ticket.replica, ticket)]
+        self._backends[ticket.backend].queue_of(ticket).remove(ticket)
+        return [self._tickets.end(ticket, status, now)]
 
     def _fail(self, ticket: Ticket, kind: type[UnderstudyError], text: str, now: float) -> Effects:
         ended = self._tickets.end(ticket, kind.http_status, now)

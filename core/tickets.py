@@ -109,6 +109,14 @@ class Ticket:
         return self.begun and self.query.follows == SOCKET
 
 
+class DueCopy(NamedTuple):
+    """A copy that is to be made, and where it will be compared, as its original has been told."""
+
+    original: Ticket
+    shadow: str
+    pairing: Pairing | None
+
+
 class Assign(NamedTuple):
     """Send the ticket to the replica."""
 

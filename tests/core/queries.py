@@ -80,6 +80,7 @@ def is_empty(made: Router) -> bool:
     made.next_deadline_at()
     return not (
         made._tickets
+        or made.has_copies_due
         or made._tickets.copies._bytes
         or made._tickets.deadlines._heap
         or any(b.queue.size or b.copies.size for b in made._backends.values())

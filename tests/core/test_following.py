@@ -12,7 +12,7 @@ from understudy.core.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
 
 def submit(made: Router, follows: str, timeout_s: float | None = None) -> list[Effect]:
     query = Query(1, http_method="GET", follows=follows, timeout_s=timeout_s)
-    return made.submit("c", query, 0.0)
+    return made.submit("c", query, 0.0) + made.make_copies(0.0)
 
 
 @pytest.mark.parametrize("follows", [BODY, SOCKET])

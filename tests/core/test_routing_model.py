@@ -153,6 +153,10 @@ class RouterModel(RuleBasedStateMachine):
         self.outcomes[caller, query.id] = []
         self.run(self.router.submit(caller, query, self.now))
 
+    @rule()
+    def make_copies(self) -> None:
+        self.run(self.router.make_copies(self.now))
+
     @rule(index=INDEX)
     def submit_again(self, index: int) -> None:
         open_ones = [key for key, got in self.outcomes.items() if not got]
@@ -313,6 +317,7 @@ class RouterModel(RuleBasedStateMachine):
             self.add_replica(tag)
         for _ in range(200):
             self.now += SATURATED_S
+            self.run(self.router.make_copies(self.now))
             self.run(self.router.wake(self.now))
             tag, tickets = self.take(0, 9)
             for ticket in tickets:

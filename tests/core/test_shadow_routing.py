@@ -28,7 +28,11 @@ def shadowed(*tables: BackendTable, proportion: float = 1.0, **settings: Any) ->
 
 
 def submit(made: Router, *ids: int, now: float = 0.0, **query: Any) -> list[Any]:
-    return [e for i in ids for e in made.submit("c", Query(i, **query), now)]
+    effects = []
+    for i in ids:
+        effects += made.submit("c", Query(i, **query), now)
+        effects += made.make_copies(now)
+    return effects
 
 
 def copies(effects: list[Any]) -> list[tuple[str, int]]:
@@ -361,10 +365,13 @@ class Play:
             self.run(
                 self.router.submit("c", Query(number, timeout_s=None if index else 1.0), self.now)
             )
+            if index < 5:
+                self.run(self.router.make_copies(self.now))
         elif what == "cancel":
             self.run(self.router.cancel("c", number - index, self.now))
         elif what == "wait":
             self.now += 0.3
+            self.run(self.router.make_copies(self.now))
             self.run(self.router.expire(self.now))
             self.run(self.router.wake(self.now))
         else:
