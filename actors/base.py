@@ -70,7 +70,10 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self.settings: HostSettings = read_settings()
         configure_logging(self.settings, self.role)
         self.records = RunRecords(self.settings.run_dir)
-        self.records.add(self.process, self.role, self.role)
+        try:
+            self.records.add(self.process, self.role, self.role)
+        except OSError:  # the disk is full, perhaps; without it whoever asks would hear nothing
+            logger.exception("%s is not on record", self.role)
         self.started()
 
     def _dispatch(self, message: Any, sender: Address) -> None:

@@ -12,7 +12,10 @@ import random
 import signal
 import time
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
+
+from thespian.actors import ActorExitRequest
 
 from understudy.actors import admin_messages as am
 from understudy.actors import control_messages as cm
@@ -29,23 +32,30 @@ from understudy.actors.replica import Replica
 from understudy.actors.requests import Requests, failure
 from understudy.actors.status_file import StatusFile
 from understudy.actors.supervisor import Supervisor
+from understudy.actors.unsaved import Unsaved, saving
 from understudy.core import effects as fx
 from understudy.core import status
 from understudy.core.changes import Changes
 from understudy.core.cluster import Cluster
 from understudy.core.effects import AskPolicy
-from understudy.core.errors import UnderstudyError
+from understudy.core.errors import StateNotSavedError
 from understudy.core.leases import RENEW_S
 from understudy.core.long_poll import News
 from understudy.core.placement import Placement
 from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import StoreError, StoreLockedError
+from understudy.persistence.errors import (
+    StaleWriterError,
+    StoreError,
+    StoreLockedError,
+    StoreNotWritableError,
+)
 from understudy.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
+GIVE_UP_S = 0.5  # for the last answers of a controller to leave
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
 
@@ -62,7 +72,16 @@ class Controller(LoopActor):
     def started(self) -> None:
         """Recover: take the store's lock, load every record, ask every recorded replica."""
         self._reign = Reign(self.settings, self.loop) if self.settings.leaders else None
-        self._store = self._open_store()
+        self._unsaved: Unsaved | None = None
+        self._has_failed = False
+        try:
+            self._store = self._open_store()
+        except StoreNotWritableError as error:
+            self._unsaved = Unsaved(self.loop, self.settings, self._shown(), error)
+        else:
+            self._recover()
+
+    def _recover(self) -> None:
         self._checkpoints = Checkpoints(self._store)
         records = {kind: self._checkpoints.load(kind) for kind in KINDS}
         own_host = self.settings.host_name
@@ -139,6 +158,8 @@ class Controller(LoopActor):
     def exiting(self) -> None:
         """Leave the store to the next controller."""
         super().exiting()
+        if self._unsaved is not None:
+            return
         self._policies.close()
         self._members.close()
         self._status_file.close()
@@ -147,6 +168,11 @@ class Controller(LoopActor):
     # --- Requests -------------------------------------------------------------------------------
 
     def _dispatch(self, message: Any, sender: Address) -> None:
+        if self._unsaved is not None:
+            self._dispatch_unsaved(self._unsaved, message, sender)
+            return
+        if self._has_failed:
+            return  # whoever sent it sends it again, to the next controller
         if not self._may_act() and not isinstance(message, cm.Identify):
             self._refuse(message, sender)
             return
@@ -169,7 +195,17 @@ class Controller(LoopActor):
         """Say why nothing is done; by default whoever asks does so again, of who leads then."""
         trouble = "" if self._reign is None else self._reign.trouble()
         if trouble and isinstance(message, am.Request):
-            self.loop.send(sender, failure(message, UnderstudyError(trouble)))
+            self.loop.send(sender, failure(message, StateNotSavedError(trouble)))
+
+    def _dispatch_unsaved(self, unsaved: Unsaved, message: Any, sender: Address) -> None:
+        """Answer requests and who asks for the controller; senders of all else send it again."""
+        if isinstance(message, am.Request):
+            unsaved.take(message, sender)
+        elif isinstance(message, cm.Identify | ActorExitRequest):
+            super()._dispatch(message, sender)
+
+    def _shown(self) -> dict[str, Any]:
+        return {"pid": self.process.pid, "host": self.settings.host_name}
 
     def _may_act(self) -> bool:
         return self._reign is None or self._reign.may_act()
@@ -181,7 +217,8 @@ class Controller(LoopActor):
 
     def _status(self) -> dict[str, Any]:
         return {
-            "controller": {"pid": self.process.pid, "host": self.settings.host_name},
+            "controller": self._shown(),
+            "saving": saving(self.settings),
             "hosts": self._members.shown(),
             "applications": status.applications(self._cluster),
             "backends": status.backends(self._cluster),
@@ -308,16 +345,38 @@ class Controller(LoopActor):
 
     def _turn(self) -> None:
         self._turning = False
+        if self._has_failed:
+            return
         if not self._may_act():
             self.loop.call_later(RENEW_S, self._changed)
             return
         try:
             self._advance()
+        except _NotSavedError as failed:
+            self._give_up(failed)
+            return
         except Exception:
             # Half a step was taken in memory, and none on disk: start again from the disk.
             logger.exception("the controller failed in a turn; it starts again")
             os._exit(1)
         self._arm()
+
+    def _give_up(self, failed: _NotSavedError) -> None:
+        """Tell those whose change was not saved, and end; all others repeat what they asked."""
+        self._has_failed = True
+        if isinstance(failed.error, StaleWriterError):
+            os._exit(1)  # they repeat it to the controller that there is now
+        self._store.close()
+        left = self._requests.not_saved(failed.changes, failed.error)
+        for sender, reply in list(left):
+            told = partial(self._told, left, (sender, reply))
+            self.loop.send(sender, reply, on_sent=told, on_failed=told)
+        self.loop.call_later(GIVE_UP_S if left else 0.0, lambda: os._exit(1))
+
+    def _told(self, left: list[Any], entry: Any) -> None:
+        left.remove(entry)
+        if not left:
+            os._exit(1)
 
     def _advance(self) -> None:
         effects = [] if self._stopping else self._cluster.advance(time.monotonic(), time.time())
@@ -350,11 +409,11 @@ class Controller(LoopActor):
         self._crash_for_a_test(self.settings.crash_before_checkpoint)
         try:
             self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
-        except (StoreError, OSError):
+        except (StoreError, OSError) as error:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
-            # so nobody has seen the change; clients repeat their requests.
+            # so nobody has seen the change.
             logger.exception("the state could not be saved; the controller starts again")
-            os._exit(1)
+            raise _NotSavedError(changes, error) from error
         self._crash_for_a_test(self.settings.crash_after_checkpoint)
         log_changes(changes)
 
@@ -372,6 +431,15 @@ class Controller(LoopActor):
         if min(times) < float("inf"):
             delay_s = max(min(times) - time.monotonic(), 0.0)
             self._wake = self.loop.call_later(delay_s, self._changed)
+
+
+class _NotSavedError(Exception):
+    """The store did not take these changes."""
+
+    def __init__(self, changes: Changes, error: Exception) -> None:
+        super().__init__(str(error))
+        self.changes = changes
+        self.error = error
 
 
 class LeadingController(Controller):

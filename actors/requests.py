@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from understudy.actors import admin_messages as am
 from understudy.actors.messages import Address
+from understudy.actors.unsaved import not_saved
 from understudy.core import deploying, history, status
+from understudy.core.changes import Changes
 from understudy.core.cluster import Cluster
 from understudy.core.errors import InvalidRequestError, UnderstudyError
 from understudy.core.history import Author
@@ -46,6 +48,7 @@ class Requests:
         self._parked: list[_Parked] = []
         self._answers: list[tuple[Address, am.RequestReply]] = []
         self._settled: dict[str, am.RequestReply] = {}  # by request id, the oldest first
+        self._taken: dict[str, Address] = {}  # by request id, since the last save
         self._requests: dict[type[am.Request], Callable[[Any], Any]] = {
             am.CreateBackend: self._create_backend,
             am.UpdateBackendConfig: self._update_backend_config,
@@ -93,6 +96,7 @@ class Requests:
         if settled is not None:
             self._answers.append((sender, settled))
             return
+        self._taken[message.request_id] = sender
         try:
             self._take(message, sender)
         except UnderstudyError as error:
@@ -135,6 +139,7 @@ class Requests:
 
     def take_answers(self) -> list[tuple[Address, am.RequestReply]]:
         """Return what is to be answered now; everything that it tells of must be saved."""
+        self._taken.clear()
         now = time.monotonic()
         waiting = []
         for parked in self._parked:
@@ -151,6 +156,17 @@ class Requests:
         self._parked = waiting
         answers, self._answers = self._answers, []
         return answers
+
+    def not_saved(
+        self, changes: Changes, error: Exception
+    ) -> list[tuple[Address, am.RequestReply]]:
+        """Return what to answer those whose changes these are, which could not be saved."""
+        entries: Iterable[Any] = [r for (kind, _), r in changes.puts.items() if kind == "history"]
+        return [
+            (self._taken[entry.request_id], not_saved(entry.request_id, error))
+            for entry in entries
+            if entry.request_id in self._taken
+        ]
 
     def _answer(self, sender: Address, reply: am.RequestReply) -> None:
         """Owe an answer, and give it to repeats too.

@@ -31,6 +31,16 @@ class DeployFailedError(UnderstudyError):
     """A deployment could not be brought up; the earlier version, if any, still serves."""
 
 
+class StateNotSavedError(UnderstudyError):
+    """The state dir takes nothing more, so the change was not made; the text says why.
+
+    Free space there, or make it writable, and make the call again; until then all serves on.
+    """
+
+    http_status = 507
+    retry_after_s = 5.0
+
+
 class UnknownNameError(UnderstudyError, KeyError):
     """A backend, endpoint, deployment, application or goal of that name does not exist."""
 
@@ -128,6 +138,7 @@ ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
         NotRunningError,
         StartError,
         DeployFailedError,
+        StateNotSavedError,
         UnknownNameError,
         ConflictError,
         InvalidRequestError,

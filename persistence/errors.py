@@ -32,6 +32,10 @@ class StoreNotWritableError(StoreError):
     """The store cannot be changed from here: fix the folder, the disk or the opening."""
 
 
+class NothingSavedError(StoreNotWritableError):
+    """The system refused before anything was changed: the store is as it was."""
+
+
 class StoreNotReadableError(StoreError):
     """The system refuses to read the store: fix the folder or the disk."""
 

@@ -16,10 +16,12 @@ not one snapshot, though: a change may fall between them.
 from __future__ import annotations
 
 import builtins
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from understudy.persistence.disk import Disk
@@ -33,6 +35,7 @@ from understudy.persistence.encoding import (
 )
 from understudy.persistence.errors import (
     CorruptValueError,
+    NothingSavedError,
     StoreClosedError,
     StoreError,
     StoreMissingError,
@@ -45,6 +48,14 @@ from understudy.persistence.writer import Writer, epoch_on_disk
 
 _log = logging.getLogger(__name__)
 
+_REMEDIES = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free space, or have the quota raised",
+    errno.EROFS: "mount the file system writable",
+    errno.EIO: "see to the disk",
+}
+_TRIED_BYTES = 64 * 1024  # what has to be free for writing to begin again
+
 
 class FileStore:
     """A KVStore in a folder; make it with ``open``."""
@@ -56,6 +67,7 @@ class FileStore:
         self._is_closed = False
         # Whether a redo file may be left, or its removal not yet be durable.
         self._is_unfinished = writer is not None
+        self._before = 0  # changes of the writer that were there before the batch
 
     @classmethod
     def open(
@@ -132,9 +144,10 @@ class FileStore:
             )
         if not batch:
             return
-        with _system_errors(self._not_writable):
+        with _system_errors(self._not_saved):
             if self._is_unfinished:
                 self._finish(self._writer, self._read_redo())
+            self._before = self._writer.changes
             if len(batch) == 1:
                 self._carry_out(self._writer, batch)
                 return
@@ -162,6 +175,25 @@ class FileStore:
         with _system_errors(store._not_readable):
             return epoch_on_disk(folder, disk), store._read(folder.lease) or b""
 
+    @staticmethod
+    def try_to_write(path: str | os.PathLike[str], *, namespace: str = "default") -> None:
+        """Write some of nothing beside the store, and remove it; raises NothingSavedError.
+
+        Needs no open store, and takes nothing over from a writer.
+        """
+        folder, disk = Folder(Path(path), namespace, Disk()), Disk()
+        tried = folder.root / f".try-{os.getpid()}.tmp"
+        try:
+            fd = disk.create(tried)
+            try:
+                disk.write(fd, memoryview(bytes(_TRIED_BYTES)))
+                disk.fsync(fd)
+            finally:
+                disk.close(fd)
+                disk.unlink(tried)
+        except OSError as error:
+            raise _nothing_saved(folder.root, error) from error
+
     def close(self) -> None:
         """Release the lock and refuse every later call."""
         self._is_closed = True
@@ -181,8 +213,7 @@ class FileStore:
 
     @classmethod
     def _open_writer(cls, folder: Folder, disk: Disk, after: int | None) -> FileStore:
-        reader = cls(folder, disk, writer=None)
-        with _system_errors(reader._not_writable):
+        with _system_errors(partial(_nothing_saved, folder.root)):
             is_complete = folder.check_format()
             folder.make()
             writer = Writer.claim(folder, disk, after)
@@ -245,14 +276,32 @@ class FileStore:
     def _not_writable(self, error: OSError) -> StoreError:
         return StoreNotWritableError(
             f"cannot write to the store {self._folder.root} as uid {os.geteuid()}: {error}. The "
-            "change may or may not have been made: make the folder writable, then repeat it"
+            f"change may or may not have been made: {_remedy(error)}, then repeat it"
         )
+
+    def _not_saved(self, error: OSError) -> StoreError:
+        """Return what an ``apply`` raises: before it renames anything, nothing has happened."""
+        assert self._writer is not None
+        if self._writer.changes == self._before:
+            return _nothing_saved(self._folder.root, error)
+        return self._not_writable(error)
 
     def _not_readable(self, error: OSError) -> StoreError:
         return StoreNotReadableError(
             f"cannot read the store {self._folder.root} as uid {os.geteuid()}: {error}. Make the "
             "folder readable for that user"
         )
+
+
+def _remedy(error: OSError) -> str:
+    return _REMEDIES.get(error.errno or 0, "make the folder writable")
+
+
+def _nothing_saved(path: Path, error: OSError) -> NothingSavedError:
+    return NothingSavedError(
+        f"cannot write to the store {path} as uid {os.geteuid()}: {error}. Nothing was changed: "
+        f"{_remedy(error)}, then repeat it"
+    )
 
 
 @contextmanager

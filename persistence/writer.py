@@ -36,6 +36,7 @@ class Writer:
         epoch: int,
     ) -> None:
         self.epoch = epoch
+        self.changes = 0  # that were begun: names given or removed
         self._change = change
         self._folder = folder
         self._disk = disk
@@ -108,6 +109,7 @@ class Writer:
             )
         with self._change.held():
             self._check_claim()
+            self.changes += 1
             yield
 
     def _check_claim(self) -> None:

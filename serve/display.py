@@ -96,7 +96,7 @@ class Progress:
 
 def problems_of(report: Mapping[str, Any]) -> list[str]:
     """Return what is not healthy in the controller's report, a line each; empty when all is."""
-    problems = [*_host_problems(report)]
+    problems = [*_saving_problems(report), *_host_problems(report)]
     for name, application in report.get("applications", {}).items():
         if application["status"] != "RUNNING":
             problems.append(_told(f"application {name!r}", application))
@@ -111,6 +111,16 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         if not state.get("application") and state["status"] not in (*_HEALTHY, "DELETING")
     ]
     return problems
+
+
+def _saving_problems(report: Mapping[str, Any]) -> Iterator[str]:
+    saving = report.get("saving") or {}
+    if saving.get("failing_since") is not None:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saving["failing_since"]))
+        yield f"the state cannot be saved since {since}, so no change is made: {saving['error']}"
+        if report.get("written_at") is not None:
+            at = time.strftime("%H:%M:%S", time.localtime(report["written_at"]))
+            yield f"what is shown here was so at {at}; it is not known what has changed by itself"
 
 
 def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:

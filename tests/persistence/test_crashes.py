@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from understudy.persistence.disk import Disk
-from understudy.persistence.errors import StoreNotWritableError
+from understudy.persistence.errors import NothingSavedError, StoreNotWritableError
 from understudy.persistence.filesystem import FileStore
 
 from .disks import (  # noqa: TID251 - the tests' own folder
@@ -250,13 +250,15 @@ def test_a_disk_that_fails_once_leaves_a_store_that_works_on(
         disk = FullDisk()
         store = open_store(path, disk=disk)
         disk.fail_at = disk.steps + step
-        failed = False
+        failed = is_undone = False
         try:
             store.apply(*change)
-        except StoreNotWritableError:
-            failed = True
+        except StoreNotWritableError as error:
+            failed, is_undone = True, isinstance(error, NothingSavedError)
         disk.fail_at = None
         seen = state_of(store)
+        assert seen == BEFORE or not is_undone, f"it was made, failing at step {step}"
+        assert is_undone or step > 2 or not change[0], "what was written has no name yet"
         assert seen in ([BEFORE, after(BEFORE, change)] if failed else [after(BEFORE, change)])
         store.apply({"other": b"1"})
         store.apply({"a": b"later", "other": b"2"})

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _WATCHED = {
     "submit",
+    "make_copies",
     "cancel",
     "caller_lost",
     "expire",

@@ -165,6 +165,13 @@ class Checks:
         record = self.on_disk.get(("backend", backend))
         return self._kinds.get(record.code_digest, b"") if record is not None else b""
 
+    def not_saved(self, request: am.Request, reply: am.RequestReply) -> None:
+        """A client hears that the state cannot be saved: what was not made is not on disk."""
+        certain = "perhaps" not in reply.error
+        self.counts[f"not saved, {'certainly' if certain else 'perhaps'}"] += 1
+        if certain:
+            self.history.is_not_made(request)
+
     def told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:
         """A client has its answer: what that says is on disk."""
         del self._asked[client]

@@ -84,6 +84,9 @@ class Client:
         request = self._pending
         if request is None or reply.request_id != request.request_id:
             return
+        if reply.error_kind == "StateNotSavedError":  # its repeat, some time later, is the same
+            self.checks.not_saved(request, reply)
+            return
         self._pending = None
         self.checks.told(self.number, request, reply)
         if isinstance(request, am.StartRollout):  # it may go on for as long as it is let

@@ -7,7 +7,11 @@ from typing import Any
 
 from tests.simulation.world import Killed, World
 from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import StoreLockedError, StoreNotWritableError
+from understudy.persistence.errors import (
+    NothingSavedError,
+    StoreLockedError,
+    StoreNotWritableError,
+)
 from understudy.persistence.memory import MemoryStore
 
 
@@ -20,16 +24,26 @@ class Disk:
         self.epoch = 0
         self.trouble = 0.0
         self.slow_until = 0.0
+        self.full_until = 0.0
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self._writer: Any = None
 
-    def open(self, _folder: Any, **_: Any) -> Store:
+    def open(self, _folder: Any, *, read_only: bool = False, **_: Any) -> Store:
         """Stand in for FileStore.open."""
+        if read_only:
+            return Store(self, 0)
+        if self.world.now < self.full_until:
+            raise StoreNotWritableError("the disk is full")
         if self._writer is not None and self._writer.alive:
             raise StoreLockedError("another controller has it")
         self._writer = self.world.current
         self.epoch += 1
         return Store(self, self.epoch)
+
+    def try_to_write(self, _folder: Any, **_: Any) -> None:
+        """Stand in for FileStore.try_to_write."""
+        if self.world.now < self.full_until:
+            raise NothingSavedError("the disk is still full")
 
     def records(self, kind: str) -> dict[str, Any]:
         """Return what a new controller would load."""
@@ -62,14 +76,15 @@ class Store:
             world.note(self._owner, "dies before it has saved")
             raise Killed
         if mishap < 2.0:
-            raise StoreNotWritableError("the disk is full")
+            disk.full_until = world.now + world.rng.choice([0.0, world.rng.uniform(0.0, 5.0)])
+            raise NothingSavedError("the disk is full")
         disk.kept.apply(puts, deletes)
         disk.on_applied(puts, deletes)
         if mishap < 3.0:
             world.note(self._owner, "dies after it has saved")
             raise Killed
         if mishap < 4.0:
-            raise StoreNotWritableError("the disk took it and then failed to say so")
+            raise StoreNotWritableError("the disk took it, perhaps")
         self._owner.acts()
 
     def close(self) -> None:

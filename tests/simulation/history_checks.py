@@ -53,6 +53,11 @@ class HistoryChecks:
     def _now(self, key: tuple[str, str]) -> Any:
         return _definition(key, self._checks.on_disk.get(key))
 
+    def is_not_made(self, request: am.Request) -> None:
+        """A client was told that its change was not made."""
+        entry = self._by_request.get(request.request_id)
+        self._checks.expect(entry is None, f"{request} was not made, it is said, and is: {entry}")
+
     def told(self, request: am.Request, reply: am.RequestReply, *, changed: bool) -> None:
         """A client has its answer: what it changed is an entry, and what was refused is none."""
         entry = self._by_request.get(request.request_id)
