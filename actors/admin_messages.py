@@ -35,7 +35,10 @@ class RequestReply(Message):
 
 @message
 class CreateBackend(Request):
-    """Run code; answers the goal's id, or None when nothing changed."""
+    """Run code; answers the goal's id, or None when nothing changed.
+
+    ``folders`` are zips that ListMissing has named.
+    """
 
     tag: str
     code: bytes
@@ -43,6 +46,7 @@ class CreateBackend(Request):
     config: dict[str, Any]
     actor_options: dict[str, Any] = field(default_factory=dict)
     version: str | None = None
+    folders: tuple[bytes, ...] = ()
 
 
 @message
@@ -186,12 +190,13 @@ class DeployDeployment(Request):
     """Bring up a deployment of its own, with the endpoint of its name.
 
     Refused unless ``prev_version`` is None or the version that is deployed. Answers the goal's id,
-    or None when nothing changed.
+    or None when nothing changed. ``folders`` are zips that ListMissing has named.
     """
 
     spec: DeploymentSpec
     route_prefix: str | None
     prev_version: str | None = None
+    folders: tuple[bytes, ...] = ()
 
 
 @message

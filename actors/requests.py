@@ -214,8 +214,13 @@ class Requests:
     # --- Changes --------------------------------------------------------------------------------
 
     def _create_backend(self, r: am.CreateBackend) -> str | None:
+        folders = deploying.by_digest(r.folders)
+        folder = r.actor_options.get("working_dir")
+        if folder is not None and folder not in folders:
+            deploying.check_folders(self._cluster, r.tag, [folder])
         return self._cluster.create_backend(
             r.tag,
+            folders=folders,
             code=r.code,
             code_hash=r.code_hash,
             config=r.config,
@@ -278,6 +283,7 @@ class Requests:
             r.spec,
             route_prefix=r.route_prefix,
             prev_version=r.prev_version,
+            folders=r.folders,
             wall_now=time.time(),
         )
 

@@ -18,7 +18,7 @@ from understudy.core import applications, releases
 from understudy.core.autoscaler import Autoscaler
 from understudy.core.backends import Backend
 from understudy.core.changes import Changes
-from understudy.core.code_use import CodeUse
+from understudy.core.code_use import NOTHING, CodeUse
 from understudy.core.config import ActorOptions, BackendConfig, validated
 from understudy.core.definitions import (
     APPLICATION,
@@ -124,6 +124,7 @@ class Cluster:
         actor_options: Mapping[str, Any],
         version: str | None,
         wall_now: float,
+        folders: Mapping[str, bytes] = NOTHING,
     ) -> str | None:
         """Run code under a tag; the same call again is a no-op, another one a ConflictError."""
         if wrong := wrong_with(tag, MAX_TAG_BYTES):
@@ -156,6 +157,8 @@ class Cluster:
             actor_options=options.model_dump(),
             version=version,
         )
+        for digest, content in folders.items():
+            self.keep_code(digest, content)
         self.add_backend(record, code)
         return self.goals.create(("backend", tag), "create backend", wall_now)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 
@@ -17,6 +18,9 @@ class Coded(Protocol):
     @property
     def actor_options(self) -> Mapping[str, Any]:
         """Fields of ActorOptions."""
+
+
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 def digests_of(release: Coded) -> set[str]:

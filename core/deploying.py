@@ -37,7 +37,7 @@ def deploy_application(
     ``folders`` are zips of folders that the deployments work in, where they may not be stored yet.
     """
     wanted = applications.wanted(cluster, name, ingress, route_prefix, specs)
-    code = {**_code(specs), **_by_digest(folders)}
+    code = {**_code(specs), **by_digest(folders)}
     _check_folders(cluster, wanted, code)
     return apply(
         cluster,
@@ -77,13 +77,17 @@ def deploy(
     *,
     route_prefix: str | None,
     prev_version: str | None,
+    folders: tuple[bytes, ...] = (),
     wall_now: float,
 ) -> str | None:
     """Bring a deployment about; return the goal, None when nothing changes."""
+    wanted = deployments.wanted(cluster, spec, route_prefix, prev_version)
+    code = {**_code((spec,)), **by_digest(folders)}
+    _check_folders(cluster, wanted, code)
     return apply(
         cluster,
-        deployments.wanted(cluster, spec, route_prefix, prev_version),
-        code=_code((spec,)),
+        wanted,
+        code=code,
         subject=("deployment", spec.name),
         what="deploy",
         wall_now=wall_now,
@@ -151,17 +155,23 @@ def _check_folders(cluster: Cluster, wanted: Definitions, given: dict[str, bytes
     """Raise ConflictError unless every folder is stored, or given."""
     for (_, name), definition in wanted.items():
         if isinstance(definition, BackendDefinition):
-            for folder in folders_of(definition) - given.keys():
-                if not cluster.code_use.is_stored(folder):
-                    raise ConflictError(
-                        f"the working_dir of {name!r} (zip {folder}) is not stored any more; "
-                        "deploy it again"
-                    )
+            check_folders(cluster, name, folders_of(definition) - given.keys())
+
+
+def check_folders(cluster: Cluster, name: str, folders: Iterable[str]) -> None:
+    """Raise ConflictError unless all of these are stored."""
+    for folder in folders:
+        if not cluster.code_use.is_stored(folder):
+            raise ConflictError(
+                f"the working_dir of {name!r} (zip {folder}) is not stored any more; "
+                "deploy it again"
+            )
 
 
 def _code(specs: tuple[SpecLike, ...]) -> dict[str, bytes]:
-    return _by_digest(spec.code for spec in specs)
+    return by_digest(spec.code for spec in specs)
 
 
-def _by_digest(contents: Iterable[bytes]) -> dict[str, bytes]:
+def by_digest(contents: Iterable[bytes]) -> dict[str, bytes]:
+    """Return code, or zips, by their sha256."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}

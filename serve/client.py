@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -118,19 +119,25 @@ class Client:
         config: BackendConfig | Mapping[str, Any] | None = None,
         actor_options: ActorOptions | Mapping[str, Any] | None = None,
         version: str | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
     ) -> str | None:
-        """Run code under a tag; returns the goal's id."""
+        """Run code under a tag; returns the goal's id.
+
+        ``working_dir`` is a folder of which replicas get a copy, as with :func:`serve.run`.
+        """
         _check_name("tag", tag)
         what = f"backend {tag!r}"
+        options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, _callable(what, func_or_class), init_args, {}, version)
         request = new(
             CreateBackend,
             tag=tag,
             config=packed(f"backend {tag!r}", _made(BackendConfig, config)),
-            actor_options=_made(ActorOptions, actor_options).model_dump(),
+            actor_options=options,
             version=version,
             code=code.pickled,
             code_hash=code.hash,
+            folders=folders,
         )
         return self._goal(request)
 
@@ -295,6 +302,7 @@ class Client:
         route_prefix: str | None = _BY_NAME,
         config: BackendConfig | Mapping[str, Any] | None = None,
         actor_options: ActorOptions | Mapping[str, Any] | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
     ) -> str | None:
         """Run a backend and an endpoint of the same name; returns the goal's id.
 
@@ -303,14 +311,15 @@ class Client:
         and the goal fails. Other settings alone are changed in place. ``prev_version`` makes it a
         compare-and-set: unless just that version is deployed, ConflictError, and nothing changes.
         ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
-        own options count where none are given here.
+        own options count where none are given here. ``working_dir`` is a folder of which replicas
+        get a copy, as with :func:`serve.run`; changed files are another version's.
         """
         _check_name("name", name)
         if isinstance(func_or_class, Deployment):
             version = func_or_class.version if version is None else version
             config = func_or_class.config if config is None else config
-            options = func_or_class.actor_options
-            actor_options = options if actor_options is None else actor_options
+            own = func_or_class.actor_options
+            actor_options = own if actor_options is None else actor_options
         for field, value in (("version", version), ("prev_version", prev_version)):
             if value is not None:
                 _check_name(field, value)
@@ -319,6 +328,7 @@ class Client:
             raise InvalidRequestError(problem)
         what = f"deployment {name!r}"
         target = _callable(what, func_or_class)
+        options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
         spec = DeploymentSpec(
             name=name,
@@ -326,11 +336,16 @@ class Client:
             code_hash=code.hash,
             version=version,
             config=_made(BackendConfig, config).model_dump(),
-            actor_options=_made(ActorOptions, actor_options).model_dump(),
+            actor_options=options,
         )
-        return self._goal(
-            new(DeployDeployment, spec=spec, route_prefix=route, prev_version=prev_version)
+        request = new(
+            DeployDeployment,
+            spec=spec,
+            route_prefix=route,
+            prev_version=prev_version,
+            folders=folders,
         )
+        return self._goal(request)
 
     def delete_deployment(self, name: str) -> str | None:
         """Delete a deployment and its endpoint; returns the goal's id, None if there was none."""
@@ -400,6 +415,19 @@ class Client:
                 f"the system at {self._settings.address} did not end within "
                 f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
             )
+
+    def _working_in(
+        self,
+        working_dir: str | os.PathLike[str] | None,
+        actor_options: ActorOptions | Mapping[str, Any] | None,
+    ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        """Return the options with the folder in them, and its zip where that is to be sent."""
+        options = _made(ActorOptions, actor_options).model_dump()
+        if working_dir is None:
+            return options, ()
+        folder = operations.packed(Path(working_dir))
+        folders = operations.missing_of(self._connection, folder)
+        return {**options, "working_dir": folder.digest}, folders
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)

@@ -83,7 +83,7 @@ def deploy(
     built, folder = build_in(working_dir, application, name)
     built = built.logging_as(logging_config)
     check_needs(connection, built)
-    missing = () if folder is None else _missing(connection, folder)
+    missing = () if folder is None else missing_of(connection, folder)
     goal = connection.request(
         new(
             DeployApplication,
@@ -106,12 +106,19 @@ def build_in(
     """Build an application, and pack the folder that its replicas are to work in."""
     if working_dir is None:
         return build(application, name), None
-    folder = pack(working_dir)
-    by_value.add_working_dir(working_dir)
+    folder = packed(working_dir)
     return build(application, name).working_in(folder.digest), folder
 
 
-def _missing(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
+def packed(working_dir: Path) -> Folder:
+    """Pack a folder that replicas are to work in; code that is packed later refers to it."""
+    folder = pack(working_dir)
+    by_value.add_working_dir(working_dir)
+    return folder
+
+
+def missing_of(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
+    """Return what of a folder is to be sent: its zip where that is not stored."""
     return (
         (folder.content,) if connection.request(new(ListMissing, digests=(folder.digest,))) else ()
     )

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.systems import RunningSystem, patched_environ
+from understudy import serve
+from understudy.serve.exceptions import ConflictError, InvalidRequestError
 
 MAIN = """
 from pathlib import Path
@@ -22,6 +26,12 @@ class Reader:
 
 app = Reader.bind()
 """
+
+
+def read(_request: object) -> str:
+    import helper  # type: ignore[import-not-found]  # noqa: PLC0415 - the folder's
+
+    return str(helper.WORD) + " " + Path("data.txt").read_text()
 
 
 def write(folder: Path, word: str) -> None:
@@ -81,3 +91,27 @@ def test_a_folder_that_cannot_be_is_refused_and_loses_nothing(
     code, told = deploy(own_system, "deploy", "main:app", "--working-dir", f"{folder}-2")
     assert (code, "no such folder" in told) == (1, True), told
     assert own_system.get("/")[1] == b"one late data"
+
+
+def test_what_a_client_deploys_works_in_a_copy_of_a_folder_too(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    write(folder, "one")
+    with own_system.as_default(), serve.Client.connect() as client:
+        client.wait_for_goal(client.create_backend("alone", read, working_dir=folder), 20)
+        client.create_endpoint("alone", backend="alone", route="/alone")
+        assert own_system.get("/alone") == (200, b"one data")
+        assert client.create_backend("alone", read, working_dir=str(folder)) is None
+        client.wait_for_goal(client.deploy("named", read, version="1", working_dir=folder), 20)
+        write(folder, "two")
+        with pytest.raises(ConflictError, match="other code or settings"):
+            client.create_backend("alone", read, working_dir=folder)
+        client.wait_for_goal(client.deploy("named", read, version="2", working_dir=folder), 20)
+        assert own_system.get("/named") == (200, b"two data")
+        assert own_system.get("/alone") == (200, b"one data"), "as it was created"
+        client.wait_for_goal(client.undo()["goal"], 20)
+        assert own_system.get("/named") == (200, b"one data")
+        for make in (client.create_backend, client.deploy):
+            with pytest.raises(InvalidRequestError, match="no such folder"):
+                make("other", read, working_dir=f"{folder}-2")
