@@ -1,8 +1,9 @@
 """Answers to queries that are compared, on their way from whoever gave them to where that is done.
 
-Theory of operation. A query's caller has its answer first. All that is done then is to add it to a
-list: a query that does nothing takes half a millisecond, and may not wait for a message that is no
-part of it. The list is sent when :data:`GATHER_S` have passed and no query runs, so that none has
+Theory of operation. A query's caller has its answer first. All that is done then is to keep it: a
+query that does nothing takes a tenth of a millisecond here, and may not wait for what is no part of
+it. Where it is to be compared its router mostly tells some ms later, with the places of others.
+What has a place is sent when :data:`GATHER_S` have passed and no query runs, so that none has
 to wait for that either; where there always is one, after :data:`WAIT_S`. What is sent at once is so
 little that whoever comes meanwhile hardly waits.
 """
@@ -13,7 +14,6 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from understudy.actors.loop import Loop
 from understudy.actors.messages import (
@@ -32,6 +32,7 @@ from understudy.core.comparing import MAX_BODY_BYTES
 GATHER_S = 0.1
 WAIT_S = 1.0
 LOOK_AGAIN_S = 0.01
+UNTOLD_S = 5.0
 AT_ONCE = 32  # answers
 MAX_PLACES = 1_000  # that are known without unpickling them again
 MAX_GATHERED_BYTES = 8 * 1024 * 1024  # of answers that wait to be sent
@@ -42,14 +43,12 @@ _Content = tuple[int, tuple[tuple[bytes, bytes], ...], bytes, bytes, str]
 _Place = tuple[str, Address]  # an incarnation and its address
 
 
-class _Kept(NamedTuple):
-    proxy: str
-    compare: tuple[CompareAt, ...]
-    endpoint: str
-    request_id: str
-    answer: Answer | None
-    missing: str
-    size: int
+_Key = tuple[str, int]  # the proxy's incarnation, and its ticket
+
+
+# Of an answer: the proxy's incarnation, endpoint, request id, answer, what is missing, size, time.
+# No class, which would take as long to make as all the rest of what is done at once.
+_Kept = tuple[str, str, str, Answer | None, str, int, float]
 
 
 class AnswerCopies:
@@ -71,8 +70,11 @@ class AnswerCopies:
         self._backend = backend
         self._is_busy = is_busy
         self._send_here = send_here
-        self._kept: deque[_Kept] = deque()
-        self._bytes = 0
+        self._untold: dict[_Key, _Kept] = {}  # answers whose place is not known yet
+        self._told: dict[_Key, tuple[CompareAt, ...]] = {}  # places of what runs yet
+        self._kept: deque[tuple[tuple[CompareAt, ...], _Kept]] = deque()
+        self._bytes = 0  # of all that is kept
+        self._forget_due = False
         self._latest_at: float | None = None  # None while nothing is kept
         self._places: dict[bytes, _Place] = {}
 
@@ -84,12 +86,48 @@ class AnswerCopies:
         elif self._bytes + size > MAX_GATHERED_BYTES:
             answer, size, missing = _without(answer), 0, TOO_MANY
         self._bytes += size
-        request_id = run.query.request_id
-        kept = _Kept(proxy, run.compare, run.endpoint, request_id, answer, missing, size)
-        self._kept.append(kept)
+        now = time.monotonic()
+        kept = (proxy, run.endpoint, run.query.request_id, answer, missing, size, now)
+        key = (proxy, run.ticket)
+        places = run.compare if run.compare is not None else self._told.pop(key, None)
+        if places is not None:
+            self._keep(places, kept)
+            return
+        self._untold[key] = kept
+        if not self._forget_due:
+            self._forget_due = True
+            self._loop.call_later(UNTOLD_S, self._forget)
+
+    def meet(self, key: _Key, places: tuple[CompareAt, ...], *, has_answer: bool) -> None:
+        """Know where the answer of a ticket is to be compared, whether or not it is here yet."""
+        kept = self._untold.pop(key, None)
+        if kept is not None:
+            self._keep(places, kept)
+        elif not has_answer:
+            self._told[key] = places
+
+    def _keep(self, places: tuple[CompareAt, ...], kept: _Kept) -> None:
+        if not places:
+            self._bytes -= kept[5]
+            return
+        self._kept.append((places, kept))
         if self._latest_at is None:
             self._latest_at = time.monotonic() + WAIT_S
             self._loop.call_later(GATHER_S, self._send_some)
+
+    def _forget(self) -> None:
+        """Drop answers whose routers have not told what to do with them: they are dead."""
+        self._forget_due = False
+        before = time.monotonic() - UNTOLD_S
+        while self._untold:
+            key, kept = next(iter(self._untold.items()))
+            *_, size, at = kept
+            if at > before:
+                self._forget_due = True
+                self._loop.call_later(UNTOLD_S, self._forget)
+                return
+            del self._untold[key]
+            self._bytes -= size
 
     def _send_some(self) -> None:
         """Send a few while no query runs, or it is time."""
@@ -99,9 +137,9 @@ class AnswerCopies:
             return
         by_place: dict[bytes, list[ComparedAnswer]] = {}
         for _ in range(min(len(self._kept), AT_ONCE)):
-            kept = self._kept.popleft()
-            self._bytes -= kept.size
-            for number, place, settings in kept.compare:
+            places, kept = self._kept.popleft()
+            self._bytes -= kept[5]
+            for number, place, settings in places:
                 row = self._row(kept, number, settings)
                 by_place.setdefault(place, []).append(row)
         for place, rows in by_place.items():
@@ -112,19 +150,20 @@ class AnswerCopies:
             self._latest_at = None
 
     def _row(self, kept: _Kept, number: int, settings: bytes) -> ComparedAnswer:
-        status, headers, body, value, missing = _content_of(kept.answer)
+        proxy, endpoint, request_id, answer, dropped, _, _ = kept
+        status, headers, body, value, missing = _content_of(answer)
         return ComparedAnswer(
-            kept.proxy,
+            proxy,
             number,
             settings,
-            kept.endpoint,
+            endpoint,
             self._backend,
-            kept.request_id,
+            request_id,
             status,
             headers,
             body,
             value,
-            kept.missing or missing,
+            dropped or missing,
         )
 
     def _send(self, place: _Place, rows: list[ComparedAnswer]) -> None:

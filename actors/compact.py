@@ -49,7 +49,8 @@ def _plain_submit(message: SubmitQueries) -> Plain:
 
 def _plain_run(message: RunQueries) -> Plain:
     assignments = [(each[0], tuple(each[1]), *each[2:]) for each in message.assignments]
-    return RUN, message.incarnation, tuple(message.proxy), assignments, message.cancelled
+    proxy, cancelled = tuple(message.proxy), message.cancelled
+    return RUN, message.incarnation, proxy, assignments, cancelled, message.compared
 
 
 def _plain_answer(message: AnswerQueries) -> Plain:
@@ -90,10 +91,14 @@ def _restored_submit(
 
 
 def _restored_run(
-    incarnation: str, proxy: Plain, assignments: list[Plain], cancelled: tuple[int, ...]
+    incarnation: str,
+    proxy: Plain,
+    assignments: list[Plain],
+    cancelled: tuple[int, ...],
+    compared: Plain,
 ) -> Any:
     made = [_assignment((each[0], _query(each[1]), *each[2:])) for each in assignments]
-    return _run_queries(incarnation, _process(proxy), tuple(made), cancelled)
+    return _run_queries(incarnation, _process(proxy), tuple(made), cancelled, compared)
 
 
 def _restored_answer(incarnation: str, answers: list[Any]) -> Any:

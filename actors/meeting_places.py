@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from understudy.actors.messages import CompareAt
 from understudy.core.tables import ReplicaTable
@@ -13,23 +13,33 @@ from understudy.core.tickets import Pairing
 MAX_PICKLES = 1_000  # of addresses and settings; then all are made anew
 
 
-class MeetingPlaces:
-    """Turns the pairings of tickets into places of replicas that live; ``find`` returns those."""
+class Link(Protocol):
+    """What is needed of a link."""
 
-    def __init__(self, find: Callable[[str], ReplicaTable | None]) -> None:
-        self._find = find
+    @property
+    def table(self) -> ReplicaTable:
+        """The replica that it leads to."""
+
+
+class MeetingPlaces:
+    """Turns pairings of tickets into places; ``links`` are to the replicas that live, by tag."""
+
+    def __init__(self, links: Mapping[str, Link]) -> None:
+        self._links = links
         self._pickles: dict[tuple[str, str], bytes] = {}
 
-    def of(self, pairings: Iterable[Pairing]) -> tuple[CompareAt, ...]:
-        """Return one place for each replica that lives."""
+    def of(self, pairings: tuple[Pairing, ...] | None) -> tuple[CompareAt, ...] | None:
+        """Return a place for each replica that lives; None where they are not known yet."""
+        if pairings is None:
+            return None
         places = []
         for number, tag, settings in pairings:
-            replica = self._find(tag)
-            if replica is not None:
+            link = self._links.get(tag)
+            if link is not None:
                 packed = b""
                 if settings is not None:
                     packed = self._pickled(("settings", settings[0]), settings)
-                places.append((number, self._place(replica), packed))
+                places.append((number, self._place(link.table), packed))
         return tuple(places)
 
     def _place(self, replica: ReplicaTable) -> bytes:

@@ -241,7 +241,7 @@ class Assignment(NamedTuple):
     endpoint: str
     route: str
     timeout_s: float | None
-    compare: tuple[CompareAt, ...] = ()
+    compare: tuple[CompareAt, ...] | None = ()  # None: somewhere, which will be told
 
 
 # --- Dispatch: workers and handles <-> proxy <-> replicas ---------------------------------------
@@ -318,12 +318,17 @@ class FeedQueries(Message):
 
 @message
 class RunQueries(Message):
-    """Proxy to replica: run these, cancel those. Each ticket ends in one outcome."""
+    """Proxy to replica: run these, cancel those. Each ticket ends in one outcome.
+
+    ``compared`` are tickets, running or answered, whose assignment did not say where their answers
+    are to be compared, with where that is; nowhere is an empty tuple.
+    """
 
     incarnation: str  # the replica's, as the router knows it
     proxy: Process
     assignments: tuple[Assignment, ...] = ()
     cancelled: tuple[int, ...] = ()
+    compared: tuple[tuple[int, tuple[CompareAt, ...]], ...] = ()
 
 
 @message

@@ -42,7 +42,7 @@ from understudy.actors.metrics import Metrics
 from understudy.actors.processes import is_alive
 from understudy.actors.unreachable import Unreachable
 from understudy.core import tickets
-from understudy.core.copies import COPY_S
+from understudy.core.copies import COPY_MORE_S, COPY_S
 from understudy.core.holders import SATURATED_S
 from understudy.core.routing import CANCELLED_STATUS, Router
 from understudy.core.tables import (
@@ -104,7 +104,6 @@ class Proxy(LoopActor):
         self._beater: Beater | None = None
         self._metrics = Metrics()
         self._tallies = Tallies()
-        self._meeting_places = MeetingPlaces(self._replica_table)
         self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
         self._held: set[str] = set()  # the keys of its tables
         self._following = Following(self.loop)
@@ -117,11 +116,13 @@ class Proxy(LoopActor):
         self._deadline_at: float | None = None
         self._callers: dict[str, _Caller] = {}
         self._links: dict[str, _Link] = {}  # by the replica's tag
+        self._meeting_places = MeetingPlaces(self._links)
         self._linked: dict[str, set[str]] = {}  # backend -> the replicas of its table
         self._leaving: set[str] = set()  # replicas that are in no table, and may have queries
         self._perform: dict[type, Callable[[Any], None]] = {
             tickets.Assign: self._assign,
             tickets.Cancel: self._cancel,
+            tickets.Compare: self._compare,
             tickets.Refuse: self._refuse,
             tickets.Ended: self._ended,
             tickets.Dropped: lambda effect: self._metrics.dropped(*effect),
@@ -338,14 +339,18 @@ class Proxy(LoopActor):
         for query_id in message.cancelled:
             self._run(self._router.cancel(caller, query_id, now))
         self._arm_deadline()
-        if self._router.has_copies_due and self._copies_timer is None:
-            self._copies_timer = self.loop.call_later(COPY_S, self._make_copies)
+        self._copy_in(COPY_S)
         if self._load_timer is None:
             self._load_timer = self.loop.call_later(LOAD_REPORT_S, self._report_load)
+
+    def _copy_in(self, delay_s: float) -> None:
+        if self._router.has_copies_due and self._copies_timer is None:
+            self._copies_timer = self.loop.call_later(delay_s, self._make_copies)
 
     def _make_copies(self) -> None:
         self._copies_timer = None
         self._run(self._router.make_copies(time.monotonic()))
+        self._copy_in(COPY_MORE_S)
         self._arm_deadline()
 
     def receiveMsg_QueriesFinished(self, message: QueriesFinished, _sender: Address) -> None:
@@ -405,13 +410,15 @@ class Proxy(LoopActor):
                 endpoint=ticket.endpoint,
                 route=ticket.route,
                 timeout_s=timeout_s,
-                compare=self._meeting_places.of(ticket.compare) if ticket.compare else (),
+                compare=() if ticket.compare == () else self._meeting_places.of(ticket.compare),
             )
         )
 
-    def _replica_table(self, tag: str) -> ReplicaTable | None:
-        link = self._links.get(tag)
-        return None if link is None else link.table
+    def _compare(self, effect: tickets.Compare) -> None:
+        link = self._links.get(effect.replica)
+        if link is not None:
+            places = self._meeting_places.of(effect.ticket.compare) or ()
+            link.outbox.put_patiently((effect.ticket.number, places), COPY_S)
 
     def _cancel(self, effect: tickets.Cancel) -> None:
         link = self._links.get(effect.replica)
@@ -465,6 +472,7 @@ class Proxy(LoopActor):
             proxy=self.process,
             assignments=tuple(item for item in items if isinstance(item, Assignment)),
             cancelled=tuple(item for item in items if isinstance(item, int)),
+            compared=tuple(item for item in items if type(item) is tuple),
         )
 
     def _wake(self) -> None:

@@ -260,6 +260,9 @@ class Queries:
             self._tell(proxy, ("rejected", assignment.ticket))
         for ticket in message.cancelled:
             self._user_code.cancel((proxy, ticket))
+        for ticket, places in message.compared:
+            key = (proxy, ticket)
+            self._copies.meet(key, places, has_answer=key not in self._runs)
 
     def _late(self, run: Run) -> None:
         """End a query whose time was up a while ago: the router that would have has died."""
@@ -315,7 +318,7 @@ class Queries:
                 run.sender.flush()
             self.undelivered += 1
             self._put(answer, run)
-        if run.assignment.compare:
+        if run.assignment.compare != ():
             self._copies.add(run.proxy, run.assignment, answer)
 
     def ended(self, run: Run) -> None:
@@ -331,7 +334,7 @@ class Queries:
             self._inflows.ended(run.feed_number)
         ticket = run.assignment.ticket
         if not run.status:
-            if run.assignment.compare:
+            if run.assignment.compare != ():
                 self._copies.add(run.proxy, run.assignment, None)
             self._tell(run.proxy, ("cancelled", ticket))
             return

@@ -38,7 +38,6 @@ class StateNotSavedError(UnderstudyError):
     """
 
     http_status = 507
-    retry_after_s = 5.0
 
 
 class UnknownNameError(UnderstudyError, KeyError):

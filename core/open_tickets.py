@@ -9,8 +9,7 @@ from understudy.core.copies import Copies
 from understudy.core.deadlines import Deadlines
 from understudy.core.queueing import RoutedBackend
 from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Dropped, DueCopy, Ended, QueryLike, Ticket
-from understudy.core.traffic import RoutedEndpoint
+from understudy.core.tickets import Dropped, Ended, QueryLike, Ticket
 
 
 class OpenTickets:
@@ -25,10 +24,6 @@ class OpenTickets:
     def __bool__(self) -> bool:
         return bool(self.by_caller or self.copies.open or self.deadlines)
 
-    def next_number(self) -> int:
-        """Return a number for a ticket."""
-        return next(self._numbers)
-
     def open(
         self, caller: Hashable, query: QueryLike, endpoint: EndpointTable, now: float
     ) -> Ticket:
@@ -42,16 +37,12 @@ class OpenTickets:
         tickets[query.id] = ticket
         return ticket
 
-    def copy(
-        self, due: DueCopy, backend: RoutedBackend, endpoint: RoutedEndpoint | None, now: float
-    ) -> bool:
-        """Have a copy wait at its shadow; False where it cannot, or is not to be made any more."""
-        if endpoint is None or not endpoint.copies(due):
-            return False
-        copy = self.copies.make(due, self.next_number(), backend, endpoint.table, now)
+    def copy(self, original: Ticket, backend: RoutedBackend, now: float) -> Ticket | None:
+        """Have a copy wait at its shadow; None where it cannot."""
+        copy = self.copies.make(original, next(self._numbers), backend, now)
         if copy is not None:
             self.limit(copy, backend.table)
-        return copy is not None
+        return copy
 
     def find(self, caller: Hashable, query_id: int) -> Ticket | None:
         """Return the ticket of a query, if it has not ended."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 from understudy.core.balancing import Levels, RoutedReplica
 from understudy.core.lines import Lines
@@ -157,18 +158,17 @@ class RoutedBackend:
                 assigned.append(self.assign(ticket, replica, now))
         return assigned, late
 
-    def pair(self, original: Ticket, number: int) -> Pairing | None:
-        """Have a query's answer compared with that of its copy at a replica, if there is any.
+    def pair(self, copy: Ticket, settings: tuple[str, Any]) -> tuple[Pairing, ...]:
+        """Have a copy's answer compared with its query's at a replica; return where, if anywhere.
 
-        Not always at the one that gets the copy, whose ``number`` will be this: that may have to
-        wait for room, and the query itself is on its way before.
+        Not always at the one that gets the copy: that may have to wait for room.
         """
-        if original.query.follows or not self.replicas or not self.takes_copies:
-            return None
-        place = number // 2 % len(self.replicas)  # two by two: a query and its copy
-        pairing = Pairing(number, next(itertools.islice(self.replicas, place, None)))
-        original.compare = (*original.compare, pairing)
-        return pairing
+        if not self.replicas:
+            return ()
+        place = copy.number // 2 % len(self.replicas)  # two by two: a query and its copy
+        pairing = Pairing(copy.number, next(itertools.islice(self.replicas, place, None)))
+        copy.compare = (pairing._replace(settings=settings),)
+        return (pairing,)
 
     def take_waiting(self) -> list[Ticket]:
         """Return all that waits, and forget it."""

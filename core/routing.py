@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterable
 
 from understudy.core import counting
 from understudy.core.balancing import RoutedReplica
+from understudy.core.copying import Copying
 from understudy.core.errors import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -44,14 +45,12 @@ from understudy.core.routes import Routes
 from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 from understudy.core.tickets import (
     Cancel,
-    Dropped,
-    DueCopy,
     Effects,
     QueryLike,
     Starved,
     Ticket,
 )
-from understudy.core.traffic import RoutedEndpoint, choose_shadows
+from understudy.core.traffic import RoutedEndpoint
 
 CANCELLED_STATUS = 499
 
@@ -70,6 +69,7 @@ class Router:
         self._holders = Holders(own_host)
         self._tickets = OpenTickets()
         self._with_traffic: Counter[str] = Counter()  # endpoints by backend
+        self._copying = Copying(self._endpoints, self._backends, self._tickets, self._fill)
 
     # --- Tables ---------------------------------------------------------------------------------
 
@@ -172,27 +172,17 @@ class Router:
         ticket = self._tickets.open(caller, query, table, now)
         effects = self._route(ticket, endpoint, now)
         if table.shadows and self._tickets.find(caller, query.id) is not None:  # it was let in
-            self._copy_later(ticket, table)
+            self._copying.later(ticket, table, self._draw)
         return effects
 
     @property
     def has_copies_due(self) -> bool:
         """Whether :meth:`make_copies` is to be called, COPY_S later: queries come first."""
-        return bool(self._tickets.copies.due)
+        return self._copying.is_due
 
     def make_copies(self, now: float) -> Effects:
         """Have shadows run what queries ask for, where that costs nobody anything."""
-        effects: Effects = []
-        for due in self._tickets.copies.take_due():
-            endpoint = self._endpoints.get(due.original.endpoint)
-            backend = self._backends.get(due.shadow)
-            if backend is not None and self._tickets.copy(due, backend, endpoint, now):
-                if not (backend.replicas or backend.queue.size or backend.copies.size > 1):
-                    effects.append(Starved(due.shadow))
-                effects += self._fill(backend, now)
-            else:
-                effects.append(Dropped(due.original.endpoint, due.shadow))
-        return effects
+        return self._copying.make(now)
 
     def cancel(self, caller: Hashable, query_id: int, now: float) -> Effects:
         """Drop a query wherever it is; the caller no longer wants an answer."""
@@ -415,14 +405,6 @@ class Router:
         ended = self._tickets.end(ticket, BackPressureError.http_status, now)
         kind = BackPressureError
         return [refusal(ticket.caller, ticket.query, kind, text, after_s=retry_after_s), ended]
-
-    def _copy_later(self, original: Ticket, endpoint: EndpointTable) -> None:
-        """Note which shadows are to get a copy, and where their answers are to be compared."""
-        for tag in choose_shadows(endpoint.shadows, self._draw):
-            pairing = None
-            if tag in endpoint.compares and (backend := self._backends.get(tag)) is not None:
-                pairing = backend.pair(original, self._tickets.next_number())
-            self._tickets.copies.due.append(DueCopy(original, tag, pairing))
 
     def _reroute(self, ticket: Ticket, now: float) -> Effects:
         endpoint = self._endpoints.get(ticket.endpoint)

@@ -87,7 +87,8 @@ class Ticket:
     answered: int = 0  # the status that its replica has answered with
     answered_at: float = 0.0
     copies: tuple[Ticket, ...] = ()  # of an original: those made of it, some of them ended perhaps
-    compare: tuple[Pairing, ...] = ()  # where its answer is compared with others'
+    # Where its answer is compared with others'; None until that is known, when the copies are made.
+    compare: tuple[Pairing, ...] | None = ()
 
     @property
     def time_limit_s(self) -> float:
@@ -109,14 +110,6 @@ class Ticket:
         return self.begun and self.query.follows == SOCKET
 
 
-class DueCopy(NamedTuple):
-    """A copy that is to be made, and where it will be compared, as its original has been told."""
-
-    original: Ticket
-    shadow: str
-    pairing: Pairing | None
-
-
 class Assign(NamedTuple):
     """Send the ticket to the replica."""
 
@@ -126,6 +119,13 @@ class Assign(NamedTuple):
 
 class Cancel(NamedTuple):
     """Tell the replica to drop the ticket, which keeps its slot until the outcome comes."""
+
+    replica: str
+    ticket: Ticket
+
+
+class Compare(NamedTuple):
+    """Tell the replica that has, or had, the ticket where its answer is to be compared."""
 
     replica: str
     ticket: Ticket
@@ -179,5 +179,5 @@ class Starved(NamedTuple):
     backend: str
 
 
-Effect = Assign | Cancel | Refuse | Ended | Dropped | Repeated | NotRepeated | Starved
+Effect = Assign | Cancel | Compare | Refuse | Ended | Dropped | Repeated | NotRepeated | Starved
 Effects = list[Effect]

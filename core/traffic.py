@@ -29,7 +29,7 @@ from math import log
 
 from understudy.core.repeats import RepeatBudget
 from understudy.core.tables import EndpointTable
-from understudy.core.tickets import DueCopy, Ticket
+from understudy.core.tickets import Ticket
 
 
 class Split:
@@ -97,9 +97,9 @@ class RoutedEndpoint:
         """Tell whether a ticket may go where it was to go."""
         return ticket.backend in (self.table.shadows if ticket.is_copy else self.split.tags)
 
-    def copies(self, due: DueCopy) -> bool:
+    def copies_to(self, shadow: str, original: Ticket) -> bool:
         """Tell whether a copy is still to be made."""
-        return due.shadow in self.table.shadows and not due.original.abandoned
+        return shadow in self.table.shadows and not original.abandoned
 
 
 def choose_shadows(shadows: Mapping[str, float], draw: Callable[[], float]) -> list[str]:

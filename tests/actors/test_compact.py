@@ -14,7 +14,7 @@ from understudy.actors.large_bytes import LargeAnswer, LargeBytes
 from understudy.actors.transport.envelopes import decode, encode
 
 PROCESS = m.Process(1, 2, "incarnation")
-COMPARE = m.CompareAt(5, "of the shadow", b"address", b"settings")
+COMPARE = (5, b"a place", b"settings")
 
 
 def assignment(number: int, **fields: Any) -> m.Assignment:
@@ -29,6 +29,7 @@ MESSAGES = [
         proxy=PROCESS,
         assignments=(assignment(1), assignment(2, compare=(COMPARE,))),
         cancelled=(7,),
+        compared=((1, (COMPARE,)), (2, ())),
     ),
     m.AnswerQueries(
         incarnation="i",

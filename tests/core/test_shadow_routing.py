@@ -13,7 +13,7 @@ from understudy.core.holders import SATURATED_S
 from understudy.core.queueing import MAX_COPIES_QUEUED
 from understudy.core.routing import Router
 from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Assign, Cancel, Dropped, Ended, Refuse, Starved
+from understudy.core.tickets import Assign, Cancel, Compare, Dropped, Ended, Refuse, Starved
 
 from .queries import Query, backend, endpoint, is_empty, load, only  # noqa: TID251 - the tests' own folder
 
@@ -140,6 +140,48 @@ def test_an_answered_copy_has_ended_whatever_becomes_of_its_replica() -> None:
     assert made.replica_lost("s1", (), 2.0) == []
     assert ends(made.delivered("r1", numbers[:1])) == [("b", 200, False)]
     assert is_empty(made)
+
+
+# --- Copies are made some ms later ----------------------------------------------------------------
+
+
+def test_a_query_leaves_before_its_copy_is_made() -> None:
+    made = shadowed(backend("r1"), S1)
+    effects = made.submit("c", Query(1), 0.0)
+    assert originals(effects) == [("r1", 1)]
+    assert copies(effects) == []
+    assert made.has_copies_due
+    finish(made, effects, "r1")  # answered, so quickly
+    assert copies(made.make_copies(2.0)) == [("s1", 1)]
+    assert not made.has_copies_due
+    assert made.make_copies(3.0) == []
+
+
+@pytest.mark.parametrize("becomes", ["cancelled", "cancelled in the queue", "no shadow", "gone"])
+def test_no_copy_is_made_that_nobody_wants_by_then(becomes: str) -> None:
+    limit = 1 if becomes == "cancelled in the queue" else 2
+    made = shadowed(backend("r1", limit=limit), S1)
+    first = made.submit("d", Query(0), 0.0)
+    made.make_copies(0.0)
+    made.submit("c", Query(1), 0.0)
+    if becomes == "no shadow":
+        made.set_endpoint("e", endpoint(), 0.0)
+    elif becomes == "gone":
+        made.set_endpoint("e", None, 0.0)
+    else:
+        made.cancel("c", 1, 0.0)
+    assert made.make_copies(1.0) == [Dropped("e", "s")]
+    assert originals(first) == [("r1", 0)]
+
+
+def test_of_many_copies_some_are_made_at_a_time() -> None:
+    made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=99))
+    for number in range(40):
+        made.submit("c", Query(number), 0.0)
+    made_at_once = []
+    while made.has_copies_due:
+        made_at_once.append(len(copies(made.make_copies(1.0))))
+    assert made_at_once == [20, 10, 8, 2]
 
 
 # --- A shadow at its limit ------------------------------------------------------------------------
@@ -431,6 +473,26 @@ def test_a_query_and_its_copy_are_paired_at_one_of_the_shadows_replicas() -> Non
         assert pairing.number == copy.number
         places.add(pairing.replica)
     assert places == {"s1", "s2"}
+
+
+def test_where_an_answer_is_compared_is_told_once_its_copy_is_made() -> None:
+    made = shadowed(backend("r1", limit=1), S1, compares=COMPARES)
+    (runs,) = only(Assign, made.submit("c", Query(1), 0.0))
+    made.submit("c", Query(2), 0.0)  # waits
+    assert runs.ticket.compare is None, "that it is compared is known, and not where"
+    effects = made.make_copies(0.0)
+    assert [(e.replica, e.ticket) for e in only(Compare, effects)] == [("r1", runs.ticket)]
+    assert runs.ticket.compare
+    (waited,) = only(Assign, finish(made, [runs], "r1"))
+    assert waited.ticket.compare, "its assignment tells it"
+
+
+def test_an_answer_is_compared_nowhere_where_its_copy_was_dropped() -> None:
+    made = shadowed(backend("r1"), backend("s1", tag="s", limit=1), compares=COMPARES)
+    (assigned,) = only(Assign, made.submit("c", Query(1), 0.0))
+    made.set_backend("s", None, 0.0)
+    assert only(Compare, made.make_copies(0.0)) == [Compare("r1", assigned.ticket)]
+    assert assigned.ticket.compare == ()
 
 
 def test_copies_that_wait_are_paired_too_and_those_that_are_dropped_are_not() -> None:
