@@ -53,7 +53,7 @@ class ActorOptions(Settings):
     working_dir: str | None = None  # the sha256 of its zip
 
     hints: ClassVar[Mapping[str, str]] = {
-        "runtime_env": "its working_dir is given to serve.run, Client.deploy or --working-dir; "
+        "runtime_env": "its working_dir is given to serve.run(working_dir=...) or --working-dir; "
         "packages must be installed on each host"
     }
 
@@ -62,7 +62,7 @@ class ActorOptions(Settings):
     def _is_a_digest(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch("[0-9a-f]{64}", value):
             raise ValueError(
-                "is made of the working_dir of serve.run, Client.deploy, Client.create_backend and "
+                "is made by serve.run(working_dir=...), Client.deploy(working_dir=...) and "
                 "--working-dir; name the folder there"
             )
         return value
