@@ -18,11 +18,18 @@ from functools import partial
 from typing import NamedTuple
 
 from understudy.actors.feeds import Feed, Outlets
-from understudy.actors.large_bytes import arrived
+from understudy.actors.large_bytes import (
+    LargeBytes,
+    PartedAnswer,
+    arrived,
+    part_arrived,
+    put_together,
+)
 from understudy.actors.loop import Callback, Loop, Outbox, Timer, nothing
 from understudy.actors.messages import (
     Address,
     Answer,
+    AnswerPart,
     AnswerQueries,
     AttachCaller,
     AttachCallerReply,
@@ -56,6 +63,7 @@ CLOSED = "the connection to the system was closed"
 
 OnAnswer = Callable[[Answer | Stream | ValueStream], None]
 OnFed = Callable[[Feed], None]
+_NO_PARTS: dict[int, list[LargeBytes]] = {}
 
 
 class _Cancel(NamedTuple):
@@ -105,6 +113,7 @@ class _Entry:
         "feed",
         "on_answer",
         "on_fed",
+        "parts",
         "process",
         "process_at",
         "query",
@@ -120,6 +129,7 @@ class _Entry:
         self.query = query
         self.on_answer = on_answer
         self.on_fed = on_fed
+        self.parts: dict[int, list[LargeBytes]] = _NO_PARTS  # of a large answer, by its number
         self.sent = False
         self.resent = False  # it was sent before, and may have run
         self.stream: _Incoming | None = None  # once its answer has begun to come in parts
@@ -129,6 +139,18 @@ class _Entry:
         self.runs_at: list[Address] = []  # replicas that run it for a router that is dead
         self.unwatch: Callback = nothing
         self.timer: Timer | None = None
+
+    def take(self, item: AnswerPart | FeedTaken | StreamPart) -> None:
+        """Take what comes of an answer, or what was taken of what follows."""
+        if isinstance(item, AnswerPart):
+            if self.parts is _NO_PARTS:
+                self.parts = {}
+            self.parts.setdefault(item.number, []).append(item.content)
+        elif isinstance(item, FeedTaken):
+            if self.feed is not None:
+                self.feed.taken(item)
+        elif self.stream is not None:
+            self.stream.stream.arrived(part_arrived(item))
 
     def finish(self, answer: Answer) -> None:
         """Pass on the answer, or the end of the stream."""
@@ -288,13 +310,17 @@ class Caller:
             if isinstance(sent, Piece):
                 self._streamed(sent, sender)
                 continue
-            answer = arrived(sent)
+            answer = self._joined(sent) if isinstance(sent, PartedAnswer) else arrived(sent)
             entry = self._forget(answer.query_id)
             if entry is None:
                 continue
             if entry.stream is not None and not isinstance(answer, StreamEnded):
                 entry.stream.tell_stopped()  # the answer is perhaps of another replica
             entry.finish(answer)
+
+    def _joined(self, sent: PartedAnswer) -> Answer:
+        entry = self._entries.get(sent.answer.query_id)
+        return put_together(sent, () if entry is None else entry.parts.get(sent.number, ()))
 
     def _streamed(self, item: Piece, sender: Address) -> None:
         entry = self._entries.get(item.query_id)
@@ -306,14 +332,10 @@ class Caller:
         elif isinstance(item, StillRuns):
             if entry.process is None:  # else that is told already
                 entry.runs_at.append(sender)
-        elif isinstance(item, FeedTaken):
-            if entry.feed is not None:
-                entry.feed.taken(item)
-        elif isinstance(item, StreamPart):
-            if entry.stream is not None:
-                entry.stream.stream.arrived(item)
-        else:
+        elif isinstance(item, StreamBegun):
             self._begun(entry, item, sender)
+        else:
+            entry.take(item)
 
     def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
         if entry.stream is not None:  # it ran twice, because its first replica died at once

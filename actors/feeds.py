@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from understudy.actors.large_bytes import part_arrived, part_travelling
 from understudy.actors.loop import Callback, Loop, Outbox, Outboxes
 from understudy.actors.messages import (
     END,
@@ -65,7 +66,7 @@ class Outlets:
         return FeedQueries(
             incarnation=replica,
             process=self._process,
-            parts=tuple(item for _, item in items if isinstance(item, StreamPart)),
+            parts=tuple(part_travelling(item) for _, item in items if isinstance(item, StreamPart)),
             stopped=tuple(item for _, item in items if isinstance(item, int)),
         )
 
@@ -228,7 +229,7 @@ class Inflows:
             if run is None or run.feed is None:
                 continue
             self._watch(message.process, sender)
-            run.feed.arrived(part)
+            run.feed.arrived(part_arrived(part))
             if part.ends == END:
                 run.ended_by_caller()
         for number in message.stopped:

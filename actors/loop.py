@@ -229,7 +229,8 @@ class Outbox:
 
     ``pack`` makes a message of a list of items. ``on_sent`` and ``on_failed`` get the items of each
     delivery. Items put in the same turn travel together, as far as their bytes, told by ``weigh``,
-    keep the message at a size that the transport is good at.
+    keep the message at a size that the transport is good at; while ``most_under_way`` of them are
+    under way, the rest waits.
     """
 
     def __init__(
@@ -240,9 +241,11 @@ class Outbox:
         on_sent: Callable[[list[Any]], None] | None = None,
         on_failed: Callable[[list[Any]], None] | None = None,
         weigh: Callable[[Any], int] = lambda _item: 0,
+        most_under_way: int = MAX_BYTES_UNDER_WAY,
     ) -> None:
         self._loop = loop
         self._target = target
+        self._most_under_way = most_under_way
         self._pack = pack
         self._weigh = weigh
         self._on_sent = on_sent
@@ -268,6 +271,13 @@ class Outbox:
             self._loop.at_turn_end(self._flush)
         if len(self._items) >= gathered:
             self._flush_now()
+
+    def put_all(self, items: list[Any]) -> None:
+        """Add items that are to leave in as few messages as they fit in."""
+        self._items += items
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.at_turn_end(self._flush)
 
     def put_patiently(self, item: Any, within_s: float) -> None:
         """Add an item that may wait so long for others; it leaves with the next that may not."""
@@ -298,7 +308,7 @@ class Outbox:
         while (
             self._items
             and self._under_way < self._loop.deliveries_at_once
-            and self._bytes_under_way < MAX_BYTES_UNDER_WAY
+            and self._bytes_under_way < self._most_under_way
         ):
             count, size = self._next_batch()
             items, self._items = self._items[:count], self._items[count:]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from typing_extensions import dataclass_transform
 
 if TYPE_CHECKING:
-    from understudy.actors.large_bytes import LargeAnswer, LargeBytes
+    from understudy.actors.large_bytes import LargeAnswer, LargeBytes, PartedAnswer, Pieces
 
 Address = Any  # thespian.actors.ActorAddress, which ships no types
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class HttpAnswer(NamedTuple):
     query_id: int
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes
+    body: bytes | Pieces
 
 
 class ValueAnswer(NamedTuple):
@@ -161,7 +161,7 @@ class StreamPart(NamedTuple):
     """The next bytes of an answer that has begun, or of what follows a query."""
 
     query_id: int  # of what follows a query, the FeedWanted's number
-    data: bytes
+    data: bytes  # LargeBytes in a message, if there are many
     ends: int = MORE
     parts: int = 1  # how many were joined to this one
 
@@ -195,6 +195,17 @@ class StreamEnded(NamedTuple):
 Answer = HttpAnswer | ValueAnswer | FailedAnswer | StreamEnded
 
 
+class AnswerPart(NamedTuple):
+    """The next bytes of the content of an answer that is too large for one message.
+
+    ``number`` is for this answer, of all replicas: the same query may be answered twice.
+    """
+
+    query_id: int
+    number: int
+    content: LargeBytes
+
+
 class StillRuns(NamedTuple):
     """A replica runs a query whose router has died; who wants it no more has to say so there."""
 
@@ -202,7 +213,7 @@ class StillRuns(NamedTuple):
 
 
 # What comes before the one answer.
-Piece = StreamBegun | StreamPart | FeedWanted | FeedTaken | StillRuns
+Piece = StreamBegun | StreamPart | AnswerPart | FeedWanted | FeedTaken | StillRuns
 
 
 # Where a query's answer is compared with that of a copy of it: the copy's number; the replica, as
@@ -288,7 +299,7 @@ class AnswerQueries(Message):
     """Replica or proxy to the caller: answers, for the incarnation that asked, in their order."""
 
     incarnation: str
-    answers: tuple[Answer | LargeAnswer | Piece, ...]
+    answers: tuple[Answer | LargeAnswer | PartedAnswer | Piece, ...]
 
 
 @message

@@ -13,7 +13,9 @@ the caller has the answer: if this process dies in between, it goes to another r
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
+import secrets
 import time
 from functools import partial
 from typing import Any
@@ -24,13 +26,27 @@ from understudy.actors.comparisons import Comparisons
 from understudy.actors.control_messages import MeetProxy
 from understudy.actors.dispatch import Caller
 from understudy.actors.feeds import Inflows
-from understudy.actors.large_bytes import travelling
-from understudy.actors.loop import GATHERED, GATHERED_PARTS, Outbox, Outboxes, Timer
+from understudy.actors.large_bytes import (
+    PARTED,
+    PartedAnswer,
+    in_parts,
+    size_of,
+    travelling,
+)
+from understudy.actors.loop import (
+    GATHERED,
+    GATHERED_PARTS,
+    MAX_BYTES_UNDER_WAY,
+    Outbox,
+    Outboxes,
+    Timer,
+)
 from understudy.actors.messages import (
     END,
     MORE,
     Address,
     Answer,
+    AnswerPart,
     AnswerQueries,
     Assignment,
     AttachCallerReply,
@@ -59,7 +75,9 @@ from understudy.core.tickets import SOCKET
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
-_Item = Answer | Piece
+PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
+
+_Item = Answer | PartedAnswer | Piece
 _News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 
 
@@ -177,6 +195,8 @@ class Queries:
             comparisons.arrived,
         )
         self._answers = Outboxes()  # by the caller's incarnation
+        self._parted = Outboxes()  # the same, for large answers: others go in between
+        self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
         self._news = Outboxes()  # by the proxy's incarnation
         self._runs: dict[tuple[str, int], Run] = {}  # by key
         self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
@@ -317,7 +337,10 @@ class Queries:
             if run.sender is not None:
                 run.sender.flush()
             self.undelivered += 1
-            self._put(answer, run)
+            if size_of(answer) < PARTED:
+                self._put(answer, run)
+            else:
+                self._put_in_parts(answer, run)
         if run.assignment.compare != ():
             self._copies.add(run.proxy, run.assignment, answer)
 
@@ -343,16 +366,21 @@ class Queries:
             self._tell_in_time(run.proxy, ("delivered", ticket))
 
     def _put(self, item: _Item, run: Run) -> None:
-        caller = run.assignment.caller_incarnation
-        outbox = self._answers.get(caller)
+        outbox = self._answers.get(run.assignment.caller_incarnation)
         if outbox is None:
-            outbox = self._make_answers(caller, run.assignment.caller)
-            self._answers[caller] = outbox
+            outbox = self._make_answers(self._answers, run, MAX_BYTES_UNDER_WAY)
         outbox.put((item, run), _gathered(item))
 
-    def _make_answers(self, caller: str, address: bytes | None) -> Outbox:
+    def _put_in_parts(self, answer: Any, run: Run) -> None:
+        outbox = self._parted.get(run.assignment.caller_incarnation)
+        if outbox is None:
+            outbox = self._make_answers(self._parted, run, PARTS_UNDER_WAY)
+        outbox.put_all([(item, run) for item in in_parts(answer, next(self._parted_numbers))])
+
+    def _make_answers(self, outboxes: Outboxes, run: Run, most_under_way: int) -> Outbox:
+        caller, address = run.assignment.caller_incarnation, run.assignment.caller
         assert address is not None, "a copy for a shadow has no answers"
-        return Outbox(
+        outbox = outboxes[caller] = Outbox(
             self._loop,
             pickle.loads(address),
             lambda items: AnswerQueries(
@@ -362,7 +390,9 @@ class Queries:
             on_sent=self._delivered,
             on_failed=partial(self._undeliverable, caller),
             weigh=_weigh,
+            most_under_way=most_under_way,
         )
+        return outbox
 
     def _delivered(self, items: list[tuple[_Item, Run]]) -> None:
         for item, run in items:
@@ -373,8 +403,9 @@ class Queries:
                     self._tell_in_time(run.proxy, ("delivered", run.assignment.ticket))
 
     def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
-        outbox = self._answers.pop(caller, None)  # the caller is gone
-        items = items + (outbox.drop() if outbox is not None else [])
+        for outboxes in (self._answers, self._parted):
+            outbox = outboxes.pop(caller, None)  # the caller is gone
+            items = items + (outbox.drop() if outbox is not None else [])
         self._delivered(items)
         for run in dict.fromkeys(run for _, run in items if not run.has_ended):
             self._user_code.cancel(run.key)
@@ -443,4 +474,6 @@ def _weigh(item: tuple[_Item, Run]) -> int:
         return len(answer.body)
     if isinstance(answer, StreamPart):
         return len(answer.data)
+    if isinstance(answer, AnswerPart):
+        return len(answer.content)
     return len(answer.value) if isinstance(answer, ValueAnswer) else 0

@@ -27,8 +27,9 @@ from understudy.actors.messages import (
     StreamPart,
 )
 
-WINDOW = 256 * 1024
-MAX_PART = 64 * 1024
+WINDOW = 512 * 1024
+MAX_PART = 256 * 1024
+MAX_JOINED = 64 * 1024  # bytes of small parts that are joined to one
 COME_ROUND_S = 0.002
 # What a part costs beside its bytes, so that empty ones are bounded too; less when it is joined to
 # another, after which only its bytes are left of it.
@@ -122,7 +123,7 @@ class Sender:
         What was sent leaves when the loop comes round, so a generator that awaits nothing else
         must await that now and then.
         """
-        if ends == MORE and len(data) < MAX_PART:
+        if ends == MORE and len(data) < MAX_JOINED:
             self._gather(data)
             if not self._window.is_open:
                 await self._window.room()
@@ -144,7 +145,7 @@ class Sender:
 
     def _gather(self, data: bytes) -> None:
         size = len(data)
-        if self._gathered_size + size > MAX_PART or len(self._gathered) >= MOST_JOINED:
+        if self._gathered_size + size > MAX_JOINED or len(self._gathered) >= MOST_JOINED:
             self.flush()
         self._window.sent(size + (JOINED_COST if self._gathered else PART_COST))
         self._gathered.append(data)
@@ -270,7 +271,7 @@ class Stream:
 
     async def next(self) -> bytes | None:
         """Return the next bytes, None at the end; StreamFailedError when it broke off."""
-        return await self._parts.next_bytes(MAX_PART)
+        return await self._parts.next_bytes(MAX_JOINED)
 
     def close(self) -> None:
         """Want no more of it; harmless when it is over, or was left."""

@@ -70,7 +70,7 @@ def exchange_of(req: falcon.asgi.Request) -> Exchange:
 def answer_with(reply: Reply, resp: falcon.asgi.Response, exchange: Exchange) -> None:
     """Make ``reply`` the response; its headers go past Falcon, which would merge some."""
     resp.status = reply.status
-    resp.data = reply.body
+    resp.data = bytes(reply.body)
     exchange.reply_headers = reply.headers
 
 
@@ -149,5 +149,5 @@ def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPErr
     exchange: Exchange = req.scope[SCOPE_KEY]  # type: ignore[attr-defined]  # it is the asgi one
     text = error.description or error.title or str(error.status)
     reply = error_reply(error.status_code, "InvalidRequestError", text, exchange)
-    resp.data = reply.body
+    resp.data = bytes(reply.body)
     resp.content_type = reply.headers[0][1].decode()

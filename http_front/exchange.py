@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from understudy.actors.large_bytes import Pieces
+
 if TYPE_CHECKING:
     from understudy.http_front.body import Upload
 
@@ -35,7 +37,7 @@ class Reply(NamedTuple):
 
     status: int
     headers: Headers
-    body: bytes
+    body: bytes | Pieces
 
 
 class RequestIds:
@@ -129,8 +131,11 @@ class Exchange:
         self._send = send
 
     def finish(self, reply: Reply) -> tuple[Headers, bytes]:
-        """Return the headers and the body by which a whole answer leaves; both are counted."""
-        body = b"" if self.method == "HEAD" else reply.body
+        """Return the headers and the body by which a whole answer leaves; both are counted.
+
+        A body in pieces leaves by :meth:`reply`.
+        """
+        body = b"" if self.method == "HEAD" or isinstance(reply.body, Pieces) else reply.body
         self.bytes_out = len(body)
         return self._complete(reply.headers), body
 
@@ -165,6 +170,10 @@ class Exchange:
         self.reply_headers = reply.headers
         await self.send({"type": "http.response.start", "status": reply.status, "headers": ()})
         body = b"" if self.method == "HEAD" else reply.body
+        if isinstance(body, Pieces):  # each leaves when the client has taken those before it
+            for piece in body:
+                await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+            body = b""
         await self.send({"type": "http.response.body", "body": body})
 
 
@@ -199,6 +208,8 @@ class InnerExchange(Exchange):
                 if self._has_body_left and CLOSE not in headers:
                     headers.append(CLOSE)
                 event = {**event, "headers": headers}
+        elif isinstance(event.get("body"), memoryview):
+            event = {**event, "body": bytes(event["body"])}  # ASGI knows bytes only
         # A copy, as middlewares write into events, and Falcon ends every stream with the same one:
         # the end of one client's compressed answer would come after the next client's.
         await self._send({**event})

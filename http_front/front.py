@@ -159,14 +159,17 @@ class Front:
         self.in_flight -= 1
         self._log(exchange)
 
-    def sending(self, exchange: Exchange, stream: Stream) -> App:
-        """Return the ASGI app that sends a stream as the answer."""
+    def sending(self, exchange: Exchange, answer: Stream | Reply) -> App:
+        """Return the ASGI app that sends a stream as the answer, or a reply."""
 
-        async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
             exchange.send_by(send)
-            await self._guarded(exchange, send_stream(stream, exchange))
+            if isinstance(answer, Stream):
+                await self._guarded(exchange, send_stream(answer, exchange))
+            else:
+                await self._guarded(exchange, exchange.reply(answer))
 
-        return answer
+        return app
 
     async def _take_and_answer(self, exchange: Exchange, receive: Receive) -> None:
         reply = await self._take(exchange, receive)

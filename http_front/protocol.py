@@ -35,7 +35,7 @@ from uvicorn.server import ServerState
 from understudy.actors.loop import nothing
 from understudy.http_front.departures import Departures
 from understudy.http_front.exchange import CLOSE, App, Headers, Scope
-from understudy.http_front.joined import Joined
+from understudy.http_front.joined import LARGE, Joined
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
 from understudy.http_front.whole import Turn
 
@@ -44,7 +44,6 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190  # name and value
 MAX_HEAD_BYTES = 65536  # that are kept of a head that is not complete
 LINGER_S = 2.0
-MIN_REST = 64 * 1024  # bytes of a body that are worth going past the parser
 AHEAD = 256 * 1024  # bytes of a body that nobody has taken; uvicorn's 64 KiB are less than one read
 
 _FORWARDED = frozenset({b"x-forwarded-proto", b"x-forwarded-for"})
@@ -292,8 +291,11 @@ class FrontProtocol(HttpToolsProtocol):
         if not cycle.body:
             cycle.body = body  # uvicorn would copy it into a bytearray, and out of it again
         else:
-            cycle.body = bytearray(cycle.body) if type(cycle.body) is bytes else cycle.body
-            cycle.body += body
+            if len(body) >= LARGE:
+                cycle.body = b"".join((cycle.body, body))
+            else:
+                cycle.body = bytearray(cycle.body) if type(cycle.body) is bytes else cycle.body
+                cycle.body += body
             if len(cycle.body) > AHEAD and not self.flow.read_paused:
                 self._hold_back()
         cycle.message_event.set()
@@ -310,7 +312,7 @@ class FrontProtocol(HttpToolsProtocol):
             return 0
         head = dict(self.headers)
         rest = int(head.get(b"content-length", 0)) - len(cycle.body)
-        return rest if rest >= MIN_REST and b"transfer-encoding" not in head else 0
+        return rest if rest >= LARGE and b"transfer-encoding" not in head else 0
 
     def _take_rest(self, data: bytes) -> bytes:
         """Take what is of the body; return what lies behind it, which is for a new parser."""

@@ -100,7 +100,7 @@ async def refuse(exchange: Exchange, reply: Reply) -> None:
         return
     start = {"type": f"{RESPONSE}.start", "status": reply.status, "headers": reply.headers}
     await exchange.send(start)
-    await exchange.send({"type": f"{RESPONSE}.body", "body": reply.body})
+    await exchange.send({"type": f"{RESPONSE}.body", "body": bytes(reply.body)})
 
 
 class _Conversation:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from understudy.actors.large_bytes import Pieces
 from understudy.actors.streams import Stream
 from understudy.core.errors import UnderstudyError
 from understudy.http_front.answers import failed_reply, failure_of, reply_to, unexpected
@@ -92,11 +93,18 @@ class WholeQuery:
             reply = unexpected(exchange, error)
         self._reply(reply)
 
+    def _replied(self, _task: asyncio.Task[None]) -> None:
+        self._end(self._exchange.status or CLIENT_LEFT)
+
     def _sent(self, stream: Stream, _task: asyncio.Task[None]) -> None:
         stream.close()  # as it is already, unless the task was cancelled before its first step
         self._end(self._exchange.status or CLIENT_LEFT)
 
     def _reply(self, reply: Reply) -> None:
+        if isinstance(reply.body, Pieces):
+            self._sending = self._turn.go_on(self._front.sending(self._exchange, reply))
+            self._sending.add_done_callback(self._replied)
+            return
         headers, body = self._exchange.finish(reply)
         self._end(reply.status)
         self._turn.reply(reply.status, headers, body)

@@ -95,13 +95,13 @@ class Channel:
 
     def _fill_chunk(self) -> bool:
         """Read to where the bytes of a large message belong; return whether to read on."""
-        room = self.connection.room()
-        if room is None:
+        rooms = self.connection.rooms()
+        if not rooms:
             return True
         assert isinstance(self._socket, socket.socket), "TLS is for connections with tags"
-        size = self._socket.recv_into(room)
+        size = self._socket.recvmsg_into(rooms)[0]
         self.connection.filled(size)
-        return size in {0, len(room)}
+        return size in {0, sum(map(len, rooms))}
 
     def _size_to_read(self) -> int:
         """Return how much to read that has to be copied; of a large message that is not much."""

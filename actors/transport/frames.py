@@ -35,6 +35,7 @@ HEADER = struct.Struct(">BxHIQQ")
 TAG_SIZE = 16
 SMALL_MESSAGE = 32 * 1024  # one DATA frame; more is copied less when cut into chunks
 MAX_BUFFERS = 4096  # so that the sizes fit any frame
+MAX_ROOMS = 256  # of a message in one read; the kernel takes 1024 at once
 MIN_MAX_FRAME = 64 * 1024
 
 BAD_TAG = "a frame whose tag is wrong: changed, missing, repeated or moved on the way"
@@ -94,25 +95,34 @@ class Assembly:
         self.left = sum(sizes)
         self._buffer, self._at = 0, 0
 
-    def room(self) -> memoryview:
-        """Return where the next bytes go, or the first of them; while any are ``left``."""
-        while self._at == len(self.buffers[self._buffer]):
-            self._buffer, self._at = self._buffer + 1, 0
-        return memoryview(self.buffers[self._buffer])[self._at :]
+    def rooms(self, limit: int) -> list[memoryview]:
+        """Return where the next bytes go, at most ``limit`` of them; while any are ``left``."""
+        rooms: list[memoryview] = []
+        buffer, at = self._buffer, self._at
+        while limit and buffer < len(self.buffers) and len(rooms) < MAX_ROOMS:
+            room = memoryview(self.buffers[buffer])[at : at + limit]
+            if room:
+                rooms.append(room)
+                limit -= len(room)
+            buffer, at = buffer + 1, 0
+        return rooms
 
     def filled(self, size: int) -> None:
-        """Note that so much of ``room`` has been written."""
-        self._at += size
+        """Note that so much of ``rooms`` has been written."""
         self.left -= size
+        self._at += size
+        while self._at > (length := len(self.buffers[self._buffer])):
+            self._at -= length
+            self._buffer += 1
 
     def write(self, piece: memoryview) -> None:
         """Take the next bytes, which the caller has checked against ``left``."""
-        while piece:
-            room = self.room()
-            part = piece[: len(room)]
-            room[: len(part)] = part
-            self.filled(len(part))
-            piece = piece[len(part) :]
+        for room in self.rooms(len(piece)):
+            room[:] = piece[: len(room)]
+            self.filled(len(room))
+            piece = piece[len(room) :]
+        if piece:
+            self.write(piece)
 
 
 Frame = tuple[int, int, int, int, bytes]  # kind, buffers, number, acknowledged, body
@@ -147,18 +157,18 @@ class FrameReader:
         """Return whether the next bytes are the last of a chunk, then the header of another."""
         return self.assembly is not None and self._sealer is None
 
-    def room(self) -> memoryview | None:
+    def rooms(self) -> list[memoryview]:
         """Return where the next bytes of a chunk may be put, past :meth:`frames`; then ``filled``.
 
-        None between chunks, and where there are tags. The last byte of a chunk is for ``frames``,
-        which does whatever follows from its end.
+        Nowhere between chunks, and where there are tags. The last byte of a chunk is for
+        ``frames``, which does whatever follows from its end.
         """
-        if self._chunk is None or self._chunk_left <= 1 or self._sealer is not None:
-            return None
-        return self._chunk.room()[: self._chunk_left - 1]
+        if self._chunk is None or self._sealer is not None:
+            return []
+        return self._chunk.rooms(self._chunk_left - 1)
 
     def filled(self, size: int) -> None:
-        """Note that so much of ``room`` has been written."""
+        """Note that so much of ``rooms`` has been written."""
         if self._chunk is not None:
             self._chunk.filled(size)
             self._chunk_left -= size

@@ -141,21 +141,21 @@ class Connection:
             self._refuse(refusal, events)
         return events
 
-    def room(self) -> memoryview | None:
+    def rooms(self) -> list[memoryview]:
         """Return where the next bytes may be read to, past ``receive_data``; call ``filled`` then.
 
-        None where they may not. It spares a large message a copy.
+        Nowhere, where they may not. It spares a large message a copy.
         """
-        return None if self._reader is None else self._reader.room()
+        return [] if self._reader is None else self._reader.rooms()
 
     def filled(self, size: int) -> None:
-        """Note that so much of ``room`` was read; nothing follows from it."""
+        """Note that so much of ``rooms`` was read; nothing follows from it."""
         if self._reader is not None:
             self._reader.filled(size)
 
     @property
     def is_between_chunks(self) -> bool:
-        """Return whether a message of which more is to be read to ``room`` is under way."""
+        """Return whether a message of which more is to be read to ``rooms`` is under way."""
         return self._reader is not None and self._reader.is_between_chunks
 
     def receive_eof(self) -> list[Event]:

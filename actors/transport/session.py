@@ -54,7 +54,7 @@ class Limits:
     """
 
     window: int = 16 * 1024 * 1024
-    max_frame: int = 256 * 1024
+    max_frame: int = 1024 * 1024
     max_message: int = 2 * 1024**3
 
     def __post_init__(self) -> None:

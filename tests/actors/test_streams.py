@@ -22,6 +22,7 @@ from understudy.actors.messages import (
 from understudy.actors.streams import (
     COME_ROUND_S,
     JOINED_COST,
+    MAX_JOINED,
     MAX_PART,
     MOST_JOINED,
     PART_COST,
@@ -188,14 +189,14 @@ def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them() -> N
 def test_joined_parts_are_bounded_in_number_and_size() -> None:
     async def run() -> list[StreamPart]:
         joined = Joined()
-        for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_PART // 2)] * 3):
+        for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_JOINED // 2)] * 3):
             await joined.sender.send(data)
         joined.end_turn()
         return joined.on_the_way
 
     found = asyncio.run(run())
     assert [part.parts for part in found] == [MOST_JOINED, 2, 2]
-    assert max(len(part.data) for part in found) <= MAX_PART
+    assert max(len(part.data) for part in found) <= MAX_JOINED
 
 
 def test_a_generator_that_computes_and_awaits_nothing_lets_its_parts_leave() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.http.test_worker import Wire
-from understudy.http_front.protocol import AHEAD, MIN_REST, Connections, FrontProtocol
+from understudy.http_front.joined import LARGE
+from understudy.http_front.protocol import AHEAD, Connections, FrontProtocol
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -69,7 +70,7 @@ async def turn():
 
 @given(
     sizes=st.lists(
-        st.sampled_from([0, 1, MIN_REST - 1, MIN_REST, MIN_REST + 1, 3 * AHEAD]),
+        st.sampled_from([0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * AHEAD]),
         min_size=1,
         max_size=3,
     ),
@@ -103,17 +104,17 @@ def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(sizes, 
 def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
     async def run():
         server = Server()
-        body = b"x" * (4 * MIN_REST)
+        body = b"x" * (4 * LARGE)
         sent = request(b"/", body)
         server.protocol.data_received(sent[: -len(body)])
-        for start in range(0, len(body), MIN_REST):
+        for start in range(0, len(body), LARGE):
             await turn()
-            server.protocol.data_received(body[start : start + MIN_REST])
+            server.protocol.data_received(body[start : start + LARGE])
         await turn()
         server.end()
         return server
 
-    assert asyncio.run(run()).parts == [MIN_REST] * 4
+    assert asyncio.run(run()).parts == [LARGE] * 4
 
 
 def test_while_much_of_it_is_not_taken_no_more_is_read():
@@ -150,7 +151,7 @@ def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_reques
     assert list(asyncio.run(run()).bodies) == ["/", "/next"]
 
 
-@pytest.mark.parametrize("came", [0, MIN_REST])
+@pytest.mark.parametrize("came", [0, LARGE])
 def test_a_client_that_leaves_amid_it_is_told_of(came):
     async def run():
         server = Server()

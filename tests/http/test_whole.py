@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from understudy.actors.large_bytes import Pieces
 from understudy.actors.messages import FailedAnswer, HttpAnswer, Process, StreamBegun
 from understudy.actors.streams import Stream
-from understudy.http_front.exchange import CLOSE
+from understudy.http_front.exchange import CLOSE, Exchange, InnerExchange, Reply, RequestIds
 from understudy.http_front.protocol import Connections, FrontProtocol
 
 from .conftest import Turn
@@ -274,3 +275,39 @@ def test_an_answer_that_is_none_is_500_and_the_front_goes_on(app, caplog):
     app.dispatcher.handler = lambda _asked: HttpAnswer(0, 205, (), b"")
     assert app.ask()["content-length"] == "0"
     assert [line["status"] for line in app.log()] == [500, 503, 205]
+
+
+def test_an_answer_in_pieces_leaves_piece_by_piece_and_is_logged_at_its_end(app):
+    body = Pieces([memoryview(b"abc"), memoryview(b"de")])
+    app.dispatcher.handler = lambda _asked: HttpAnswer(0, 200, (), body)
+
+    async def run():
+        turn = StreamingTurn(scope())
+        app.front.begin(turn)
+        await turn_over()
+        await turn.task
+        await turn_over()
+        return turn.events
+
+    start, *parts = asyncio.run(run())
+    assert (b"content-length", b"5") in start["headers"]
+    assert [bytes(part["body"]) for part in parts] == [b"abc", b"de", b""]
+    assert [part.get("more_body", False) for part in parts] == [True, True, False]
+    assert app.front.in_flight == 0
+    assert [(line["status"], line["bytes"]) for line in app.log()] == [(200, 5)]
+
+
+def test_middlewares_are_given_pieces_as_bytes(app):
+    seen = []
+
+    async def run():
+        async def send(event):
+            seen.append(event)
+
+        outer = Exchange(scope(), RequestIds(), app.front)
+        body = Pieces([memoryview(b"abc"), memoryview(b"de")])
+        await InnerExchange(scope(), send, outer).reply(Reply(200, [], body))
+
+    asyncio.run(run())
+    assert [event["body"] for event in seen[1:]] == [b"abc", b"de", b""]
+    assert {type(event["body"]) for event in seen[1:]} == {bytes}
