@@ -11,6 +11,7 @@ from thespian.actors import Actor, ActorExitRequest
 from understudy.actors.control_messages import Identify, IdentifyReply
 from understudy.actors.logs import configure_logging
 from understudy.actors.loop import Loop
+from understudy.actors.memory import keep_freed_memory
 from understudy.actors.messages import Address, Process
 from understudy.actors.processes import RunRecords, this_process
 from understudy.actors.settings import HostSettings, read_settings
@@ -27,6 +28,8 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     """
 
     role: ClassVar[str] = "actor"
+
+    carries_bodies = False  # of requests and answers, megabytes at a time
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,6 +67,8 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self.loop.send(sender, reply)
 
     def _begin(self) -> None:
+        if self.carries_bodies:
+            keep_freed_memory()
         manager = self._myRef
         self._loop = Loop(manager.transport, manager._send_intent)
         self.process: Process = this_process()

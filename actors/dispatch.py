@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from understudy.actors.feeds import Feed, Outlets
+from understudy.actors.feeds import Feed, Outlets, window_for
 from understudy.actors.large_bytes import (
     LargeBytes,
     PartedAnswer,
@@ -358,7 +358,7 @@ class Caller:
         if entry is None or entry.on_fed is None:  # nobody has anything for it any more
             self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
             return
-        feed = entry.feed or self._make_feed(wanted.query_id)
+        feed = entry.feed or self._make_feed(entry.query)
         if not feed.begin(wanted, sender):
             text = "its replica died when more of what followed the query was gone than is kept"
             self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
@@ -369,11 +369,14 @@ class Caller:
             entry.feed = feed
             entry.on_fed(feed)
 
-    def _make_feed(self, query_id: int) -> Feed:
+    def _make_feed(self, query: Query) -> Feed:
+        query_id = query.id
+
         def fail(kind: str, text: str) -> None:
             self.fail(query_id, FailedAnswer(query_id, kind, text))
 
-        return Feed(self._outlets, fail, lambda: self.let_go(query_id))
+        window = window_for(query.follows)
+        return Feed(self._outlets, fail, lambda: self.let_go(query_id), window)
 
     def _watch(self, entry: _Entry, replica: Process) -> None:
         """Notice the end of a query's replica: the proxy that would have told it is dead."""

@@ -1,7 +1,7 @@
 """What follows a query, from its caller to its replica: a large body, or a WebSocket's messages.
 
 Theory of operation. The query goes its way without it. The replica that runs it tells the caller,
-by a FeedWanted, which then sends parts straight to that replica, at most WINDOW bytes ahead of what
+by a FeedWanted, which then sends parts straight to that replica, at most a window ahead of what
 user code has taken. What has been sent is kept while it is at most KEPT bytes: so long the query
 can still run from the beginning at another replica, when the first has died. With more gone, it
 belongs to its replica for good.
@@ -26,14 +26,29 @@ from understudy.actors.messages import (
     FeedTaken,
     FeedWanted,
     Process,
+    Query,
     StreamPart,
 )
 from understudy.actors.processes import is_alive
-from understudy.actors.streams import MAX_PART, WINDOW, Parts, Window, cost, pieces
+from understudy.actors.streams import (
+    BODY_WINDOW,
+    MAX_BODY_PART,
+    WINDOW,
+    Parts,
+    Window,
+    cost,
+    pieces,
+)
 from understudy.core.errors import ReplicaUnavailableError
+from understudy.core.tickets import BODY
 
-KEPT = WINDOW + 2 * MAX_PART  # more than can be sent to a replica that takes nothing
+KEPT = BODY_WINDOW + MAX_BODY_PART  # more than can be sent to a replica that takes nothing
 DEATH_S = 1.0  # by when a process whose connection has broken is known to be dead
+
+
+def window_for(follows: str) -> int:
+    """Return how many bytes of what follows a query may be under way."""
+    return BODY_WINDOW if follows == BODY else WINDOW
 
 
 class Outlets:
@@ -87,13 +102,17 @@ class Feed:
     """
 
     def __init__(
-        self, outlets: Outlets, fail: Callable[[str, str], None], let_go: Callback
+        self,
+        outlets: Outlets,
+        fail: Callable[[str, str], None],
+        let_go: Callback,
+        window: int = WINDOW,
     ) -> None:
         self._outlets = outlets
         self.fail = fail
         self._let_go = let_go
         self._wanted: tuple[FeedWanted, Address] | None = None
-        self._window = Window()
+        self._window = Window(window)
         self._kept: list[StreamPart] | None = []
         self._kept_size = 0
         self._is_over = False
@@ -126,7 +145,7 @@ class Feed:
         NobodyListensError once the query is over.
         """
         assert self._wanted is not None, "begin() comes first"
-        for part in pieces(0, data, ends):
+        for part in pieces(0, data, ends, MAX_BODY_PART):
             await self._window.room()
             self._put(part._replace(query_id=self._wanted[0].number))
 
@@ -210,10 +229,13 @@ class Inflows:
         self._fed: dict[int, Fed] = {}
         self._callers: dict[str, Callback] = {}  # by incarnation: what unwatches it
 
-    def want(self, run: Fed, query_id: int) -> int:
+    def want(self, run: Fed, query: Query) -> int:
         """Ask for what follows a query; returns the number to end it by."""
-        number = next(self._numbers)
-        run.feed = Parts(lambda size: self._put(FeedTaken(query_id, number, size), run))
+        number, query_id = next(self._numbers), query.id
+        run.feed = Parts(
+            lambda size: self._put(FeedTaken(query_id, number, size), run),
+            window_for(query.follows),
+        )
         self._fed[number] = run
         self._put(FeedWanted(query_id, number, self._process), run)
         return number

@@ -27,8 +27,8 @@ from understudy.actors.messages import (
 
 Item = Answer | Piece
 LARGE = 64 * 1024  # under that a copy costs less than what saves it
-PART = 256 * 1024
-PARTED = 2 * PART
+PART = 450_000  # two to a message
+PARTED = 500_000
 
 
 class LargeBytes:

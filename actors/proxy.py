@@ -93,6 +93,7 @@ class Proxy(LoopActor):
     """
 
     role = "proxy"
+    carries_bodies = True
 
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""

@@ -271,7 +271,7 @@ class Queries:
             run = Run(self, proxy, assignment)
             self._runs[run.key] = run
             if assignment.query.follows:
-                run.feed_number = self._inflows.want(run, assignment.query.id)
+                run.feed_number = self._inflows.want(run, assignment.query)
             if assignment.timeout_s is not None:
                 delay_s = assignment.timeout_s + LATE_S
                 run.timer = self._loop.call_later(delay_s, partial(self._late, run))

@@ -46,6 +46,7 @@ class Replica(LoopActor):
     """One copy of a backend's code, in the state that its controller has ordered."""
 
     role = "replica"
+    carries_bodies = True
 
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""

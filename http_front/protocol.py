@@ -28,13 +28,13 @@ from typing import Any
 from httptools import HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from understudy.actors.loop import nothing
 from understudy.http_front.departures import Departures
 from understudy.http_front.exchange import CLOSE, App, Headers, Scope
+from understudy.http_front.flow import MOST_READ, READ, Flow
 from understudy.http_front.joined import LARGE, Joined
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
 from understudy.http_front.whole import Turn
@@ -154,21 +154,10 @@ class _Turn:
         return self._protocol.run(self._cycle, app)
 
 
-class _Flow(FlowControl):
-    """Says when reading goes on after a pause."""
-
-    def __init__(self, transport: asyncio.Transport, on_resumed: Callable[[], None]) -> None:
-        super().__init__(transport)
-        self._on_resumed = on_resumed
-
-    def resume_reading(self) -> None:
-        if self.read_paused:
-            self._on_resumed()
-        super().resume_reading()
-
-
 class FrontProtocol(HttpToolsProtocol):
     """One connection; it reaches into uvicorn's, which was not made for it."""
+
+    flow: Flow
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections.config, connections, {})
@@ -196,7 +185,7 @@ class FrontProtocol(HttpToolsProtocol):
         """See asyncio."""
         super().connection_made(transport)
         self._joined = Joined(transport, self._close)
-        self.flow = _Flow(transport, self._unwatch)
+        self.flow = Flow(transport, self._unwatch)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; nobody wants the answer any more."""
@@ -320,6 +309,9 @@ class FrontProtocol(HttpToolsProtocol):
         self._rest -= len(piece)
         if not self._rest:
             self._renew_parser()
+            self.flow.read_at_once(READ)
+        elif not cycle.body:  # all of what came before has been taken
+            self.flow.read_at_once(MOST_READ)
         if not cycle.response_complete:
             cycle.more_body = self._rest > 0
             self._keep(cycle, piece)

@@ -10,8 +10,6 @@ once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker c
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import math
 import os
@@ -23,14 +21,13 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from setproctitle import setproctitle
 
+from understudy.actors.memory import keep_freed_memory
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.errors import InvalidRequestError
 from understudy.http_front.dispatcher import Dispatcher
 
 FD_VARIABLE = "UNDERSTUDY_HTTP_FD"
 DRAIN_S = 20
-KEPT_BYTES = 32 * 1024 * 1024
-MALLOPT = {-1: "MALLOC_TRIM_THRESHOLD_", -3: "MALLOC_MMAP_THRESHOLD_"}  # see mallopt(3)
 
 MakeDispatcher = Callable[[HostSettings], Dispatcher]
 
@@ -101,20 +98,6 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
             f"{FD_VARIABLE}={value!r}: expected the number of an open listening socket ({error})"
         ) from None
     return int(value)
-
-
-def keep_freed_memory() -> None:
-    """Have the allocator keep up to KEPT_BYTES that are free at the heap's end, where it can.
-
-    By default it gives memory back after each body of megabytes and asks for it with the next one:
-    at 10 MB some 400 page faults per megabyte, a third of the CPU time. The environment's own
-    settings go first. Workers inherit it; other C libraries have no mallopt().
-    """
-    with contextlib.suppress(AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, variable in MALLOPT.items():
-            if variable not in os.environ:
-                mallopt(parameter, KEPT_BYTES)
 
 
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:

@@ -74,7 +74,10 @@ def test_pieces_are_let_go_of_one_after_the_other() -> None:
 
 @pytest.fixture
 def world() -> Iterator[OneProcess]:
-    made = OneProcess(lambda size: b"x" * size, limit=10)
+    async def sized(size: int) -> bytes:
+        return b"x" * size
+
+    made = OneProcess(sized, limit=10)
     yield made
     made.close()
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.http.test_worker import Wire
+from understudy.http_front.flow import MOST_READ, READ
 from understudy.http_front.joined import LARGE
 from understudy.http_front.protocol import AHEAD, Connections, FrontProtocol
 
@@ -131,6 +132,27 @@ def test_while_much_of_it_is_not_taken_no_more_is_read():
         server.end()
 
     asyncio.run(run())
+
+
+def test_more_is_read_at_once_while_all_of_it_is_taken_and_as_ever_behind_it():
+    async def run():
+        server = Server()
+        server.wire.max_size = READ
+        body = b"x" * (4 * AHEAD)
+        sent = request(b"/", body)
+        server.protocol.data_received(sent[: -len(body) + 1])
+        server.protocol.data_received(body[:AHEAD])
+        assert server.wire.max_size == READ, "nobody has taken the first byte"
+        await turn()
+        server.protocol.data_received(body[:AHEAD])
+        assert server.wire.max_size == MOST_READ
+        server.protocol.data_received(body[: 2 * AHEAD - 1])
+        assert server.wire.max_size == READ
+        await turn()
+        server.end()
+        return server.bodies
+
+    assert asyncio.run(run()) == {"/": b"x" * (4 * AHEAD)}
 
 
 def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_request_is_served():

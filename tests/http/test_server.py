@@ -14,7 +14,7 @@ import pytest
 AT_ONCE_S = 5.0  # a fraction of a second on an idle machine; every time limit here is longer
 COUNT_FAULTS = """
 from resource import RUSAGE_SELF, getrusage
-from understudy.http_front.server import keep_freed_memory
+from understudy.actors.memory import keep_freed_memory
 
 keep_freed_memory()
 bytearray(10_000_000)
