@@ -13,12 +13,23 @@ MOST_READ = 1024 * 1024  # of a body that is taken as fast as it comes
 
 
 class Flow(FlowControl):
-    """uvicorn's, which says when reading goes on after a pause."""
+    """uvicorn's, which says when nothing is read, and when reading goes on."""
 
-    def __init__(self, transport: asyncio.Transport, on_resumed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        on_paused: Callable[[], None],
+        on_resumed: Callable[[], None],
+    ) -> None:
         super().__init__(transport)
         self._reader: Any = transport
-        self._on_resumed = on_resumed
+        self._on_paused, self._on_resumed = on_paused, on_resumed
+
+    def pause_reading(self) -> None:
+        """Read no more for now."""
+        if not self.read_paused:
+            self._on_paused()
+        super().pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading."""

@@ -185,7 +185,7 @@ class FrontProtocol(HttpToolsProtocol):
         """See asyncio."""
         super().connection_made(transport)
         self._joined = Joined(transport, self._close)
-        self.flow = Flow(transport, self._unwatch)
+        self.flow = Flow(transport, self._watch, self._unwatch)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; nobody wants the answer any more."""
@@ -285,8 +285,8 @@ class FrontProtocol(HttpToolsProtocol):
             else:
                 cycle.body = bytearray(cycle.body) if type(cycle.body) is bytes else cycle.body
                 cycle.body += body
-            if len(cycle.body) > AHEAD and not self.flow.read_paused:
-                self._hold_back()
+            if len(cycle.body) > AHEAD:
+                self.flow.pause_reading()
         cycle.message_event.set()
 
     def _rest_of_body(self) -> int:
@@ -321,9 +321,8 @@ class FrontProtocol(HttpToolsProtocol):
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
 
-    def _hold_back(self) -> None:
-        """Read no more, and hear of the client's end nevertheless."""
-        self.flow.pause_reading()
+    def _watch(self) -> None:
+        """Hear of the client's end though nothing is read: of a body, or of requests that wait."""
         self._fd = self.transport.get_extra_info("socket").fileno()
         self._shared.departures.watch(self._fd, self.transport.abort)
 

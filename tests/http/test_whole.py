@@ -11,7 +11,7 @@ from understudy.http_front.exchange import CLOSE, Exchange, InnerExchange, Reply
 from understudy.http_front.protocol import Connections, FrontProtocol
 
 from .conftest import Turn
-from .test_worker import Wire
+from .test_worker import Wire, WireSocket
 
 WHOLE = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 HALF_BODY = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab"
@@ -20,9 +20,13 @@ FORWARDED = (
 )
 
 
+class PeerSocket(WireSocket):
+    peer = ("127.0.0.1", 5)
+
+
 class PeerWire(Wire):
     def get_extra_info(self, name, default=None):
-        return ("127.0.0.1", 5) if name == "peername" else default
+        return PeerSocket() if name == "socket" else default
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import socket
 from types import SimpleNamespace
 
@@ -16,6 +17,23 @@ HALF = b"GET / HTTP/1.1\r\nHost: a\r\nX-Half: "
 WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
+OPEN = os.pipe()  # of which nobody leaves
+
+
+class WireSocket:
+    """What is watched while nothing is read of a wire."""
+
+    peer = ""
+
+    def fileno(self):
+        return OPEN[0]
+
+    def getpeername(self):
+        return self.peer
+
+    getsockname = getpeername
+
+
 class Wire(asyncio.Transport):
     """A transport that keeps what is written."""
 
@@ -24,6 +42,9 @@ class Wire(asyncio.Transport):
         self.written = b""
         self.closed = False
         self.paused = False
+
+    def get_extra_info(self, name, default=None):
+        return WireSocket() if name == "socket" else default
 
     def write(self, data):
         self.written += data
@@ -81,7 +102,10 @@ class Server:
         await send({"type": "http.response.body", "body": body})
 
     def say(self, data):
-        self.protocol.data_received(data)
+        async def arrive():
+            self.protocol.data_received(data)
+
+        self.loop.run_until_complete(arrive())
         self.turn()
 
     def let_answer(self):
@@ -112,6 +136,7 @@ def server(loop):
     yield server
     server.protocol.connection_lost(None)
     server.turn()
+    server.connections.departures.close()
 
 
 def test_a_new_connection_that_stays_silent_is_closed(server):
