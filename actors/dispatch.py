@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from understudy.actors.feeds import Feed, Outlets, window_for
+from understudy.actors.feeds import Feed, Outlets
 from understudy.actors.large_bytes import (
     LargeBytes,
     PartedAnswer,
@@ -375,8 +375,7 @@ class Caller:
         def fail(kind: str, text: str) -> None:
             self.fail(query_id, FailedAnswer(query_id, kind, text))
 
-        window = window_for(query.follows)
-        return Feed(self._outlets, fail, lambda: self.let_go(query_id), window)
+        return Feed(self._outlets, fail, lambda: self.let_go(query_id), query.follows)
 
     def _watch(self, entry: _Entry, replica: Process) -> None:
         """Notice the end of a query's replica: the proxy that would have told it is dead."""

@@ -33,22 +33,15 @@ from understudy.actors.processes import is_alive
 from understudy.actors.streams import (
     BODY_WINDOW,
     MAX_BODY_PART,
-    WINDOW,
     Parts,
     Window,
     cost,
     pieces,
 )
 from understudy.core.errors import ReplicaUnavailableError
-from understudy.core.tickets import BODY
 
 KEPT = BODY_WINDOW + MAX_BODY_PART  # more than can be sent to a replica that takes nothing
 DEATH_S = 1.0  # by when a process whose connection has broken is known to be dead
-
-
-def window_for(follows: str) -> int:
-    """Return how many bytes of what follows a query may be under way."""
-    return BODY_WINDOW if follows == BODY else WINDOW
 
 
 class Outlets:
@@ -106,13 +99,13 @@ class Feed:
         outlets: Outlets,
         fail: Callable[[str, str], None],
         let_go: Callback,
-        window: int = WINDOW,
+        follows: str = "",
     ) -> None:
         self._outlets = outlets
         self.fail = fail
         self._let_go = let_go
         self._wanted: tuple[FeedWanted, Address] | None = None
-        self._window = Window(window)
+        self._window = Window(follows)
         self._kept: list[StreamPart] | None = []
         self._kept_size = 0
         self._is_over = False
@@ -234,7 +227,7 @@ class Inflows:
         number, query_id = next(self._numbers), query.id
         run.feed = Parts(
             lambda size: self._put(FeedTaken(query_id, number, size), run),
-            window_for(query.follows),
+            query.follows,
         )
         self._fed[number] = run
         self._put(FeedWanted(query_id, number, self._process), run)

@@ -26,6 +26,7 @@ from understudy.actors.messages import (
     StreamEnded,
     StreamPart,
 )
+from understudy.core.tickets import BODY
 
 WINDOW = 512 * 1024
 MAX_PART = 256 * 1024
@@ -43,6 +44,11 @@ JOINED_COST = 48
 MOST_JOINED = 256
 
 
+def window_for(follows: str) -> int:
+    """Return how far a sender may be ahead: of an answer, or of what follows a query."""
+    return BODY_WINDOW if follows == BODY else WINDOW
+
+
 class StreamFailedError(Exception):
     """A stream broke off; the text says why."""
 
@@ -54,8 +60,8 @@ class NobodyListensError(OSError):
 class Window:
     """The sending end's count of what is under way; one at a time may wait for room."""
 
-    def __init__(self, size: int = WINDOW) -> None:
-        self._size = size
+    def __init__(self, follows: str = "") -> None:
+        self._size = window_for(follows)
         self._ahead = 0
         self._is_closed = False
         self._waiting: asyncio.Future[None] | None = None
@@ -184,9 +190,9 @@ def cost(part: StreamPart) -> int:
 class Parts:
     """The taking end, on its loop; ``tell_taken`` tells the other how much has been taken."""
 
-    def __init__(self, tell_taken: Callable[[int], None], window: int = WINDOW) -> None:
+    def __init__(self, tell_taken: Callable[[int], None], follows: str = "") -> None:
         self._tell_taken = tell_taken
-        self._window = window
+        self._window = window_for(follows)
         self._parts: deque[StreamPart] = deque()
         self._untold = 0  # taken, and the other end does not know
         self._is_complete = False

@@ -227,8 +227,8 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
 def replaced(simulation: Simulation) -> Iterator[None]:
     """Have every module of ours use the simulation's; one at a time."""
     by_id = {id(old): new for old, new in _replacements(simulation)}
-    undo = [(streams, "WINDOW", streams.WINDOW)]
-    streams.WINDOW = WINDOW
+    undo = [(streams, name, getattr(streams, name)) for name in ("WINDOW", "BODY_WINDOW")]
+    streams.WINDOW = streams.BODY_WINDOW = WINDOW
     for name, module in list(sys.modules.items()):
         if not name.startswith(("understudy.actors", "understudy.core")) or module is processes:
             continue
