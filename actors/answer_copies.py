@@ -199,7 +199,7 @@ def _without(answer: Answer | None) -> Answer | None:
 
 def _content_of(answer: Answer | None) -> _Content:
     if isinstance(answer, HttpAnswer):
-        return answer.status, answer.headers, answer.body, b"", ""
+        return answer.status, answer.headers, bytes(answer.body), b"", ""
     if isinstance(answer, ValueAnswer):
         return 200, (), b"", answer.value, ""
     if isinstance(answer, FailedAnswer):
