@@ -28,6 +28,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     """
 
     role: ClassVar[str] = "actor"
+    epoch = 0  # of a controller that has one
 
     carries_bodies = False  # of requests and answers, megabytes at a time
 
@@ -63,7 +64,12 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
 
     def receiveMsg_Identify(self, message: Identify, sender: Address) -> None:
         """Tell who this is."""
-        reply = IdentifyReply(request_id=message.request_id, process=self.process, title=self.role)
+        reply = IdentifyReply(
+            request_id=message.request_id,
+            process=self.process,
+            title=self.role,
+            epoch=self.epoch,
+        )
         self.loop.send(sender, reply)
 
     def _begin(self) -> None:

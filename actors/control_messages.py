@@ -208,11 +208,15 @@ class Identify(Message):
 
 @message
 class IdentifyReply(Message):
-    """An actor's process, and the title it shows in process lists."""
+    """An actor's process, and the title it shows in process lists.
+
+    ``epoch`` is that of a controller which another host's may follow, else 0.
+    """
 
     request_id: str
     process: Process
     title: str
+    epoch: int = 0
 
 
 @message

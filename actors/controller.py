@@ -90,13 +90,14 @@ class Controller(LoopActor):
         self._cluster = Cluster(
             records, self._store.epoch, time.monotonic(), placement, own_host=own_host
         )
+        self.epoch = self._epoch if self._reign is not None else 0
         self._members = Members(
             self.loop,
             self._cluster,
             self.settings,
             self.process,
             self._changed,
-            epoch=self._epoch if self._reign is not None else 0,
+            epoch=self.epoch,
             store_id=store_id(self.settings),
         )
         if self._reign is not None:

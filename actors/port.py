@@ -78,7 +78,7 @@ class Port:
         }
         self._instances = itertools.count(1)
         self._locating: dict[int, Callable[[Address | None], None]] = {}
-        self._identifying: dict[str, Callable[[Address, Process], None]] = {}
+        self._identifying: dict[str, Callable[[Address, Process, int], None]] = {}
         self._asking: dict[str, Callable[[Any], None]] = {}
         self._probing: list[Callable[[bool], None]] = []
 
@@ -163,8 +163,10 @@ class Port:
             on_failed=lambda: self._tell_located(instance, None),
         )
 
-    def identify(self, address: Address, on_identified: Callable[[Address, Process], None]) -> None:
-        """Ask one of our actors who it is. A dead one never answers."""
+    def identify(
+        self, address: Address, on_identified: Callable[[Address, Process, int], None]
+    ) -> None:
+        """Ask one of our actors who it is, and of which epoch. A dead one never answers."""
         request_id = secrets.token_hex(8)
         self._identifying[request_id] = on_identified
         self.loop.send(address, Identify(request_id=request_id))
@@ -202,7 +204,7 @@ class Port:
     def _identified(self, message: IdentifyReply, sender: Address) -> None:
         on_identified = self._identifying.pop(message.request_id, None)
         if on_identified is not None:
-            on_identified(sender, message.process)
+            on_identified(sender, message.process, message.epoch)
 
     def _acknowledged(self, message: Any, _sender: Address) -> None:
         self._tell_probed(answers=not message.inShutdown)
@@ -365,7 +367,7 @@ class Finder:
         if self._stopped or self.found is not None:
             return
         if address is not None:
-            self._port.identify(address, lambda _, process: self._identified(address, process, 0))
+            self._identify(address)
         elif self._names == CONTROLLER:
             self._ask_proxy(gate)
 
@@ -380,10 +382,15 @@ class Finder:
         if known is None:
             return
         address, process, epoch = known
-        if self.found is not None and self.found[1] == process:
-            self.epoch = max(self.epoch, epoch)
-        elif self.found is None or epoch > self.epoch:
-            self._port.identify(address, lambda _, who: self._identified(address, who, epoch))
+        is_found = self.found is not None and self.found[1] == process
+        if not is_found and (self.found is None or epoch > self.epoch):
+            self._identify(address)
+
+    def _identify(self, address: Address) -> None:
+        """Ask for the epoch too: who told of a controller may know only of an earlier one."""
+        self._port.identify(
+            address, lambda _, process, epoch: self._identified(address, process, epoch)
+        )
 
     def _identified(self, address: Address, process: Process, epoch: int) -> None:
         if self._stopped:
