@@ -349,8 +349,9 @@ class QueriesFinished(Message):
     A ticket is ``rejected`` when it was never run, because the replica was at max_ongoing_requests
     or draining; ``begun`` when a part of its answer has left, which cannot be repeated;
     ``cancelled`` when there is no answer because nobody wanted one; else ``answered``, with the
-    answer's HTTP status, and later ``delivered``: the caller has the answer, or is dead.
-    A copy for a shadow is only ``answered``.
+    answer's HTTP status, and later ``delivered``: the caller has the answer. It is ``undelivered``
+    when the caller could not be reached, with its answer or a part: it is dead, or behind a broken
+    link. A copy for a shadow is only ``answered``.
 
     ``models`` says which multiplexed models the replica has, each time that changed; the last one
     counts.
@@ -363,6 +364,7 @@ class QueriesFinished(Message):
     answered: tuple[tuple[int, int], ...] = ()
     cancelled: tuple[int, ...] = ()
     delivered: tuple[int, ...] = ()
+    undelivered: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
     draining: bool = False
 

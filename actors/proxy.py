@@ -51,6 +51,7 @@ from understudy.core.tables import (
     ROLLOUT_PREFIX,
     BackendTable,
     ReplicaTable,
+    backend_of,
     order_of_taking,
 )
 from understudy.core.tallies import OVERDUE_S, Tallies
@@ -259,12 +260,12 @@ class Proxy(LoopActor):
         return is_alive(process) if self._is_near(replica) else replica not in self._unreachable
 
     def _is_wanted(self, replica: ReplicaTable) -> bool:
-        table = self._tables.get(_backend_of(replica))
+        table = self._tables.get(backend_of(replica))
         return table is not None and replica in table.replicas
 
     def _reached(self, replica: ReplicaTable) -> None:
         if self._is_wanted(replica):
-            backend = _backend_of(replica)
+            backend = backend_of(replica)
             self._set_backend(backend, self._tables[backend], time.monotonic())
 
     def _replica_lost(self, replica: ReplicaTable) -> None:
@@ -369,6 +370,8 @@ class Proxy(LoopActor):
             self._run(self._router.answered(replica, message.answered, now))
         if message.delivered:  # perhaps of the same tickets
             self._run(self._router.delivered(replica, message.delivered))
+        if message.undelivered:
+            self._run(self._router.undelivered(replica, message.undelivered, now))
         if message.cancelled:
             cancelled = [(ticket, CANCELLED_STATUS) for ticket in message.cancelled]
             self._run(self._router.finished(replica, cancelled, now))
@@ -493,7 +496,3 @@ class Proxy(LoopActor):
         self._deadline_at = None
         self._run(self._router.expire(time.monotonic()))
         self._arm_deadline()
-
-
-def _backend_of(replica: ReplicaTable) -> str:
-    return replica.tag.rpartition("#")[0]

@@ -88,6 +88,7 @@ class Run(Reply):
         "feed",
         "feed_number",
         "is_delivered",
+        "is_lost",
         "proxy",
         "queries",
         "sender",
@@ -106,6 +107,7 @@ class Run(Reply):
         self.feed_number = 0
         self.status = 0  # of its answer
         self.is_delivered = False
+        self.is_lost = False  # on the way to its caller
         self.timer: Timer | None = None
 
     @property
@@ -265,7 +267,8 @@ class Queries:
         if proxy not in self._news:
             self._meet(message.proxy, sender)
         room = max(self.limit - self.running, 0) if self.accepting else 0
-        assignments = message.assignments
+        # A router that could not reach this replica for a while sends what it had here again.
+        assignments = [a for a in message.assignments if (proxy, a.ticket) not in self._runs]
         self.running += min(room, len(assignments))
         for assignment in assignments[:room]:
             run = Run(self, proxy, assignment)
@@ -359,11 +362,11 @@ class Queries:
         if not run.status:
             if run.assignment.compare != ():
                 self._copies.add(run.proxy, run.assignment, None)
-            self._tell(run.proxy, ("cancelled", ticket))
+            self._tell(run.proxy, ("undelivered" if run.is_lost else "cancelled", ticket))
             return
         self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
         if run.is_delivered:
-            self._tell_in_time(run.proxy, ("delivered", ticket))
+            self._tell_delivered(run)
 
     def _put(self, item: _Item, run: Run) -> None:
         outbox = self._answers.get(run.assignment.caller_incarnation)
@@ -400,12 +403,19 @@ class Queries:
                 self.undelivered -= 1
                 run.is_delivered = True
                 if run.has_ended:
-                    self._tell_in_time(run.proxy, ("delivered", run.assignment.ticket))
+                    self._tell_delivered(run)
+
+    def _tell_delivered(self, run: Run) -> None:
+        field = "undelivered" if run.is_lost else "delivered"
+        self._tell_in_time(run.proxy, (field, run.assignment.ticket))
 
     def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
+        """Give a caller up. It may live behind a broken link: its router knows, and is told."""
         for outboxes in (self._answers, self._parted):
-            outbox = outboxes.pop(caller, None)  # the caller is gone
+            outbox = outboxes.pop(caller, None)
             items = items + (outbox.drop() if outbox is not None else [])
+        for _, run in items:
+            run.is_lost = True
         self._delivered(items)
         for run in dict.fromkeys(run for _, run in items if not run.has_ended):
             self._user_code.cancel(run.key)

@@ -317,11 +317,25 @@ class Router:
         if backend is not None and backend.replicas.get(replica) is holder:
             self._holders.retire(backend, holder)
         not_run = set(unsent)
+        # Those that are surely not answered first, as far as the budget goes.
+        had = [*holder.ongoing.values(), *holder.unconfirmed.values()]
+        holder.ongoing, holder.unconfirmed = {}, {}
+        return self._again_or_fail(had, not_run, now)
+
+    def undelivered(self, replica: str, numbers: Iterable[int], now: float) -> Effects:
+        """Deal with answers that a broken link kept from callers as if the replica had died."""
+        holder = self._holders.by_tag.get(replica)
+        if holder is None:
+            return []
+        found = [holder.ongoing.pop(n, None) or holder.unconfirmed.pop(n, None) for n in numbers]
+        effects = self._after_release(holder, [], now)
+        return effects + self._again_or_fail([t for t in found if t is not None], set(), now)
+
+    def _again_or_fail(self, tickets: list[Ticket], not_run: set[int], now: float) -> Effects:
         effects: Effects = []
         repeated: Effects = []
         again: list[Ticket] = []
-        # Those that are surely not answered first, as far as the budget goes.
-        for ticket in (*holder.ongoing.values(), *holder.unconfirmed.values()):
+        for ticket in tickets:
             ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
@@ -333,7 +347,6 @@ class Router:
                     effects += self._fail(ticket, ReplicaUnavailableError, text, now)
                     continue
             again.append(ticket)
-        holder.ongoing, holder.unconfirmed = {}, {}
         again.sort(key=lambda ticket: ticket.number)
         return effects + self._put_back(again, now) + repeated
 

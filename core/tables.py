@@ -61,6 +61,11 @@ class EndpointTable:
     compares: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
 
+def backend_of(replica: ReplicaTable) -> str:
+    """Return the backend that a replica is of, which its tag begins with."""
+    return replica.tag.rpartition("#")[0]
+
+
 def order_of_taking(item: tuple[str, tuple[int, Any]]) -> int:
     """Sort a table by its key, so that no endpoint names a backend that is not there."""
     key, (_, table) = item

@@ -1,4 +1,4 @@
-"""A query whose answer has begun, run again in the same replica by the next router."""
+"""A query that comes to the same replica again: by the next router, or after a broken link."""
 
 from __future__ import annotations
 
@@ -64,3 +64,52 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     stop = m.ControlStreams(incarnation=world.caller.process.incarnation, taken=(), stopped=(7,))
     world.queries._control(stop, None)
     assert cancelled == [("old", 5)]
+
+
+def test_what_runs_is_not_run_again_by_a_router_that_had_lost_sight_of_it(
+    world: OneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Run] = []
+    monkeypatch.setattr(world.user_code, "run", runs.append)
+    proxy = world.proxy.process
+    order = m.RunQueries(
+        incarnation=world.queries.process.incarnation,
+        proxy=proxy,
+        assignments=(run_by(world, "any", 5).assignment,),
+    )
+    world.queries.running = 0
+    for _ in range(2):
+        world.queries._run(order, world.proxy.myAddress)
+    assert [run.key for run in runs] == [(proxy.incarnation, 5)]
+    assert world.queries.running == 1
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
+    world: OneProcess, monkeypatch: pytest.MonkeyPatch, *, ends_first: bool
+) -> None:
+    """Else nobody would ever answer a caller that lives behind a broken link."""
+    told: list[Any] = []
+    monkeypatch.setattr(world.queries, "_tell_in_time", lambda _, news: told.append(news))
+    run = run_by(world, "proxy", 5)
+    run.answer(m.ValueAnswer(7, b""))
+    if ends_first:
+        run.end()
+    world.queries._undeliverable(run.caller, [])  # it waits to leave
+    if not ends_first:
+        run.end()
+    assert told == [("answered", (5, 200)), ("undelivered", 5)]
+    assert world.queries.undelivered == 0
+
+
+def test_a_router_hears_that_a_stream_broke_off_on_its_way(
+    world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(world.queries, "_tell", lambda _, news: told.append(news))
+    run = run_by(world, "proxy", 5)
+    run.begin(200, ())
+    world.queries._undeliverable(run.caller, [(m.StreamPart(7, b"", 0), run)])
+    assert cancelled == [("proxy", 5)]
+    run.end()
+    assert told == [("begun", 5), ("undelivered", 5)]

@@ -508,6 +508,26 @@ def test_an_answer_that_may_not_have_arrived_and_not_be_repeated_is_a_refusal() 
     assert is_empty(made)
 
 
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("retryable", [False, True])
+def test_an_answer_that_did_not_reach_its_caller_is_made_again_or_a_refusal(
+    answered: bool, retryable: bool
+) -> None:
+    made = router(backend("r1", limit=1))
+    (number,) = numbers(submit(made, 1, retryable=retryable))
+    submit(made, 2)
+    if answered:
+        effects = made.answered("r1", [(number, 200)], 1.0)
+        made.finished("r1", [(numbers(effects)[0], 200)], 1.5)
+    effects = made.undelivered("r1", [number, 99], 2.0)
+    assert made.undelivered("nobody", [number], 2.0) == []
+    again = [("r1", 1)] if retryable else []
+    waited = [] if answered else [("r1", 2)]
+    assert assigned(effects) == (waited or again)  # the slot is one
+    assert statuses(effects) == ([] if retryable else [503])
+    assert made.undelivered("r1", [number], 3.0) == [] or waited == []
+
+
 @pytest.mark.parametrize("others", [(), ("r2",)])
 def test_an_answered_query_is_not_made_again_for_a_caller_that_is_gone(
     others: tuple[str, ...],
