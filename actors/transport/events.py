@@ -26,10 +26,14 @@ class Authenticated:
 
 @dataclass(slots=True)
 class Opened:
-    """Messages flow from now on; ``resent`` of them were sent before on an earlier connection."""
+    """Messages flow from now on; ``resent`` of them were sent before on an earlier connection.
+
+    ``is_forgotten`` when the peer had given this end up meanwhile, and with it what it had sent.
+    """
 
     session: Session
     resent: int
+    is_forgotten: bool = False
 
 
 @dataclass(slots=True)

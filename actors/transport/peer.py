@@ -41,6 +41,9 @@ class Shell(Protocol):
     def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
         """Note that the process at ``address`` is dead, or cannot be reached, and may be dead."""
 
+    def forgotten(self, address: ProcessAddress) -> None:
+        """Note that the process at ``address`` had given this one up, and can be reached again."""
+
 
 class Peer:
     """What this process has with one address."""

@@ -404,9 +404,7 @@ class Peers:
             case Authenticated(identity, session):
                 self._authenticated(channel, identity, session)
             case Opened() if channel.peer is not None:
-                channel.peer.channel = channel
-                channel.peer.has_progressed = False
-                self._take_overflow(channel.peer)
+                self._opened(channel, channel.peer, event)
             case WindowOpened() if channel.peer is not None:
                 self._take_overflow(channel.peer)
             case Undeliverable(messages):
@@ -419,6 +417,12 @@ class Peers:
                 self.turned_away(channel, reason)
             case Closed(reason):
                 logger.debug("%s: %s", channel.peer and channel.peer.address, reason)
+
+    def _opened(self, channel: Channel, peer: Peer, opened: Opened) -> None:
+        peer.channel, peer.has_progressed = channel, False
+        self._take_overflow(peer)
+        if opened.is_forgotten:
+            self._shell.forgotten(peer.address)
 
     def _acknowledged(self, channel: Channel, tags: list[object]) -> None:
         if channel.peer is not None:

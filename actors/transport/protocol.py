@@ -330,4 +330,4 @@ class Connection:
         self._become(ConnectionEvent.WELCOME)
         if lost:
             events.append(Undeliverable(lost))
-        events.append(Opened(session, resent))
+        events.append(Opened(session, resent, session.is_forgotten))

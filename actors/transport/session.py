@@ -122,6 +122,7 @@ class Session:
         self.done_tags: list[object] = []
         self._peer_life = 0
         self._epoch = 0
+        self.is_forgotten = False  # by the peer, as its last WELCOME told
         self._waiting: deque[Outgoing] = deque()
         self._sent: deque[Outgoing] = deque()  # numbers acknowledged + 1 to sent_up_to
         self._said_full = False
@@ -247,8 +248,9 @@ class Session:
     def welcomed(self, welcome: Welcome) -> tuple[int, list[Unsent]]:
         """Take the peer's WELCOME; return how many messages go out again, and what is lost."""
         lost: list[Unsent] = []
+        self.is_forgotten = welcome.life != self._peer_life > 0
         if welcome.life != self._peer_life:
-            if self._peer_life:
+            if self.is_forgotten:
                 lost = self._restart()
             self._peer_life = welcome.life
         if welcome.about == self.life:

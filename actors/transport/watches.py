@@ -39,6 +39,10 @@ class Watches:
         """See :class:`understudy.actors.bases.Attached`."""
         return self.peers.trouble_with(gate.addressDetails)
 
+    def forgotten(self, address: ProcessAddress) -> None:
+        """See Shell; what the other end could not send is lost, as if it had not been reached."""
+        self._tell_watchers(address, is_certain=False)
+
     def _tell_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
         for on_lost in list(self._watching.get(address.text, ())):
             self.peers.loop.call_soon(on_lost, is_certain)

@@ -380,6 +380,22 @@ def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, ho
     assert "no answer within" in one.peers.trouble_with(target)
 
 
+@pytest.mark.parametrize("dials", ["who gave up", "who was given up"])
+def test_a_process_that_was_given_up_is_told_once_it_can_be_reached_again(world, hosts, dials):
+    """What the other end had for it is lost, and nobody else would ever say so."""
+    _, one, _, other = hosts
+    one.send(other)
+    other.send(one)
+    world.until(lambda: one.done and other.done)
+    one.peers.died(one.peers._peers[other.address.text], is_certain=False)
+    assert other.forgotten_by == []
+    dialer, dialed = (one, other) if dials == "who gave up" else (other, one)
+    dialer.send(dialed)
+    world.until(lambda: other.forgotten_by)
+    assert (one.forgotten_by, other.forgotten_by) == ([], [one.address])
+    assert other.gone == []
+
+
 def test_a_process_outside_has_a_gate_of_its_own_for_those_who_answer_it(world, hosts):
     _, _, there, other = hosts
     listener = tcp_listener(HERE, 0)

@@ -27,6 +27,7 @@ class Process:
         identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
         self.inbox = []
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
+        self.forgotten_by = []
         self.on_deliver = lambda: None
         self.peers = Peers(loop, identity, self.address, self, limits, network, gate)
         self._tags = itertools.count(1)
@@ -65,6 +66,9 @@ class Process:
     def lost(self, address, *, is_certain):
         self.gone.append(address)
         self.certain.append(is_certain)
+
+    def forgotten(self, address):
+        self.forgotten_by.append(address)
 
 
 class World:
