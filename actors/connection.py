@@ -122,7 +122,7 @@ class Connection:
             try:
                 return future.result(REPEAT_S if left_s is None else min(left_s, REPEAT_S))
             except FutureTimeoutError:
-                self._port.loop.post(lambda: self._send(request.request_id))
+                self._port.loop.post(lambda: self._send_again(request.request_id))
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"{type(request).__name__} was not answered within {timeout_s:g} s; it may "
@@ -158,6 +158,11 @@ class Connection:
         entry = self._pending.get(request_id)
         if entry is not None and self._controller.found is not None:
             self._port.loop.send(self._controller.found[0], entry[0])
+
+    def _send_again(self, request_id: str) -> None:
+        """Send it once more; a controller that is stopped may have a successor by now."""
+        self._controller.doubt()
+        self._send(request_id)
 
     def _resend_all(self) -> None:
         for request_id in list(self._pending):

@@ -55,11 +55,12 @@ from understudy.actors.startup import (
     thespian_logging,
 )
 from understudy.actors.system import HOST_ROLE, forget_state, kill_system
+from understudy.actors.unasked import Unasked
 from understudy.core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
-PRUNE_LOGS_EVERY_S = 60.0
+PRUNE_EVERY_S = 60.0  # logs and folders that nobody needs, and actors that nobody knows
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
 FRONT_STOP_TIMEOUT_S = 30.0
@@ -94,6 +95,7 @@ class Host:
         self._must_stop = False
         self._starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
         self._admin: Process | None = None
+        self._unasked = Unasked()
         self._logger: Process | None = None
 
     # --- Start ----------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ class Host:
                 self.port.loop.watch_process(process, self._later(what))
         self._watch_front()
         self.membership.begin()
-        self._prune_logs()
+        self._prune()
 
     def _watch_front(self) -> None:
         if self._front is not None:
@@ -264,10 +266,12 @@ class Host:
         if self._controller.found is not None:
             self.membership.met_controller(*self._controller.found)
 
-    def _prune_logs(self) -> None:
+    def _prune(self) -> None:
         prune_replica_logs(self.settings.logs_dir, self.records.with_role("replica"))
         folders.prune(self.settings.folders_dir, self._folders_in_use)
-        self.port.loop.call_later(PRUNE_LOGS_EVERY_S, self._prune_logs)
+        if self._admin is not None:
+            self._unasked.end(self._admin, self.records, _tell_of_unasked)
+        self.port.loop.call_later(PRUNE_EVERY_S, self._prune)
 
     def _folders_in_use(self) -> set[str]:
         return {each.get("folder", "") for each in self.records.details("replica")}
@@ -433,6 +437,10 @@ class Host:
             self._controller.stop()  # whoever leads next is not for this host to follow
             request = StopCluster(request_id=self.process.incarnation)
             self.port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
+
+
+def _tell_of_unasked(process: Process) -> None:
+    logger.warning("killed process %d: it was made for a replica and never told", process.pid)
 
 
 def _is_logger(pid: int) -> bool:

@@ -1,0 +1,51 @@
+"""Actors that were made and never told anything are ended; all others are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.systems import wait_until
+from understudy.actors.messages import Process
+from understudy.actors.processes import RunRecords, identify, is_alive, this_process
+from understudy.actors.unasked import Unasked
+
+ONE, TWO = Process(1, 10, ""), Process(2, 20, "")
+
+
+def test_only_who_is_unknown_at_two_looks_in_a_row_is_to_go() -> None:
+    unasked = Unasked()
+    assert unasked.look([ONE, TWO], {2}) == []
+    assert unasked.look([ONE, TWO], {1, 2}) == []  # it was told something meanwhile
+    assert unasked.look([ONE, TWO], {2}) == []
+    assert unasked.look([Process(1, 11, "")], set()) == []  # another process of that pid
+    assert unasked.look([Process(1, 11, ""), TWO], set()) == [Process(1, 11, "")]
+    assert unasked.look([], set()) == []
+
+
+def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> None:
+    """This process stands for the admin, and two of its children for actors."""
+    records, unasked, ended = RunRecords(tmp_path), Unasked(), []
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(sleeps) as known, subprocess.Popen(sleeps) as unknown:
+        process, other = identify(known.pid), identify(unknown.pid)
+        assert process is not None
+        assert other is not None
+        for each in _others_of(known.pid, unknown.pid):
+            records.add(each, "something", "something")
+        records.add(process, "replica", "replica")
+        unasked.end(this_process(), records, ended.append)
+        assert not ended
+        unasked.end(this_process(), records, ended.append)
+        wait_until(lambda: unknown.poll() is not None, 5, "its end")
+        assert ended == [other]
+        assert is_alive(process)
+        known.kill()
+
+
+def _others_of(*pids: int) -> list[Process]:
+    from understudy.actors.processes import child_pids  # noqa: PLC0415
+
+    found = [identify(pid) for pid in child_pids(this_process().pid) if pid not in pids]
+    return [each for each in found if each is not None]
