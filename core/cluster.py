@@ -10,7 +10,7 @@ whatever anybody has seen is on disk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -284,7 +284,7 @@ class Cluster:
         after = {key: self.definition(key) for key in before}
         if after != before:
             self.history.add(author, what, answer, before, after, wall_now, self._changes)
-            self._hold("history", self.history.digests())
+            self.code_use.hold("history", self.history.digests())
         return answer
 
     def definition(self, key: Key) -> Definition | None:
@@ -375,6 +375,8 @@ class Cluster:
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
         changes, self._changes = self._changes, Changes()
+        for digest in self.code_use.take_freed():
+            changes.delete_code(digest)
         return changes
 
     def _advance_backend(self, tag: str, now: float) -> list[Effect]:
@@ -413,7 +415,7 @@ class Cluster:
         self._waiting.discard(tag)
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
         self._changes.delete("backend", tag)
-        self._hold(("backend", tag), ())
+        self.code_use.hold(("backend", tag), ())
         self._of_application.get(removed.application, set()).discard(tag)
 
     def _progress(self, subject: Subject) -> Progress:
@@ -428,11 +430,7 @@ class Cluster:
 
     def _count(self, record: BackendRecord) -> None:
         self._of_application.setdefault(record.application, set()).add(record.tag)
-        self._hold(("backend", record.tag), releases.digests(record))
-
-    def _hold(self, holder: Hashable, digests: Iterable[str]) -> None:
-        for digest in self.code_use.hold(holder, digests):
-            self._changes.delete_code(digest)
+        self.code_use.hold(("backend", record.tag), releases.digests(record))
 
     # --- For the other modules of the core ------------------------------------------------------
 

@@ -40,10 +40,11 @@ class CodeUse:
     def __init__(self) -> None:
         self._held: dict[Hashable, frozenset[str]] = {}
         self._holders: Counter[str] = Counter()
+        self._freed: set[str] = set()
         self.lost: set[str] = set()  # held, and yet not there; another deploy may bring it again
 
-    def hold(self, holder: Hashable, digests: Iterable[str]) -> set[str]:
-        """Have ``holder`` hold these digests and no others; return those that nobody holds now."""
+    def hold(self, holder: Hashable, digests: Iterable[str]) -> None:
+        """Have ``holder`` hold these digests and no others."""
         before, now = self._held.get(holder, frozenset()), frozenset(digests)
         self._holders.update(now - before)
         self._holders.subtract(before - now)
@@ -54,7 +55,15 @@ class CodeUse:
         freed = {digest for digest in before - now if not self._holders[digest]}
         for digest in freed:
             del self._holders[digest]
-        return freed
+        self._freed |= freed
+
+    def take_freed(self) -> set[str]:
+        """Return what somebody held and nobody does now, as the step is over.
+
+        One holder may let go of what another takes up later in the same step.
+        """
+        freed, self._freed = self._freed, set()
+        return freed - self._holders.keys()
 
     def is_stored(self, digest: str) -> bool:
         """Tell whether anybody holds the digest, and it is not lost."""

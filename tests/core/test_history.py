@@ -219,6 +219,25 @@ def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> Non
     refused(world, 2, "backend 'app#d'", "no longer stored", "deploy it from its source")
 
 
+def deploy_alone(code: bytes) -> ask.Request:
+    spec = Spec("alone", code, {})
+    return lambda cluster: deploying.deploy(
+        cluster, spec, route_prefix="/alone", prev_version=None, wall_now=1.0
+    )
+
+
+def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(world: World) -> None:
+    """The history had forgotten it, and takes it up in the step in which the backend lets it go."""
+    change(world, deploy_alone(BROKEN))
+    world.settle()
+    for number in range(CODE_KEPT):
+        change(world, ask.create(f"b{number}", f"code {number}".encode()))
+    assert BROKEN in world.code.values()
+    change(world, deploy_alone(b"two"))
+    assert BROKEN in world.code.values()
+    undo(world)
+
+
 def works_in(folder: bytes, *given: bytes) -> ask.Request:
     options = {"working_dir": hashlib.sha256(folder).hexdigest()}
     return lambda cluster: deploying.deploy_application(
