@@ -1,0 +1,65 @@
+"""Who finds the controller by others' word goes by the epoch that the controller itself tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from understudy.actors.messages import Process
+from understudy.actors.port import CONTROLLER, Finder
+
+OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
+Identified = Callable[[Any, Process, int], None]
+
+
+class Port:
+    """A proxy knows ``known``; who is at an address, and of which epoch, is in ``there``."""
+
+    def __init__(self) -> None:
+        self.loop = self
+        self.known: tuple[str, Process, int] | None = None
+        self.there: dict[str, tuple[Process, int]] = {}
+        self.later: list[Callable[[], None]] = []
+
+    def locate(self, _: str, name: str, on_located: Callable[[Any], None], _gate: Any) -> None:
+        on_located(None if name == CONTROLLER[1] else "proxy")  # no admin makes one
+
+    def ask_proxy(self, _proxy: str, _what: str, on_value: Callable[[Any], None]) -> None:
+        on_value(self.known)
+
+    def identify(self, address: str, on_identified: Identified) -> None:
+        on_identified(address, *self.there[address])
+
+    def watch_process(self, *_: Any) -> Callable[[], None]:
+        return lambda: None
+
+    def call_later(self, _: float, call: Callable[[], None]) -> None:
+        self.later.append(call)
+
+
+def finder_of(port: Any) -> tuple[Finder, list[tuple[Any, Process]]]:
+    found: list[tuple[Any, Process]] = []
+    made = Finder(port, CONTROLLER, lambda *each: found.append(each))
+    made.start()
+    return made, found
+
+
+def test_a_proxy_that_knows_only_of_an_earlier_epoch_misleads_nobody() -> None:
+    port = Port()
+    port.known, port.there = ("at", NEW, 1), {"at": (NEW, 3)}
+    finder, found = finder_of(port)
+    assert (found, finder.epoch) == ([("at", NEW)], 3)
+
+
+def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() -> None:
+    port = Port()
+    port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2), "there": (NEW, 3)}
+    finder, found = finder_of(port)
+    finder.doubt()
+    assert found == [("at", OLD)]
+    port.known = ("there", NEW, 3)
+    finder.doubt()
+    assert (found[1:], finder.epoch) == ([("there", NEW)], 3)
+    port.known = ("at", OLD, 2)
+    finder.doubt()
+    assert finder.found == ("there", NEW)
