@@ -15,6 +15,8 @@ Identified = Callable[[Any, Process, int], None]
 class Port:
     """A proxy knows ``known``; who is at an address, and of which epoch, is in ``there``."""
 
+    gates = ("a gate",)
+
     def __init__(self) -> None:
         self.loop = self
         self.known: tuple[str, Process, int] | None = None
