@@ -375,7 +375,7 @@ class Cluster:
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
         changes, self._changes = self._changes, Changes()
-        for digest in self.code_use.take_freed():
+        for digest in sorted(self.code_use.take_freed()):
             changes.delete_code(digest)
         return changes
 
