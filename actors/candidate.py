@@ -17,12 +17,12 @@ from functools import partial
 from thespian.actors import ActorAddress
 
 from understudy.actors.bidding import Bidding
-from understudy.actors.leading import read_lease, word_file
+from understudy.actors.leading import SeenLease, leave_word, read_lease
 from understudy.actors.messages import Address, Process
 from understudy.actors.port import CONTROLLER, Finder, ThreadPort
 from understudy.actors.settings import HostSettings
 from understudy.actors.transport.addresses import parse_address
-from understudy.core.leases import BEATS_S, LOOK_S, Bid, Lease, Succession
+from understudy.core.leases import BEATS_S, LOOK_S, Bid, Succession
 from understudy.persistence.errors import StoreError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Candidate:
         self._begun_at = time.monotonic()
         self._ended_at = float("-inf")  # when the last controller here did
         self._trouble = ""  # why word could not be left
+        self._unseen = ""  # why the lease could not be seen
         self.leads = False
 
     @property
@@ -92,19 +93,21 @@ class Candidate:
             self._finder.doubt()
 
     def _watch(self) -> None:
-        trouble = ""
         while not self._stopped.wait(LOOK_S):
-            begun_at = time.monotonic()
-            try:
-                lease = read_lease(self._settings)
-            except (StoreError, ValueError) as error:
-                if str(error) != trouble:
-                    logger.warning("cannot see who leads: %s", error)
-                trouble = str(error)
-                continue
-            trouble = ""
-            self._port.loop.post(partial(self._looked, lease, begun_at, time.monotonic()))
-            self._show_bid()
+            self._look()
+
+    def _look(self) -> None:
+        begun_at = time.monotonic()
+        try:
+            seen = read_lease(self._settings)
+        except (StoreError, ValueError) as error:
+            if str(error) != self._unseen:
+                logger.warning("cannot see who leads: %s", error)
+            self._unseen = str(error)
+            return
+        self._unseen = ""
+        self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
+        self._show_bid()
 
     def _show_bid(self) -> None:
         try:
@@ -115,16 +118,17 @@ class Candidate:
         except OSError as error:
             logger.warning("cannot bid for the lease: %s", error)
 
-    def _looked(self, lease: Lease, begun_at: float, at: float) -> None:
+    def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
             return  # it may have been read before the controller here gave the lease up
+        lease = seen.lease
         leads = self._succession.look(lease, at, self._silent_s())
         if lease.epoch == 0 and (self.found is not None or at - self._begun_at < FIRST_S):
             leads = self.leads
         if leads != self.leads or self._finder is None:
             self._turn(leads=leads)
         if self._finder is None:
-            self._begin(lease)
+            self._begin(seen)
         self._bid = None
         if not leads and lease.epoch and self._silent_s() > BEATS_S:
             leader = self._settings.leader_addresses[lease.place]
@@ -143,9 +147,9 @@ class Candidate:
             if finder.found is not None:
                 self._on_lost()
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, seen: SeenLease) -> None:
         if self.leads:
-            if not self._leave_word(lease.epoch):
+            if not self._leave_word(seen):
                 return  # the next look tries again
             self._finder = Finder(
                 self._port, LEADING_CONTROLLER, self._on_found, self._let_go_of_lost
@@ -156,10 +160,10 @@ class Candidate:
             )
         self._finder.start()
 
-    def _leave_word(self, epoch: int) -> bool:
+    def _leave_word(self, seen: SeenLease) -> bool:
         trouble = ""
         try:
-            word_file(self._settings).write_text(str(epoch), encoding="ascii")
+            leave_word(self._settings, seen)
         except OSError as error:
             trouble = str(error)
             if trouble != self._trouble:

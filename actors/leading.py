@@ -1,7 +1,8 @@
 """The controller's lease, where several hosts may lead: had by word of its host, renewed, given up.
 
 Who decides that this host is to lead is candidate.py; it leaves word from which epoch on. The
-controller takes the store over from just that epoch, or not at all. From then on it does nothing
+controller takes the store over from just that epoch and that renewal of the lease, or not at all:
+so a leader that was only slow, and has renewed meanwhile, goes on. From then on it does nothing
 while its term may be over, until the store has accepted a renewal, and ends when that is refused.
 It gives the lease up when its host is stopped, or a bid (bidding.py) tells of who is better placed.
 """
@@ -16,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from understudy.actors.bidding import read_bids
 from understudy.actors.loop import Loop
@@ -31,13 +33,21 @@ NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 
 
-def read_lease(settings: HostSettings) -> Lease:
+class SeenLease(NamedTuple):
+    """What the store says of who leads, and the words in which it does."""
+
+    lease: Lease
+    written: bytes
+
+
+def read_lease(settings: HostSettings) -> SeenLease:
     """Return what the store says of who leads; raises StoreError. Blocks."""
     epoch, written = FileStore.look(settings.store_dir, namespace=NAMESPACE)
     lease = json.loads(written) if written else {}
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
-        return Lease(epoch)
-    return Lease(**{name: lease[name] for name in Lease._fields if name in lease})
+        return SeenLease(Lease(epoch), written)
+    known = {name: lease[name] for name in Lease._fields if name in lease}
+    return SeenLease(Lease(**known), written)
 
 
 def store_id(settings: HostSettings) -> str:
@@ -55,8 +65,14 @@ def store_id(settings: HostSettings) -> str:
 
 
 def word_file(settings: HostSettings) -> Path:
-    """Return the file with the epoch that this host's controller may follow on."""
+    """Return the file with the epoch and the lease that this host's controller may follow on."""
     return settings.run_dir / "leads.from"
+
+
+def leave_word(settings: HostSettings, seen: SeenLease) -> None:
+    """Let this host's controller take the store over, if nothing has happened since; OSError."""
+    word = f"{seen.lease.epoch}\n{seen.written.decode()}"
+    word_file(settings).write_text(word, encoding="utf-8")
 
 
 class Reign:
@@ -75,10 +91,15 @@ class Reign:
 
     def open(self) -> FileStore:
         """Take the store over, or end this process. Raises StoreError."""
-        self.former = read_lease(self._settings)
+        self.former = read_lease(self._settings).lease
         try:
-            after = int(word_file(self._settings).read_text(encoding="ascii"))
-            self._store = FileStore.open(self._settings.store_dir, namespace=NAMESPACE, after=after)
+            after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
+            self._store = FileStore.open(
+                self._settings.store_dir,
+                namespace=NAMESPACE,
+                after=int(after),
+                lease=lease.encode(),
+            )
         except FileNotFoundError:
             self._step_down("this host has not been told to lead")
         except StaleWriterError as error:

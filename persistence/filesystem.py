@@ -77,6 +77,7 @@ class FileStore:
         namespace: str = "default",
         read_only: bool = False,
         after: int | None = None,
+        lease: bytes | None = None,
         disk: Disk | None = None,
     ) -> FileStore:
         """Open the store of ``namespace`` under the folder ``path``.
@@ -85,7 +86,8 @@ class FileStore:
         a batch that one of them left; it blocks for some fsyncs, and holds the lock until ``close``
         or the end of this process. A reader changes nothing. With ``after`` other hosts share the
         folder, and the writer of that epoch is superseded, though it may live; StaleWriterError
-        where there is another one by now. Raises StoreLockedError,
+        where there is another one by now, or where it has renewed its ``lease`` since the one that
+        :meth:`look` returned. Raises StoreLockedError,
         NewerFormatError, CorruptValueError, StoreNotWritableError (writer), StoreNotReadableError
         or its subclass StoreMissingError where there is no store yet (reader).
         """
@@ -94,7 +96,7 @@ class FileStore:
         folder = Folder(Path(path), namespace, disk)
         if read_only:
             return cls._open_reader(folder, disk)
-        return cls._open_writer(folder, disk, after)
+        return cls._open_writer(folder, disk, after, lease)
 
     @property
     def epoch(self) -> int:
@@ -164,12 +166,14 @@ class FileStore:
             self._writer.write(self._folder.lease, frame(lease))
 
     @staticmethod
-    def look(path: str | os.PathLike[str], *, namespace: str = "default") -> tuple[int, bytes]:
+    def look(
+        path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
+    ) -> tuple[int, bytes]:
         """Return the epoch of the last writer and the last lease; 0 and nothing where is none.
 
         Needs no open store. Raises CorruptValueError or StoreNotReadableError.
         """
-        disk = Disk()
+        disk = disk or Disk()
         folder = Folder(Path(path), namespace, disk)
         store = FileStore(folder, disk, writer=None)
         with _system_errors(store._not_readable):
@@ -212,11 +216,13 @@ class FileStore:
         return store
 
     @classmethod
-    def _open_writer(cls, folder: Folder, disk: Disk, after: int | None) -> FileStore:
+    def _open_writer(
+        cls, folder: Folder, disk: Disk, after: int | None, lease: bytes | None
+    ) -> FileStore:
         with _system_errors(partial(_nothing_saved, folder.root)):
             is_complete = folder.check_format()
             folder.make()
-            writer = Writer.claim(folder, disk, after)
+            writer = Writer.claim(folder, disk, after, lease)
             store = cls(folder, disk, writer)
             try:
                 store._recover(writer, is_complete=is_complete)

@@ -47,18 +47,23 @@ class Writer:
         self._temporary = f".{token.replace(' ', '-')}{_TEMPORARY}"
 
     @classmethod
-    def claim(cls, folder: Folder, disk: Disk, after: int | None = None) -> Writer:
+    def claim(
+        cls, folder: Folder, disk: Disk, after: int | None = None, lease: bytes | None = None
+    ) -> Writer:
         """Lock the folder, fence every earlier writer durably, remove what they left half-written.
 
         With ``after`` other hosts share the folder: the writer of that epoch is superseded, whether
-        or not it lives, and StaleWriterError raised where there is another one. Raises
-        StoreLockedError, or CorruptValueError where the epoch file is damaged.
+        or not it lives, and StaleWriterError raised where there is another one, or another
+        ``lease`` of it than this, where one is given. Raises StoreLockedError, or CorruptValueError
+        where the epoch file is damaged.
         """
         lock = WriterLock.acquire(folder.lock) if after is None else None
         change = ChangeLock(folder.change)
         try:
             with change.held():
                 epoch = _epoch_to_follow(folder, disk, after)
+                if lease is not None:
+                    _check_lease(folder, disk, lease)
                 writer = cls(folder, disk, lock, change, epoch + 1)
                 writer._fence()
             writer._remove_leftovers()
@@ -155,6 +160,18 @@ def _epoch_to_follow(folder: Folder, disk: Disk, after: int | None) -> int:
             f"{epoch}: another host was quicker"
         )
     return epoch
+
+
+def _check_lease(folder: Folder, disk: Disk, lease: bytes) -> None:
+    try:
+        raw = disk.read(folder.lease)
+    except FileNotFoundError:
+        raw = frame(b"")
+    if raw != frame(lease):
+        raise StaleWriterError(
+            f"{folder.root} was to be taken over, and {folder.lease} was renewed since it was "
+            "looked at: its writer was only slow"
+        )
 
 
 def epoch_on_disk(folder: Folder, disk: Disk) -> int:

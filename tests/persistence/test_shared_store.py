@@ -42,6 +42,20 @@ def test_of_two_who_would_succeed_the_same_writer_one_does(tmp_path: Path) -> No
         FileStore.open(tmp_path, after=1)
 
 
+def test_a_writer_that_has_renewed_since_it_was_looked_at_is_not_superseded(tmp_path: Path) -> None:
+    first = FileStore.open(tmp_path, after=0, lease=b"")
+    first.renew(b"first, 1")
+    epoch, lease = FileStore.look(tmp_path)
+    first.renew(b"first, 2")  # it was only slow
+    with pytest.raises(StaleWriterError, match="renewed since it was looked at"):
+        FileStore.open(tmp_path, after=epoch, lease=lease)
+    first.apply({"a": b"1"})
+    epoch, lease = FileStore.look(tmp_path)
+    assert FileStore.open(tmp_path, after=epoch, lease=lease).epoch == 2
+    with pytest.raises(StaleWriterError, match="now names another writer"):
+        first.renew(b"first, 3")
+
+
 def test_a_batch_that_was_cut_short_by_a_successor_is_carried_out_by_it(tmp_path: Path) -> None:
     class Superseded(Disk):
         """Is superseded right after its batch is in the redo file."""
