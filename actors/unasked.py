@@ -1,4 +1,4 @@
-"""Actors that nobody has ever told anything: whoever had one made could not reach it any more.
+"""Replicas that nobody has ever told anything: whoever had one made could not reach it any more.
 
 An actor of ours is on record from its first message on. A replica whose controller was cut off, or
 died, just after it had asked this host's admin for it may never get one: the controller starts
@@ -19,6 +19,8 @@ from understudy.actors.processes import (
     send_signal,
 )
 
+_TITLE = "Replica "  # Thespian's for the process, until that gives itself another
+
 
 class Unasked:
     """Finds them among an admin's children: those that were there, unknown, two looks in a row."""
@@ -35,7 +37,7 @@ class Unasked:
 
     def end(self, admin: Process, records: RunRecords, on_ended: Callable[[Process], None]) -> None:
         """Kill what a look finds."""
-        pids = [pid for pid in child_pids(admin.pid) if "ogger" not in command_line(pid)]
+        pids = [pid for pid in child_pids(admin.pid) if command_line(pid).startswith(_TITLE)]
         children = [child for child in map(identify, pids) if child is not None]
         for child in self.look(children, {process.pid for process in records.alive()}):
             if send_signal(child, signal.SIGKILL):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.support.systems import wait_until
@@ -25,15 +25,12 @@ def test_only_who_is_unknown_at_two_looks_in_a_row_is_to_go() -> None:
 
 
 def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> None:
-    """This process stands for the admin, and two of its children for actors."""
+    """This process stands for the admin, and its children for actors, one of them another's."""
     records, unasked, ended = RunRecords(tmp_path), Unasked(), []
-    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(sleeps) as known, subprocess.Popen(sleeps) as unknown:
+    with named("Replica a") as known, named("Replica b") as unknown, named("Theirs c") as theirs:
         process, other = identify(known.pid), identify(unknown.pid)
         assert process is not None
         assert other is not None
-        for each in _others_of(known.pid, unknown.pid):
-            records.add(each, "something", "something")
         records.add(process, "replica", "replica")
         unasked.end(this_process(), records, ended.append)
         assert not ended
@@ -41,11 +38,11 @@ def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> 
         wait_until(lambda: unknown.poll() is not None, 5, "its end")
         assert ended == [other]
         assert is_alive(process)
+        assert theirs.poll() is None
         known.kill()
+        theirs.kill()
 
 
-def _others_of(*pids: int) -> list[Process]:
-    from understudy.actors.processes import child_pids  # noqa: PLC0415
-
-    found = [identify(pid) for pid in child_pids(this_process().pid) if pid not in pids]
-    return [each for each in found if each is not None]
+def named(title: str) -> subprocess.Popen[bytes]:
+    """Start a process that has this title."""
+    return subprocess.Popen([title, "600"], executable=shutil.which("sleep"))
