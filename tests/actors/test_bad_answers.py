@@ -150,8 +150,10 @@ def raw(running: RunningSystem) -> Iterator[Raw]:
         address = ("127.0.0.1", running.settings.http.port)
         with socket.create_connection(address, timeout=20) as connection:
             head = f"{method} /{name}/{kind} HTTP/1.1\r\nHost: x\r\n"
-            connection.sendall(f"{head}X-Request-ID: the-id\r\n\r\n".encode())
-            connection.sendall(f"{head}Connection: close\r\n\r\n".replace(kind, "well").encode())
+            wanted = f"{head}X-Request-ID: the-id\r\n\r\n"
+            following = f"{head}Connection: close\r\n\r\n".replace(kind, "well")
+            # At once: what came after the connection was cut would have it reset, and nothing read.
+            connection.sendall(f"{wanted}{following}".encode())
             while piece := connection.recv(65536):
                 received += piece
         return received
