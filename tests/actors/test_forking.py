@@ -18,6 +18,7 @@ from understudy.actors.settings import read_settings
 
 def tell():
     import __main__
+    sys.stdout.reconfigure(line_buffering=True)  # so that it stands before what stderr gets
     logging.getLogger("understudy.x").warning("logged")
     print({0, 1, 2, kept} < (has := set(map(int, os.listdir("/proc/self/fd")))), len(has))
     print(os.read(0, 1), os.readlink("/proc/self/fd/0"))
