@@ -445,7 +445,7 @@ class Queries:
         outbox = self._news.get(proxy)
         if outbox is None:
             return
-        if self.is_draining or self.running * 2 >= self.limit:
+        if self.is_draining or (self.running + 1) * 2 > self.limit:  # with the one that has ended
             outbox.put(news)
         else:
             outbox.put_patiently(news, NEWS_S)
