@@ -25,6 +25,7 @@ _WATCHED = {
     "delivered",
     "begun",
     "rejected",
+    "undelivered",
     "replica_lost",
     "wake",
     "set_endpoint",
@@ -77,7 +78,7 @@ class CheckedRouter:
             self._begun.update(args[1])
         elif name in {"finished", "answered"}:
             self._holds.get(args[0], set()).difference_update(number for number, _ in args[1])
-        elif name == "rejected":
+        elif name in {"rejected", "undelivered"}:
             self._holds.get(args[0], set()).difference_update(args[1])
         elif name == "replica_lost":
             self._holds.pop(args[0], None)
