@@ -150,9 +150,14 @@ class Members:
             self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
-        """Have replicas go that are nobody's any more: their host was lost when they were."""
+        """Have replicas go that are nobody's any more: their host was lost when they were.
+
+        That may also have been this one, in the eyes of who led before.
+        """
+        if message.host == self._own and not self.epoch:
+            return
         for tag, address in message.replicas:
-            if message.host != self._own and address and self._cluster.backend_of(tag) is None:
+            if address and self._cluster.backend_of(tag) is None:
                 logger.info("telling replica %s on host %s to go", tag, message.host)
                 stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
                 self._loop.send(ActorAddress(parse_address(address)), stop)

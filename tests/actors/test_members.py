@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from thespian.actors import ActorAddress
 
+from understudy.actors import control_messages as cm
 from understudy.actors import members
 from understudy.actors.controller import KINDS
 from understudy.actors.members import LOCATE_AGAIN_S, Members
 from understudy.actors.processes import this_process
 from understudy.actors.settings import read_settings
+from understudy.actors.transport.addresses import ProcessAddress
+from understudy.actors.transport.cluster_key import ensure_key
 from understudy.core.cluster import Cluster
+from understudy.core.key_rotation import KeyIds
 from understudy.core.placement import Placement
 from understudy.core.records import HostRecord
 
@@ -30,6 +36,15 @@ class FakePort:
 
 class FakeLoop:
     asyncio = None
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    def send(self, target: Any, message: Any) -> None:
+        self.sent.append((target.addressDetails.text, message))
+
+    def watch_process(self, *_: Any, **__: Any) -> None:
+        """Nothing dies."""
 
 
 def test_a_replica_is_asked_for_again_when_no_answer_comes(
@@ -62,3 +77,35 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     assert found == ["there"] * 3
     hosts.locate("t#1", "gone", found.append)
     assert len(port.asked) == 2
+
+
+def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
+    """Return where a replica that is nobody's is told to go, as its host reports it."""
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
+    settings = replace(read_settings({}, state_dir=str(tmp_path)), host_name="a")
+    ensure_key(settings.cluster_key)
+    loop: Any = FakeLoop()
+    led = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)
+    report = cm.HostReported(
+        host=host,
+        process=this_process(),
+        id="1",
+        address=settings.own_address if host == "a" else "10.0.0.2:1900",
+        capacity={},
+        labels={},
+        replicas=(("t#1", "10.0.0.2:2000"),),
+        report={},
+        keys=KeyIds("a key"),
+        store_id="",
+    )
+    led.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    return [at for at, message in loop.sent if isinstance(message, cm.StopReplica)]
+
+
+def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(
+    tmp_path: Path,
+) -> None:
+    assert stopped(tmp_path, "b", epoch=0) == ["10.0.0.2:2000"]
+    assert stopped(tmp_path, "a", epoch=2) == ["10.0.0.2:2000"]
+    assert stopped(tmp_path, "a", epoch=0) == []  # nobody else has led, and lost it
