@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from understudy.actors import admin_messages as am
+from understudy.actors import connection
 from understudy.actors.messages import Process
 from understudy.actors.port import CONTROLLER, Finder
 
@@ -18,7 +22,7 @@ class Port:
     gates = ("a gate",)
 
     def __init__(self) -> None:
-        self.loop = self
+        self.loop: Any = self
         self.known: tuple[str, Process, int] | None = None
         self.there: dict[str, tuple[Process, int]] = {}
         self.later: list[Callable[[], None]] = []
@@ -65,3 +69,39 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() 
     port.known = ("at", OLD, 2)
     finder.doubt()
     assert finder.found == ("there", NEW)
+
+
+class StoppedAndSucceeded(Port):
+    """Whoever asks at one address gets no answer, for that controller is stopped."""
+
+    process = Process(3, 3, "client")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replied: Any = None
+
+    def on(self, kind: type, handler: Callable[[Any, Any], None]) -> None:
+        if kind is am.RequestReply:
+            self.replied = handler
+
+    def post(self, call: Callable[[], None]) -> None:
+        call()
+
+    def is_answered(self) -> bool:
+        return True
+
+    def send(self, address: str, request: am.Request) -> None:
+        if address == "there":
+            self.replied(am.RequestReply(request_id=request.request_id, value="done"), address)
+
+
+def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "REPEAT_S", 0.01)
+    port: Any = StoppedAndSucceeded()
+    port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2), "there": (NEW, 3)}
+    client = connection.Connection(port)
+    client._controller.start()
+    port.known = ("there", NEW, 3)
+    assert client.request(am.ListBackends(request_id="1"), timeout_s=10.0) == "done"
