@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from understudy.actors.large_bytes import size_of
 from understudy.actors.loop import Loop
 from understudy.actors.messages import (
     Address,
@@ -80,7 +81,7 @@ class AnswerCopies:
 
     def add(self, proxy: str, run: Assignment, answer: Answer | None) -> None:
         """Keep the answer to a query that is compared; None where it was cancelled."""
-        size, missing = _size(answer), ""
+        size, missing = size_of(answer), ""
         if size > MAX_BODY_BYTES:
             answer, size, missing = _without(answer), 0, TOO_LARGE
         elif self._bytes + size > MAX_GATHERED_BYTES:
@@ -182,12 +183,6 @@ class AnswerCopies:
                 self._places.clear()
             place = self._places[packed] = pickle.loads(packed)
         return place
-
-
-def _size(answer: Answer | None) -> int:
-    if isinstance(answer, HttpAnswer):
-        return len(answer.body)
-    return len(answer.value) if isinstance(answer, ValueAnswer) else 0
 
 
 def _without(answer: Answer | None) -> Answer | None:

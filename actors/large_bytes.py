@@ -118,8 +118,8 @@ def part_arrived(part: StreamPart) -> StreamPart:
     return part._replace(data=bytes(sent.view)) if isinstance(sent, LargeBytes) else part
 
 
-def size_of(answer: Answer) -> int:
-    """Return the bytes of an answer's body or value."""
+def size_of(answer: Any) -> int:
+    """Return the bytes of an answer's body or value, 0 for all that has none."""
     if isinstance(answer, HttpAnswer):
         return len(answer.body)
     return len(answer.value) if isinstance(answer, ValueAnswer) else 0

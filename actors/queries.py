@@ -62,7 +62,6 @@ from understudy.actors.messages import (
     StreamBegun,
     StreamEnded,
     StreamPart,
-    ValueAnswer,
 )
 from understudy.actors.port import Port
 from understudy.actors.query_client import CallerClient
@@ -480,10 +479,6 @@ def _gathered(item: _Item) -> int:
 
 def _weigh(item: tuple[_Item, Run]) -> int:
     answer = item[0]
-    if isinstance(answer, HttpAnswer):
-        return len(answer.body)
     if isinstance(answer, StreamPart):
         return len(answer.data)
-    if isinstance(answer, AnswerPart):
-        return len(answer.content)
-    return len(answer.value) if isinstance(answer, ValueAnswer) else 0
+    return len(answer.content) if isinstance(answer, AnswerPart) else size_of(answer)
