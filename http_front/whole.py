@@ -85,25 +85,28 @@ class WholeQuery:
         exchange = self._exchange
         try:
             if isinstance(answer, Stream):
-                self._sending = self._turn.go_on(self._front.sending(exchange, answer))
-                self._sending.add_done_callback(partial(self._sent, answer))
+                self._send(answer, partial(self._streamed, answer))
                 return
             reply = reply_to(answer, exchange)
         except Exception as error:
             reply = unexpected(exchange, error)
         self._reply(reply)
 
-    def _replied(self, _task: asyncio.Task[None]) -> None:
-        self._end(self._exchange.status or CLIENT_LEFT)
+    def _send(self, answer: Stream | Reply, on_sent: Callable[[asyncio.Task[None]], None]) -> None:
+        """Send, in a task, what does not leave at once."""
+        self._sending = self._turn.go_on(self._front.sending(self._exchange, answer))
+        self._sending.add_done_callback(on_sent)
 
-    def _sent(self, stream: Stream, _task: asyncio.Task[None]) -> None:
+    def _streamed(self, stream: Stream, task: asyncio.Task[None]) -> None:
         stream.close()  # as it is already, unless the task was cancelled before its first step
+        self._sent(task)
+
+    def _sent(self, _task: asyncio.Task[None]) -> None:
         self._end(self._exchange.status or CLIENT_LEFT)
 
     def _reply(self, reply: Reply) -> None:
         if isinstance(reply.body, Pieces):
-            self._sending = self._turn.go_on(self._front.sending(self._exchange, reply))
-            self._sending.add_done_callback(self._replied)
+            self._send(reply, self._sent)
             return
         headers, body = self._exchange.finish(reply)
         self._end(reply.status)
