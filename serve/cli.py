@@ -424,7 +424,7 @@ def stop(**flags: Any) -> None:
 @main.command()
 @_where
 def shutdown(**flags: Any) -> None:
-    """Stop the system and delete its state."""
+    """Stop the whole cluster, every host of it, and delete its state."""
     from understudy.serve import commands
 
     commands.shutdown(_settings(flags))
