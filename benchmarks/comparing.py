@@ -28,6 +28,8 @@ from understudy import serve
 ENDPOINT, OLD, NEW = "shop", "shop:v1", "shop:v2"
 COMPARE = {"how": "json", "relative_tolerance": 1e-6}
 RESAMPLES = 400
+REPORTED_S = 20.0
+WORK_VARIABLE = "COMPARING_WORK_S"
 # "The same again" is a shadow once more, to tell how much two runs of one thing differ.
 MODES = {
     "no shadow": (0.0, None),
@@ -45,6 +47,7 @@ PAIRS = (
 
 async def answer(request):
     """Answer a little differently each time, so that no two answers are the same bytes."""
+    await asyncio.sleep(float(os.environ[WORK_VARIABLE]))
     return {
         "score": 0.25 + random.random() * 1e-9,
         "items": [{"id": i, "name": f"item {i}"} for i in range(20)],
@@ -134,7 +137,9 @@ def measure(client: serve.Client, port: int, arguments: argparse.Namespace) -> N
     cpu: dict[tuple[str, str], float] = defaultdict(float)
     for number in range(arguments.rounds + 1):
         modes = list(MODES.items())
-        for mode, (proportion, compare) in modes if number % 2 else reversed(modes):
+        if number % 2 != arguments.rounds % 2:
+            modes.reverse()  # the last round ends with the comparison, of which is told
+        for mode, (proportion, compare) in modes:
             client.shadow_traffic(ENDPOINT, NEW, proportion, compare)
             before = {name: cpu_s(process) for name, process in processes.items()}
             run = load(port, arguments.connections, arguments.pause_s, arguments.seconds)
@@ -146,8 +151,17 @@ def measure(client: serve.Client, port: int, arguments: argparse.Namespace) -> N
             for name, process in processes.items():
                 cpu[mode, name] += cpu_s(process) - before[name]
     show(latencies, rounds, cpu, list(processes))
-    found = client.diff(ENDPOINT).get(NEW, {})
-    print({name: found.get(name) for name in ("compared", "different", "not_compared")})
+    print(differences(client))
+
+
+def differences(client: serve.Client) -> dict[str, int]:
+    """Return what was found since the comparison was switched on last, once there is something."""
+    deadline = time.monotonic() + REPORTED_S
+    while not (found := client.diff(ENDPOINT).get(NEW, {})).get("compared"):
+        if time.monotonic() > deadline:
+            raise SystemExit("nothing was compared")
+        time.sleep(0.1)
+    return {name: found[name] for name in ("compared", "different", "not_compared")}
 
 
 def show(
@@ -174,6 +188,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--pause-s", type=float, default=0.02)
+    parser.add_argument("--work-s", type=float, default=0.0, help="what user code waits for")
     parser.add_argument("--port", type=int, default=8471)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -181,6 +196,7 @@ def main() -> None:
             "UNDERSTUDY_STATE_DIR": str(Path(folder) / "state"),
             "UNDERSTUDY_HTTP_PORT": str(arguments.port),
             "UNDERSTUDY_ADMIN_PORT": str(arguments.port + 1),
+            WORK_VARIABLE: str(arguments.work_s),
         }
         command = [sys.executable, "-m", "understudy.serve.cli"]
         subprocess.run([*command, "start"], check=True)
