@@ -8,7 +8,8 @@ greetings, or a byte now and then; each comes back half a second after it was cl
 
 They cost processor time here that elsewhere would be their own. So the same crowd also comes to a
 gate of a process that has nothing to do with the systems ("next door"): what differs from that is
-what the systems themselves suffer.
+what the systems themselves suffer. And there are processes that only count, as many as processors
+and of the lowest priority ("counting"): what an ask takes on a machine that is never idle.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import itertools
 import logging
 import os
 import secrets
+import select
 import selectors
 import socket
 import statistics
@@ -143,8 +145,7 @@ class Crowd:
 
     def run(self) -> None:
         """Crowd the port until standard input ends."""
-        # Real ones have processors of their own.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        yield_to_all()  # real ones have processors of their own
         print("there", flush=True)
         self.selector.register(sys.stdin, selectors.EVENT_READ)
         begun = time.monotonic()
@@ -156,6 +157,19 @@ class Crowd:
                     print(f"{self.visits / (time.monotonic() - begun):.0f}", flush=True)
                     return
                 key.data.hear()
+
+
+def yield_to_all() -> None:
+    """Take only processor time that nobody else wants."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def count() -> None:
+    """Take processor time until standard input ends."""
+    yield_to_all()
+    print("there", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        sum(range(10_000))
 
 
 async def stand_next_door(port: int, key: bytes) -> None:
@@ -278,10 +292,13 @@ def main() -> None:
     parser.add_argument("--key-file", help=argparse.SUPPRESS)
     parser.add_argument("--crowd", help=argparse.SUPPRESS)
     parser.add_argument("--next-door", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.getLogger("understudy").setLevel(logging.ERROR)  # there are lines for each stranger
     if options.crowd:
         Crowd((options.crowd, options.port), read_key(Path(options.key_file))).run()
+    elif options.count:
+        count()
     elif options.next_door:
         asyncio.run(stand_next_door(options.port, read_key(Path(options.key_file))))
     else:
@@ -296,9 +313,15 @@ def compare(options: argparse.Namespace) -> None:
         for kind in KINDS:
             traffic.run(kind, 1, options.rate)
         admin = admin_at(THERE, options.port)
-        phases: dict[str, list[dict[str, Figures]]] = {"quiet": [], "next door": [], "here": []}
+        phases: dict[str, list[dict[str, Figures]]] = {
+            name: [] for name in ("quiet", "counting", "next door", "here")
+        }
         for _ in range(options.rounds):
             phases["quiet"].append(measure(traffic, options, admin))
+            with contextlib.ExitStack() as counting:
+                for _ in range(os.cpu_count() or 1):
+                    counting.enter_context(beside("--count"))
+                phases["counting"].append(measure(traffic, options, admin))
             with beside(*where, "--next-door"), beside(*where, "--crowd", NEXT_DOOR):
                 phases["next door"].append(measure(traffic, options, admin))
             print(f"admin: {describe(admin)}", end="; ", flush=True)
