@@ -97,6 +97,7 @@ class Host:
         self._admin: Process | None = None
         self._unasked = Unasked()
         self._logger: Process | None = None
+        self._has_joined_before = settings.join is None or settings.cluster_key.exists()
 
     # --- Start ----------------------------------------------------------------------------------
 
@@ -339,6 +340,11 @@ class Host:
             if not self._must_stop:
                 self._start_over()
 
+    def forget_key(self) -> None:
+        """Delete the key of a first join that failed: the one given next time may be another."""
+        if not self._has_joined_before:
+            self.settings.cluster_key.unlink(missing_ok=True)
+
     # --- The HTTP front -------------------------------------------------------------------------
 
     def _start_front(self) -> None:
@@ -466,6 +472,7 @@ def main() -> int:
         logger.exception("the host could not start")
         host.could_not_start()
         kill_system(host.records, spare=(HOST_ROLE,), under=host.process.pid)
+        host.forget_key()
         host.records.remove(host.process)
         tell_starter(str(error) or type(error).__name__)
         return 1

@@ -101,6 +101,7 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
         with pytest.raises(StartError, match=refused):
             other.start()
         assert not other.pids()
+        assert not other.settings.cluster_key.exists(), "or the right one would be refused"
         assert members_of(leader) == []
         told = (leader.settings.logs_dir / "host.log").read_text()
         assert told.count("it does not hold this cluster's key") == 1

@@ -92,6 +92,8 @@ def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three
     with pytest.raises(AssertionError, match=r"cannot join .*may hold another cluster's key"):
         b.start(key_file=other)
     assert a.log("host.log").count("does not hold this cluster's key") == 1
+    b.start()  # with the right one
+    b.check("stop")
     (three.folder / "sitecustomize.py").write_text(RELEASE)
     with pytest.raises(AssertionError) as refused:
         c.start()
