@@ -187,15 +187,22 @@ def remember(settings: HostSettings) -> None:
 def way_to(settings: HostSettings) -> Way | None:
     """Return how a command or a script comes to the system it is to talk to.
 
-    InvalidRequestError when that is another host's, and there is no key for it.
+    InvalidRequestError when that is another host's, and there is no key for it, or none that this
+    user may look at.
     """
     key = settings.key_file or settings.cluster_key
     environ = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
     with contextlib.suppress(OSError, ValueError):  # of a system that never ran, or is not bound
         known = (settings.run_dir / NETWORK_FILE).read_text(encoding="utf-8")
         environ = {**json.loads(known), **environ}
-    if key.exists():
-        environ["UNDERSTUDY_KEY_FILE"] = str(key)
+    try:
+        if key.exists():
+            environ["UNDERSTUDY_KEY_FILE"] = str(key)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"the cluster key {key} cannot be looked at: {error.strerror}; run this as the system's "
+            "user, or name a key of your own with --key-file"
+        ) from None
     if not settings.remote_addresses:
         return Way((), environ)
     if "UNDERSTUDY_KEY_FILE" not in environ:

@@ -8,6 +8,7 @@ completion answer at once.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +32,10 @@ class _Group(click.Group):
         except (UnderstudyError, TimeoutError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            raise click.ClickException(str(error) or type(error).__name__) from error
+            text = str(error) or type(error).__name__
+            if isinstance(error, PermissionError):
+                text += f"; user {os.geteuid()} may not do that: run this as the system's user"
+            raise click.ClickException(text) from error
 
 
 def _settings(flags: dict[str, Any]) -> HostSettings:

@@ -186,6 +186,20 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
         binding.prepare(settings(tmp_path))
 
 
+def test_a_key_that_may_not_be_looked_at_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    theirs = settings(tmp_path)
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(
+        InvalidRequestError, match=rf"{theirs.cluster_key} cannot be looked at: Per"
+    ):
+        binding.way_to(theirs)
+
+
 def test_tls_files_go_together(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"tls_cert='c\.pem': .* go together"):
         settings(tmp_path, UNDERSTUDY_TLS_CERT="c.pem", UNDERSTUDY_TLS_CA="ca.pem")

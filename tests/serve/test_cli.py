@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from understudy.actors.settings import VARIABLES
 from understudy.core.config import HTTPOptions
+from understudy.serve import commands as system_commands
 from understudy.serve import display, starting
 from understudy.serve import running as run_command
 from understudy.serve.cli import main
@@ -112,6 +114,18 @@ def test_start_says_what_stood_in_the_way(invoke, system):
     result = invoke("start")
     assert result.exit_code == 1
     assert result.stderr == "Error: port 8000 is taken by process 7\n"
+
+
+def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypatch, tmp_path):
+    theirs = tmp_path / "status.json"
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(theirs))
+
+    monkeypatch.setattr(system_commands, "stop", refuse)
+    refused = invoke("stop")
+    assert refused.exit_code == 1
+    assert f"{str(theirs)!r}; user {os.geteuid()} may not do that" in refused.output
 
 
 def test_bad_flags_are_errors_of_usage(invoke, system, monkeypatch):
