@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Iterator
+from dataclasses import field, fields
+from types import NoneType
 from typing import Any, NamedTuple
 
 from understudy.actors.messages import Message, message
+from understudy.core.errors import InvalidRequestError
+
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {  # annotation -> what a value of it may be
+    "str": ((str,), "a string"),
+    "str | None": ((str, NoneType), "a string or None"),
+    "bool": ((bool,), "True or False"),
+    "int | None": ((int, NoneType), "a whole number or None"),
+}
 
 
 @message
@@ -17,6 +27,22 @@ class Request(Message):
 
     request_id: str
     user: str = ""
+
+    def check(self) -> None:
+        """Raise InvalidRequestError naming each field that is not of the plain type it should be.
+
+        What is no string, bool or number is checked by who takes it.
+        """
+        if problems := list(self._problems()):
+            raise InvalidRequestError("; ".join(problems))
+
+    def _problems(self) -> Iterator[str]:
+        for each in fields(self):
+            kinds, told = _PLAIN.get(each.type, ((), ""))
+            value = getattr(self, each.name)
+            fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+            if kinds and not fits:
+                yield f"{each.name}={value!r}: must be {told}"
 
 
 @message

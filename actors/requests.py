@@ -6,6 +6,7 @@ longer: for a goal, or for every proxy to know of the change.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from understudy.core.cluster import Cluster
 from understudy.core.errors import InvalidRequestError, UnderstudyError
 from understudy.core.history import Author
 from understudy.core.tables import ENDPOINT_PREFIX
+
+logger = logging.getLogger(__name__)
 
 MAX_SETTLED = 1_000  # answers that are kept for repeats
 HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
@@ -103,6 +106,7 @@ class Requests:
             self._answer(sender, failure(message, error))
 
     def _take(self, message: am.Request, sender: Address) -> None:
+        message.check()
         kind: Any = type(message)
         if isinstance(message, am.WaitForGoal):
             self._cluster.goal(message.goal_id)
@@ -143,7 +147,7 @@ class Requests:
         now = time.monotonic()
         waiting = []
         for parked in self._parked:
-            reply = parked.answer()
+            reply = self._reply_to(parked)
             if reply is None and now > parked.give_up_at:
                 text = "saved, but not every proxy has taken it yet; it will when it answers again"
                 reply = am.RequestReply(
@@ -156,6 +160,21 @@ class Requests:
         self._parked = waiting
         answers, self._answers = self._answers, []
         return answers
+
+    @staticmethod
+    def _reply_to(parked: _Parked) -> am.RequestReply | None:
+        """Return the answer, where it is time; one that fails must not end the controller.
+
+        Its client would only ask the next one, and that would end as well.
+        """
+        try:
+            return parked.answer()
+        except Exception as error:
+            logger.exception("the answer to a request that waits failed")
+            text = f"{type(error).__name__}: {error}"
+            return am.RequestReply(
+                request_id=parked.request_id, error_kind="UnderstudyError", error=text
+            )
 
     def not_saved(
         self, changes: Changes, error: Exception

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
@@ -39,6 +39,7 @@ __all__ = [
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
 MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
+_OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
 NO_LIMIT = "none"  # where None cannot be written: in the environment
 
 
@@ -48,7 +49,7 @@ class ActorOptions(Settings):
     num_cpus: float = Field(default=0, ge=0)
     num_gpus: float = Field(default=0, ge=0)
     memory: float = Field(default=0, ge=0, description="bytes")
-    resources: dict[str, float] = Field(default_factory=dict)
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     label_selector: dict[str, str] = Field(default_factory=dict)
     working_dir: str | None = None  # the sha256 of its zip
 
@@ -56,6 +57,16 @@ class ActorOptions(Settings):
         "runtime_env": "its working_dir is given to serve.run(working_dir=...) or --working-dir; "
         "packages must be installed on each host"
     }
+
+    @field_validator("resources")
+    @classmethod
+    def _are_custom(cls, value: dict[str, float]) -> dict[str, float]:
+        if bad := [name for name in value if not name or name in _OF_THEIR_OWN]:
+            raise ValueError(
+                f"{bad}: expected names of your own; {', '.join(_OF_THEIR_OWN)} are "
+                "options beside resources"
+            )
+        return value
 
     @field_validator("working_dir")
     @classmethod
@@ -94,8 +105,8 @@ class BackendConfig(Settings):
     @classmethod
     def _is_jsonable(cls, value: Any) -> Any:
         try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
+            json.dumps(value, allow_nan=False)  # NaN is no JSON, and never equal to what it was
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"must be JSON-able: {error}") from error
         return value
 

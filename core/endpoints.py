@@ -29,8 +29,8 @@ def check_route(route: str | None) -> str | None:
         problem = "must start with '/'"
     elif route.endswith("/"):
         problem = "must not end with '/'"
-    elif re.search(r"[{}?#\s]", route):
-        problem = "must not contain braces, '?', '#' or white space"
+    elif re.search(r"[{}?#%\s]", route):
+        problem = "must not contain braces, '?', '#', '%' or white space; paths are matched decoded"
     elif (route + "/").startswith(RESERVED_PREFIX + "/"):
         problem = "is reserved for Understudy's own pages"
     if problem:
@@ -200,10 +200,8 @@ def _is_share(value: object) -> bool:
 def is_made_alike(present: EndpointRecord, asked: EndpointRecord) -> bool:
     """Tell whether the call that asks for ``asked`` is the one that made ``present``."""
     made_with = {present.made_with} if present.made_with else set(present.traffic)
-    same = all(
-        getattr(present, each) == getattr(asked, each) for each in ("route", "methods", "retryable")
-    )
-    return same and made_with == {asked.made_with}
+    same = all(getattr(present, each) == getattr(asked, each) for each in ("route", "retryable"))
+    return same and set(present.methods) == set(asked.methods) and made_with == {asked.made_with}
 
 
 def described(record: EndpointRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -10,6 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from understudy.core.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
+
+_SHORT = reprlib.Repr()  # as repr() of what people write; of more, and of what is deeper, its head
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 20
 
 
 class Settings(BaseModel):
@@ -41,11 +46,13 @@ def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
     A problem with several fields at once names them itself.
     """
     return [
-        f"{prefix}{'.'.join(map(str, item['loc']))}={item['input']!r}: {_expectation(item)}"
-        if item["loc"]
-        else _expectation(item)
+        f"{prefix}{_named(item)}: {_expectation(item)}" if item["loc"] else _expectation(item)
         for item in error.errors()
     ]
+
+
+def _named(item: Any) -> str:
+    return f"{'.'.join(map(str, item['loc']))}={_SHORT.repr(item['input'])}"
 
 
 def _expectation(item: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -463,8 +463,9 @@ def _made(model: type[S], given: S | Mapping[str, Any] | None) -> S:
 
 
 def _methods(methods: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(methods, str):
-        raise InvalidRequestError(f"methods={methods!r}: must be a list, such as [{methods!r}]")
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        example = [methods] if isinstance(methods, str) else ["GET"]
+        raise InvalidRequestError(f"methods={methods!r}: must be a list, such as {example!r}")
     upper = tuple(dict.fromkeys(str(method).upper() for method in methods))
     bad = [method for method in upper if method not in METHODS]
     if bad or not upper:

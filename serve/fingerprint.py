@@ -28,6 +28,7 @@ from understudy.serve.app_parts import app_part
 PROTOCOL = 5
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
 _classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+_PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__")
 _SKELETONS = ("_make_skeleton_class", "_make_skeleton_enum")
 
 
@@ -89,8 +90,12 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
             return types.CodeType, _parts_of(obj)
         if (reduced := app_part(obj)) is not None:
             return reduced
+        if isinstance(obj, types.ModuleType):
+            return _without_place(self.dispatch_table[types.ModuleType](obj))
         tracked = isinstance(obj, type) and obj in _ids
         reduced = super().reducer_override(obj)
+        if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
+            return _without_place(reduced)
         if isinstance(reduced, tuple) and getattr(reduced[0], "__name__", "") in _SKELETONS:
             if not tracked:
                 self.fresh.append(obj)
@@ -105,6 +110,19 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         if "__static_attributes__" in attributes:  # in the order of a set, up to Python 3.13.0
             attributes["__static_attributes__"] = sorted(attributes["__static_attributes__"])
         return maker, (*arguments[:-2], None, None), (attributes, slots), *rest
+
+
+def _without_place(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take out where the module is, which cloudpickle adds to each function, and to modules.
+
+    Another checkout of the same code is the same code. Functions that read ``__file__`` have it
+    among the globals that they use as well, and there it stays.
+    """
+    names = reduced[1][1] if len(reduced[1]) > 1 else None
+    if isinstance(names, dict):
+        for name in _PLACE:
+            names.pop(name, None)
+    return reduced
 
 
 def _parts_of(code: types.CodeType) -> tuple[Any, ...]:

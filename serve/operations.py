@@ -146,6 +146,11 @@ def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | N
         return
     try:
         connection.request(new(WaitForGoal, goal_id=goal), timeout_s=timeout_s)
+    except TimeoutError:
+        raise TimeoutError(
+            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `understudy status` "
+            "shows how far it is"
+        ) from None
     except DeployFailedError as error:
         if error.__cause__ is None:
             raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from understudy.actors import admin_messages as am
 from understudy.actors.requests import MAX_SETTLED, Requests
 from understudy.core.cluster import Cluster
@@ -78,3 +80,65 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
     assert len(kept) == MAX_SETTLED
     assert "read" not in kept
     assert str(MAX_SETTLED + 9) in kept
+
+
+@pytest.mark.parametrize(
+    ("request_of", "told"),
+    [
+        (am.DeleteEndpoint(request_id="1", name=5), "name=5: must be a string"),  # type: ignore[arg-type]
+        (am.DeleteEndpoint(request_id="1", name=None), "name=None: must be a string"),  # type: ignore[arg-type]
+        (am.GetBackendConfig(request_id="1", tag=["b"]), "tag=['b']: must be a string"),  # type: ignore[arg-type]
+        (am.WaitForGoal(request_id="1", goal_id=7), "goal_id=7: must be a string"),  # type: ignore[arg-type]
+        (
+            am.DeleteBackend(request_id="1", tag="b", force="no"),  # type: ignore[arg-type]
+            "force='no': must be True or False",
+        ),
+        (
+            am.UndoChange(request_id="1", change_id="1"),  # type: ignore[arg-type]
+            "change_id='1': must be a whole number or None",
+        ),
+        (
+            am.UndoChange(request_id="1", change_id=True),
+            "change_id=True: must be a whole number or None",
+        ),
+        (
+            am.CreateBackend(
+                request_id="1",
+                tag="c",
+                code=b"",
+                code_hash="",
+                config={},
+                version=2,  # type: ignore[arg-type]
+            ),
+            "version=2: must be a string or None",
+        ),
+        (
+            am.AbortRollout(request_id="1", endpoint=b"e"),  # type: ignore[arg-type]
+            "endpoint=b'e': must be a string",
+        ),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused_by_name_and_value(
+    request_of: am.Request, told: str
+) -> None:
+    cluster, requests = cluster_with_requests()
+    ask(requests, create(0))
+    cluster.take_changes()
+    reply = ask(requests, request_of)
+    assert (reply.error_kind, reply.error) == ("InvalidRequestError", told)
+    assert not cluster.take_changes()
+
+
+def test_an_answer_that_cannot_be_made_is_an_error_for_its_client_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, requests = cluster_with_requests()
+    waiting, good = am.WaitForGoal(request_id="1", goal_id="g"), delete(2)
+    requests.park(waiting, Client(), lambda: {}["gone"])
+    requests.take(good, Client())
+    replies = [reply for _, reply in requests.take_answers()]
+    assert [(r.request_id, r.error_kind, r.error) for r in replies] == [
+        ("2", "", ""),
+        ("1", "UnderstudyError", "KeyError: 'gone'"),
+    ]
+    assert "the answer to a request that waits failed" in caplog.text

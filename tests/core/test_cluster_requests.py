@@ -188,7 +188,19 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "a route with braces",
         ask.endpoint("new", "b", route="/{x}"),
         InvalidRequestError,
-        "route '/{x}' must not contain braces, '?', '#' or white space; for example '/predict'",
+        (
+            "route '/{x}' must not contain braces, '?', '#', '%' or white space; paths are matched "
+            "decoded; for example '/predict'"
+        ),
+    ),
+    (
+        "a route with an escape",
+        ask.endpoint("new", "b", route="/%C3%BC"),
+        InvalidRequestError,
+        (
+            "route '/%C3%BC' must not contain braces, '?', '#', '%' or white space; paths are "
+            "matched decoded; for example '/predict'"
+        ),
     ),
     (
         "a reserved route",

@@ -226,6 +226,13 @@ def test_the_same_endpoint_again_is_a_no_op_also_when_its_traffic_has_moved(worl
     assert world.cluster.endpoints["e"] == before
 
 
+def test_the_order_of_methods_makes_no_other_endpoint(world: World) -> None:
+    world.request(ask.endpoint("both", "v1", methods=("GET", "POST")))
+    world.settle()
+    ask.endpoint("both", "v1", methods=("POST", "get"))(world.cluster)
+    assert not world.cluster.take_changes()
+
+
 @pytest.mark.parametrize(
     "other",
     [

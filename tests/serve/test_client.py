@@ -122,6 +122,7 @@ def test_an_endpoint_is_created_and_deleted(client):
         ({"route": "e"}, "route='e': must start with '/'"),
         ({"methods": "GET"}, r"must be a list, such as \['GET'\]"),
         ({"methods": []}, "expected some of GET"),
+        ({"methods": None}, r"methods=None: must be a list, such as \['GET'\]"),
         ({"methods": ["FETCH"]}, "expected some of GET"),
         ({"backend": ""}, "backend=''"),
     ],

@@ -7,6 +7,10 @@ from understudy.core.config import ActorOptions
 from understudy.serve import config, exceptions, handle
 from understudy.serve.exceptions import InvalidRequestError
 
+NESTED: list = []  # deeper than Python recurses
+for _ in range(100_000):
+    NESTED = [NESTED]
+
 
 class Plain:
     def __init__(self, value=1):
@@ -74,6 +78,11 @@ def test_num_replicas_none_means_one():
         ({"max_concurrent_queries": 3}, "no such option; it is called max_ongoing_requests"),
         ({"max_replicas_per_node": 3}, "no such option; it is called max_replicas_per_host"),
         ({"user_config": {1, 2}}, "must be JSON-able"),
+        ({"user_config": {"a": float("nan")}}, "must be JSON-able"),
+        ({"user_config": NESTED}, "must be JSON-able"),
+        ({"actor_options": {"resources": {"disk": -1}}}, "actor_options.resources.disk=-1"),
+        ({"actor_options": {"resources": {"num_cpus": 1}}}, "are options beside resources"),
+        ({"actor_options": {"resources": {"": 1}}}, "expected names of your own"),
         ({"ray_actor_options": {"num_cpu": 1}}, "ray_actor_options.num_cpu=1"),
         ({"actor_options": 3}, "actor_options=3: must be a dict"),
         ({"actor_options": {}, "ray_actor_options": {}}, "two names for one thing"),

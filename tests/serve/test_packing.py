@@ -1,5 +1,6 @@
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -84,6 +85,16 @@ def test_equal_code_has_one_hash_in_every_process(project):
     # A .pyc is told from a newer source by the time in seconds and the size: change the size.
     (project / "helpers.py").write_text("def double(x):\n    return 1 + 2 * x\n")
     assert run(source, project) != first
+
+
+def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(project, elsewhere)
+    source = BUILD + "print(spec.code_hash)"
+    assert run(source, elsewhere) == run(source, project)
+    for folder in (project, elsewhere):  # where the code reads its place it is other code
+        (folder / "helpers.py").write_text("def double(x):\n    return __file__\n")
+    assert run(source, elsewhere) != run(source, project)
 
 
 def test_a_replica_runs_code_that_it_cannot_import_and_its_exceptions_come_home(project, tmp_path):
