@@ -200,8 +200,8 @@ def way_to(settings: HostSettings) -> Way | None:
             environ["UNDERSTUDY_KEY_FILE"] = str(key)
     except OSError as error:
         raise InvalidRequestError(
-            f"the cluster key {key} cannot be looked at: {error.strerror}; run this as the system's "
-            "user, or name a key of your own with --key-file"
+            f"the cluster key {key} cannot be looked at: {error.strerror}; run this as the "
+            "system's user, or name a key of your own with --key-file"
         ) from None
     if not settings.remote_addresses:
         return Way((), environ)

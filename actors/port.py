@@ -252,9 +252,9 @@ class ThreadPort(Port):
                 for gate in self._given
             )
         return (
-            f"no actor system of user {os.geteuid()} answers on port {self.admin_port} of this host; "
-            "start one with `understudy start`, or name its port with UNDERSTUDY_ADMIN_PORT; that of "
-            "another user answers only them"
+            f"no actor system answers on port {self.admin_port} of this host to user "
+            f"{os.geteuid()}; start one with `understudy start`, or name its port with "
+            "UNDERSTUDY_ADMIN_PORT; one of another user answers only them"
         )
 
     def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from understudy.actors.settings import VARIABLES
 from understudy.core.config import HTTPOptions
-from understudy.serve import commands as system_commands
 from understudy.serve import display, starting
 from understudy.serve import running as run_command
 from understudy.serve.cli import main
@@ -122,7 +121,7 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
     def refuse(*_):
         raise PermissionError(13, "Permission denied", str(theirs))
 
-    monkeypatch.setattr(system_commands, "stop", refuse)
+    monkeypatch.setattr(starting, "stop", refuse)
     refused = invoke("stop")
     assert refused.exit_code == 1
     assert f"{str(theirs)!r}; user {os.geteuid()} may not do that" in refused.output
