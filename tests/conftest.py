@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
 from tests.support import logs
+
+
+def pytest_configure() -> None:
+    """Have SIGINT end what tests start, also where pytest runs in a script's background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
