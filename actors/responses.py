@@ -70,9 +70,17 @@ def make_request(call: HttpCall, reply: Reply) -> Request:
 class Body:
     """A request's body: what came with the query, then what follows it."""
 
-    def __init__(self, beginning: bytes, feed: Parts | None) -> None:
-        self._beginning: bytes | None = beginning
+    def __init__(self, beginning: bytes | None, feed: Parts | None) -> None:
+        self._beginning = beginning
         self._feed = feed
+
+    def __reduce__(self) -> Any:
+        """Pickle what has come whole: a request may be an argument of a call."""
+        if self._feed is not None:
+            raise TypeError(
+                "the body of this request comes in parts; await its body() before it is passed on"
+            )
+        return Body, (self._beginning, None)
 
     async def receive(self) -> Message:
         """Return the next part; after the last, wait for a client that is still there."""

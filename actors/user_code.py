@@ -40,6 +40,7 @@ from understudy.actors.settings import read_settings
 from understudy.actors.user_context import RunningQuery
 from understudy.actors.user_loop import UserLoop
 from understudy.core.errors import (
+    PASSED_ON,
     DeployFailedError,
     InvalidRequestError,
     UnderstudyError,
@@ -57,6 +58,10 @@ NO_KWARGS: dict[str, Any] = {}
 _NO_SOCKETS = (
     "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
 )
+
+
+class _RefusedError(InvalidRequestError):
+    """The query asks for what there is not; no user code has run for it."""
 
 
 class Failure(NamedTuple):
@@ -328,7 +333,11 @@ class UserCode:
                 return await self._answer_python(reply, call)
             call = HttpCall(*call)
             return await self._answer_http(reply, call)
+        except _RefusedError as error:
+            return FailedAnswer(query.id, InvalidRequestError.__name__, str(error))
         except UnderstudyError as error:
+            if isinstance(call, HttpCall) and not isinstance(error, PASSED_ON):
+                return _failed(query, error, is_http=True)
             trace = traceback.format_exc()
             if isinstance(error, UnsupportedResultError):
                 user_logging.log_failure(query, error)
@@ -359,7 +368,7 @@ class UserCode:
         method = reply.assignment.query.call_method
         if reply.assignment.query.follows == SOCKET:
             if self._asgi is None or method:
-                raise InvalidRequestError(_NO_SOCKETS)
+                raise _RefusedError(_NO_SOCKETS)
             await self._asgi.converse(reply, call)
             return None
         request = responses.make_request(call, reply)
@@ -403,8 +412,8 @@ class UserCode:
         if not callable(method):
             kind = type(self._callable)
             methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
-            public = [each for each in methods if not each.startswith("_")]
-            raise InvalidRequestError(
+            public = [each for each in methods if each == "__call__" or not each.startswith("_")]
+            raise _RefusedError(
                 f"the deployment has no method {name!r}; it has: {', '.join(public) or 'none'}"
             )
         return method

@@ -130,6 +130,19 @@ class UnsupportedResultError(UnderstudyError, TypeError):
     """User code returned a type that cannot be turned into an HTTP response."""
 
 
+# What a client learns of when a call that was made for its request, or the request's body, raised
+# it and the handler let it through. All others are mistakes of the handler's: no client's business.
+PASSED_ON = (
+    BodyTooLargeError,
+    BodyIncompleteError,
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+    QueryTimeoutError,
+    UnsupportedResultError,
+)
+
 ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
     error.__name__: error
     for error in (

@@ -52,7 +52,10 @@ def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
 
 
 def _named(item: Any) -> str:
-    return f"{'.'.join(map(str, item['loc']))}={_SHORT.repr(item['input'])}"
+    field = ".".join(map(str, item["loc"]))
+    if item["type"] == "missing":  # the input is all that is there
+        return field
+    return f"{field}={_SHORT.repr(item['input'])}"
 
 
 def _expectation(item: Any) -> str:

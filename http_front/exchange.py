@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from understudy.actors.large_bytes import Pieces
 
@@ -30,6 +31,12 @@ SCOPE_KEY = "understudy.exchange"
 CLIENT_LEFT = 499
 
 _acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch
+
+
+def whole_target(url: bytes) -> tuple[str, bytes]:
+    """Return path and raw path of a target that is no path; uvicorn drops the host of a URL."""
+    raw_path = url.partition(b"#")[0].partition(b"?")[0]
+    return unquote(raw_path.decode("latin-1")), raw_path
 
 
 class Reply(NamedTuple):
@@ -115,8 +122,8 @@ class Exchange:
         """
         path, raw_path = self.path, self.raw_path
         if path[:1] != "/" and "://" in path:
-            path = "/" + path.partition("://")[2].partition("/")[2]
             raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
+            path = unquote(raw_path.decode("latin-1"))
         self.full_path, self.path, self.raw_path = path, path, raw_path
         if not root_path:
             return

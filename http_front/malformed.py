@@ -55,7 +55,7 @@ def _is_host(host: bytes) -> bool:
 
 
 def _reply_to_odd_target(exchange: Exchange, host: bytes | None) -> Reply | None:
-    target = exchange.path
+    target = exchange.raw_path.decode("latin-1")
     if target == "*" and exchange.method == "OPTIONS":  # asks whether the server is there
         return Reply(204, [], b"")
     absolute = _absolute(target)

@@ -33,9 +33,10 @@ from uvicorn.server import ServerState
 
 from understudy.actors.loop import nothing
 from understudy.http_front.departures import Departures
-from understudy.http_front.exchange import CLOSE, App, Headers, Scope
+from understudy.http_front.exchange import CLOSE, App, Headers, Scope, whole_target
 from understudy.http_front.flow import MOST_READ, READ, Flow
 from understudy.http_front.joined import LARGE, Joined
+from understudy.http_front.open_ended import without_chunks
 from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
 from understudy.http_front.whole import Turn
 
@@ -258,6 +259,8 @@ class FrontProtocol(HttpToolsProtocol):
         if (version := self.parser.get_http_version()) not in _VERSIONS:
             raise self._refused(505, f"HTTP/{version} is not spoken here")
         super().on_headers_complete()
+        if self.url[:1] != b"/" and not self.parser.should_upgrade():
+            self.scope["path"], self.scope["raw_path"] = whole_target(self.url)
         self._has_new_head = True
         if self._is_forwarded:
             self._shared.believe_proxies(self.scope)
@@ -354,6 +357,8 @@ class FrontProtocol(HttpToolsProtocol):
 
     def run(self, cycle: Any, app: App) -> asyncio.Task[None]:
         """Have an ASGI app answer, in a task."""
+        if cycle.scope["http_version"] == "1.0":
+            app = without_chunks(app, cycle, self.transport)
         return self.loop.create_task(self._answer(cycle, app))
 
     async def _answer(self, cycle: Any, app: App) -> None:

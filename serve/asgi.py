@@ -82,9 +82,16 @@ def _give_self(app: Any, cls: type) -> None:
 
 
 def _is_method(endpoint: Any, cls: type) -> bool:
-    return inspect.isfunction(endpoint) and any(
-        endpoint is value for base in cls.__mro__ for value in vars(base).values()
-    )
+    """Tell whether it was defined in the class or a base; perhaps a later one has its name now."""
+    return inspect.isfunction(endpoint) and any(_is_method_of(endpoint, b) for b in cls.__mro__)
+
+
+def _is_method_of(endpoint: Any, base: type) -> bool:
+    where = endpoint.__module__, endpoint.__qualname__
+    if where == (base.__module__, f"{base.__qualname__}.{endpoint.__name__}"):
+        held = vars(base).get(endpoint.__name__)
+        return getattr(held, "__func__", None) is not endpoint  # that of a static or class method
+    return any(endpoint is value for value in vars(base).values())
 
 
 def _depend_on_instance(endpoint: Any, dependency: Any) -> None:

@@ -117,6 +117,19 @@ class Model:
     def in_a_thread(self) -> int:
         return self.factor
 
+    @class_app.get("/named-alike")
+    def named_alike(self) -> int:
+        return self.factor
+
+    @class_app.post("/named-alike")
+    def named_alike(self, number: int) -> int:  # noqa: F811  # each is its route's, as in Ray Serve
+        return self.factor + number
+
+    @staticmethod
+    @class_app.get("/static/{number}")
+    def without_self(number: int) -> int:
+        return number
+
     def by_handle(self, number: int) -> int:
         return self.factor + number
 
@@ -129,6 +142,9 @@ def test_routes_of_a_class_see_self_and_other_handles(
     assert ask("/scaled/5?plus=1").json == {"result": 16}
     assert ask("/doubled/21").json == 42
     assert ask("/in-a-thread").json == 3
+    assert ask("/named-alike").json == 3
+    assert ask("/named-alike?number=4", method="POST").json == 7
+    assert ask("/static/8").json == 8
     assert ask("/plain/7").json == {"number": 7, "said": "hello"}
     assert handle.by_handle.remote(4).result(timeout_s=20) == 7
 

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -218,6 +219,26 @@ def test_a_generator_that_fails_midway_cuts_the_connection(get: Get) -> None:
     with pytest.raises(http.client.IncompleteRead) as caught:
         response.read()
     assert caught.value.partial == b"a"
+
+
+def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(
+    running: RunningSystem, name: str, get: Get
+) -> None:
+    def ask(what: str) -> bytes:
+        received = b""
+        address = ("127.0.0.1", running.settings.http.port)
+        with socket.create_connection(address, timeout=20) as connection:
+            connection.sendall(f"GET /{name}?{what} HTTP/1.0\r\n\r\n".encode())
+            while piece := connection.recv(65536):
+                received += piece
+        return received
+
+    head, _, body = ask("kind=stepwise").partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"0\n1\n2\n"
+    with pytest.raises(ConnectionResetError):
+        ask("kind=breaks")
 
 
 def test_a_generator_that_fails_at_once_is_an_error(get: Get) -> None:

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,38 @@ def test_a_chunk_that_is_none_cancels_the_query(
     body.sendall(b"no number\r\n")
     noted("cancelled")
     assert answer(connection)[0] == 400
+
+
+@serve.deployment
+class Sizes:
+    async def __call__(self, request: Any) -> int:
+        return len(await request.body())
+
+
+@serve.deployment
+class Forwarding:
+    def __init__(self, sizes: Any) -> None:
+        self.sizes = sizes
+
+    async def __call__(self, request: Any) -> Any:
+        if request.method == "POST":
+            await request.body()
+        try:
+            return await self.sizes.remote(request)
+        except ValueError as error:
+            return str(error)
+
+
+def test_a_request_whose_body_is_here_may_be_passed_on(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> None:
+    deployed(Forwarding.bind(Sizes.bind()))
+    asked = partial(running.get, f"/{name}")
+    assert asked(method="PUT", data=b"small") == (200, b"5")
+    assert asked(method="POST", data=bytes(LARGE)) == (200, b"%d" % LARGE)
+    status, told = asked(method="PUT", data=bytes(LARGE))
+    assert status == 200
+    assert b"await its body() before it is passed on" in told
 
 
 @pytest.fixture(scope="module")

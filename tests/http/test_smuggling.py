@@ -97,7 +97,7 @@ REFUSED = {
     "a bad method": b'G"ET /first HTTP/1.1\r\nHost: x\r\n\r\n',
 }
 
-REFUSED_ALONE = {
+REFUSED_ALONE = {  # where they end is clear, so the connection goes on
     "no host": b"GET /first HTTP/1.1\r\n\r\n",
     "a host with a space": get(host=b"a b"),
     "a host with a path": get(host=b"a/b"),
@@ -126,6 +126,7 @@ READ_IN_ONE_WAY = {
     "an IPv6 host": (get(host=b"[::1]:80"), b""),
     "a URL": (get(b"http://x/first"), b""),
     "a URL with its port": (get(b"http://X:80/first"), b""),
+    "a URL with a query": (get(b"http://x/fir%73t?http://other/a#b"), b""),
 }
 
 
@@ -135,6 +136,11 @@ def test_it_is_refused_and_what_follows_is_not_read(front, request_bytes):
     (status,) = statuses(front.exchange(request_bytes + SECOND))
     assert status in {400, 501, 505}
     assert front.ask("/seen").json["asked"] == before + 1
+
+
+@pytest.mark.parametrize("request_bytes", REFUSED_ALONE.values(), ids=REFUSED_ALONE)
+def test_it_is_refused_and_what_follows_is_read(front, request_bytes):
+    assert statuses(front.exchange(request_bytes + SECOND)) == [400, 200]
 
 
 @pytest.mark.parametrize(("request_bytes", "body"), READ_IN_ONE_WAY.values(), ids=READ_IN_ONE_WAY)
