@@ -92,11 +92,11 @@ class Middle:
             await self.leaf.note.remote("cleaned up")
 
     async def afterwards(self, mark: str) -> None:
-        remaining_s = serve.get_request_context().remaining_s
-        assert remaining_s is not None
+        left_s = serve.get_request_context().remaining_s
+        assert left_s is not None
 
         async def later() -> None:
-            await asyncio.sleep(remaining_s + 0.1)
+            await asyncio.sleep(left_s + 0.1)
             _, remaining_s = await self.leaf.told.remote()
             await self.leaf.note.remote(f"{mark} {remaining_s}")
 
