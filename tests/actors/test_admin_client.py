@@ -298,7 +298,7 @@ def test_a_goal_is_still_answered_when_very_many_newer_ones_have_ended(
 
     def wait() -> None:
         try:
-            client.wait_for_goal(slow, 30)
+            client.wait_for_goal(slow, 100)
         except BaseException as error:
             errors.append(error)
 
@@ -312,7 +312,7 @@ def test_a_goal_is_still_answered_when_very_many_newer_ones_have_ended(
         "the newer goals have ended",
     )
     (tmp_path / "go").touch()
-    waiting.join(30)
+    waiting.join(100)
     assert not waiting.is_alive()
     assert errors == []
     client.wait_for_goal(client.delete_backend(f"{name}:slow"), 20)
@@ -350,31 +350,40 @@ async def naps(request: Any) -> str:
 def test_a_request_past_its_time_is_408_by_config_and_by_header(
     running: RunningSystem, client: serve.Client, backend: Callable[..., str], name: str
 ) -> None:
-    tag = backend(naps, config={"request_timeout_s": 0.3, "max_ongoing_requests": 1})
+    tag = backend(naps, config={"request_timeout_s": 1.0, "max_ongoing_requests": 1})
     client.create_endpoint(name, backend=tag, route=f"/{name}")
     begun = time.monotonic()
     assert exchange(running, "GET", f"/{name}?s=10").status == 408
     took_s = time.monotonic() - begun
-    assert 0.25 < took_s < 2
+    assert 0.9 < took_s < 9
     assert exchange(running, "GET", f"/{name}").body == b"rested", "its slot is free again"
     begun = time.monotonic()
     hurried = exchange(running, "GET", f"/{name}?s=10", {"X-Request-Timeout-Seconds": "0.1"})
     assert hurried.status == 408
-    assert 0.05 < time.monotonic() - begun < 2
-    patient = exchange(running, "GET", f"/{name}?s=0.5", {"X-Request-Timeout-Seconds": "5"})
+    assert 0.05 < time.monotonic() - begun < 9
+    patient = exchange(running, "GET", f"/{name}?s=10", {"X-Request-Timeout-Seconds": "60"})
     assert patient.status == 408, "a client may ask for less time, not for more"
 
 
 def test_requests_over_the_queue_limit_are_503_at_once(
-    running: RunningSystem, client: serve.Client, backend: Callable[..., str], name: str
+    running: RunningSystem,
+    client: serve.Client,
+    backend: Callable[..., str],
+    name: str,
+    tmp_path: Path,
 ) -> None:
-    tag = backend(naps, config={"max_ongoing_requests": 1, "max_queued_requests": 2})
+    gate = tmp_path / "gate"
+
+    async def waits(_request: Any) -> str:
+        while not gate.exists():
+            await asyncio.sleep(0.01)
+        return "rested"
+
+    tag = backend(waits, config={"max_ongoing_requests": 1, "max_queued_requests": 2})
     client.create_endpoint(name, backend=tag, route=f"/{name}")
     answers: list[int] = []
     threads = [
-        threading.Thread(
-            target=lambda: answers.append(exchange(running, "GET", f"/{name}?s=0.7").status)
-        )
+        threading.Thread(target=lambda: answers.append(exchange(running, "GET", f"/{name}").status))
         for _ in range(3)
     ]
     for thread in threads:
@@ -384,6 +393,7 @@ def test_requests_over_the_queue_limit_are_503_at_once(
     assert refused.status == 503
     assert int(refused.headers["Retry-After"]) >= 1
     assert b"queue" in refused.body
+    gate.touch()
     for thread in threads:
         thread.join(20)
     assert answers == [200, 200, 200]

@@ -103,7 +103,7 @@ def serves_on(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     assert victim.get() == (200, b"serves")
     assert victim.status()["applications"][NAME]["status"] == "RUNNING"
-    assert sorted(victim.pids()) == before
+    wait_until(lambda: sorted(victim.pids()) == before, 10, f"the processes of before, {before}")
 
 
 @pytest.fixture

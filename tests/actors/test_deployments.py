@@ -17,6 +17,7 @@ import pytest
 from tests.actors.conftest import deploy
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.timing import check_within
 from understudy import serve
 from understudy.serve import operations, session
 from understudy.serve.deployments import Application
@@ -255,7 +256,7 @@ def test_a_replica_that_fails_its_health_checks_is_replaced(deployed: Deployed) 
 
 
 def test_a_replica_that_does_not_answer_its_health_checks_is_replaced(deployed: Deployed) -> None:
-    handle = deployed(Sickly.options(health_check_timeout_s=0.2).bind())
+    handle = deployed(Sickly.options(health_check_timeout_s=1.0).bind())
     first = handle.remote().result(10)
     os.kill(first, signal.SIGSTOP)
     wait_until(lambda: not alive(first), 15, "the stuck replica is killed")
@@ -312,12 +313,16 @@ def test_a_slot_is_free_for_the_next_query_as_soon_as_the_answer_is_out(
         return "done"
 
     handle = deployed(one_at_a_time.bind())
-    begun = time.monotonic()
-    responses = [handle.remote() for _ in range(20)]
-    assert [response.result(10) for response in responses] == ["done"] * 20
-    took_s = time.monotonic() - begun
-    print(f"20 queries of 10 ms, one at a time: {took_s:.2f} s")
-    assert took_s < 2
+
+    def attempt() -> float:
+        begun = time.monotonic()
+        responses = [handle.remote() for _ in range(20)]
+        assert [response.result(10) for response in responses] == ["done"] * 20
+        took_s = time.monotonic() - begun
+        print(f"20 queries of 10 ms, one at a time: {took_s:.2f} s")
+        return took_s
+
+    check_within(2, attempt)
 
 
 def test_reconfigure_reaches_running_replicas_without_restarting_them(

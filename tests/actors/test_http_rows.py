@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wire]:
-    """Give a system with a body limit, and two deployments: a small one with a time limit."""
+    """Give a system with a body limit, and deployments: one has a time limit, one a short queue."""
     state = tmp_path_factory.mktemp("state")
     limits = {
         "UNDERSTUDY_HTTP_MAX_BODY_BYTES": str(LIMIT),
@@ -96,10 +96,10 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
     }
     with running_system(state, **limits) as running:
         deploy(running, serve.deployment(Row).bind(str(folder)), "row", "/row")
-        small = serve.deployment(
-            name="Small", request_timeout_s=1.0, max_ongoing_requests=1, max_queued_requests=1
-        )
+        small = serve.deployment(name="Small", request_timeout_s=1.0)
         deploy(running, small(Row).bind(str(folder)), "small", "/small")
+        narrow = serve.deployment(name="Narrow", max_ongoing_requests=1, max_queued_requests=1)
+        deploy(running, narrow(Row).bind(str(folder)), "narrow", "/narrow")
         client = serve.Client(running.connection, running.settings)
         client.wait_for_goal(client.create_backend("plain", Row, str(folder)))
         client.create_endpoint("plain", backend="plain", route="/plain", methods=["GET", "PUT"])
@@ -143,18 +143,16 @@ def test_above_the_queue_limit_is_503_at_once_with_when_to_come_back(
 ) -> None:
     (folder / "hangs").unlink(missing_ok=True)
     with wire.open() as first, wire.open() as second:
-        first.sendall(wire.send("/small/hang"))
+        first.sendall(wire.send("/narrow/hang"))
         wait_until((folder / "hangs").exists, 10, "the first one runs")
-        second.sendall(wire.send("/small/x"))  # waits for a place
-
-        def refused() -> Reply | None:
-            reply = wire.ask("/small/x")
-            return reply if reply.status == 503 else None
-
-        reply = wait_until(refused, 5, "one more is refused")
+        second.sendall(wire.send("/narrow/x"))
+        queued = re.compile(rb'understudy_queued_requests\{[^}]*"narrow#Narrow"[^}]*\} 1\.0')
+        wait_until(lambda: queued.search(wire.ask("/-/metrics").body), 10, "the second one waits")
+        reply = wire.ask("/narrow/x")
+        assert reply.status == 503
         assert int(reply.headers["retry-after"]) >= 1
-        assert read(first).status == 408
-        assert read(second).status in {200, 408}
+        first.shutdown(socket.SHUT_RDWR)  # its client leaves
+        assert read(second).status == 200
 
 
 def test_a_replica_that_dies_fails_what_may_not_be_repeated_with_503(

@@ -169,7 +169,7 @@ def test_the_end_of_a_watched_process_is_noticed_once(loop):
     run_until(loop, lambda: ended)
     turn(loop, 0.01)
     assert ended == ["watched"]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_process_that_has_ended_before_it_is_watched_is_noticed_too(loop):

@@ -41,7 +41,7 @@ class Many:
             "loaded": self.loaded,
         }
 
-    @serve.batch(max_batch_size=2, batch_wait_timeout_s=0.2)
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
     async def batched(self, items: list[int]) -> list[tuple[str, list[int]]]:
         return [(serve.get_multiplexed_model_id(), items) for _ in items]
 
@@ -80,6 +80,7 @@ def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(
     for model_id in "abc":
         answer = handle.options(multiplexed_model_id=model_id).remote().result(timeout_s=20)
         assert answer["model"] == model_id
+    wait_until(lambda: list(tmp_path.iterdir()), 10, "one is unloaded")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     deployed(Many.options(num_replicas=1).bind())  # in its place
     wait_until(lambda: len(list(tmp_path.iterdir())) == 3, 10, "the others are unloaded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import statistics
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import wait_until
+from tests.support.timing import check_within
 
 LIMIT_S = 0.1
 ROUNDS = 15
@@ -86,30 +88,30 @@ KINDS = [
 
 @pytest.mark.parametrize(("method", "calls"), KINDS)
 def test_control_messages_are_answered_within_100_ms(
-    busy: Any, hand: Hand, method: str, calls: int, record_property: Callable[[str, Any], None]
+    busy: Any, hand: Hand, method: str, calls: int
 ) -> None:
     replica = busy(method, calls)
-    identified = [hand.identify(replica.address)[1] for _ in range(ROUNDS)]
-    checked = [replica.check(number)[1] for number in range(1, ROUNDS + 1)]
-    reconfigured = []
-    for config_id in range(2, ROUNDS + 2):
-        begun = time.monotonic()
-        replica.reconfigure(config_id)
-        reconfigured.append(time.monotonic() - begun)
-    stopped = replica.stop(drain_s=0.2)
-    times = {
-        "Identify": identified,
-        "CheckReplica": checked,
-        "ReconfigureReplica": reconfigured,
-        "StopReplica": [stopped],
-    }
-    for what, seconds in times.items():
-        shown = f"median {statistics.median(seconds) * 1e3:.1f} max {max(seconds) * 1e3:.1f} ms"
-        record_property(what, shown)
-        print(f"{method} x{calls}: {what} {shown}")
-    # Below 40 ms on two cores that do nothing else. One in ten may have met another process on a
-    # busy machine; with three that compute, the slowest of all was 126 ms.
-    ordered = sorted(second for seconds in times.values() for second in seconds)
-    assert ordered[int(len(ordered) * 0.9)] < LIMIT_S, ordered[-10:]
-    assert ordered[-1] < 5 * LIMIT_S, ordered[-10:]
+    numbers = itertools.count(2)
+
+    def attempt() -> float:
+        """Return what nine of ten took no more than: the others met what else the machine does."""
+        identified = [hand.identify(replica.address)[1] for _ in range(ROUNDS)]
+        checked = [replica.check(next(numbers))[1] for _ in range(ROUNDS)]
+        reconfigured = []
+        for config_id in itertools.islice(numbers, ROUNDS):
+            begun = time.monotonic()
+            replica.reconfigure(config_id)
+            reconfigured.append(time.monotonic() - begun)
+        times = {"Identify": identified, "CheckReplica": checked, "Reconfigure": reconfigured}
+        for what, seconds in times.items():
+            shown = f"median {statistics.median(seconds) * 1e3:.1f} max {max(seconds) * 1e3:.1f} ms"
+            print(f"{method} x{calls}: {what} {shown}")
+        ordered = sorted(second for seconds in times.values() for second in seconds)
+        return ordered[int(len(ordered) * 0.9)]
+
+    # Below 40 ms on two cores that do nothing else.
+    check_within(LIMIT_S, attempt)
+    stopped_s = replica.stop(drain_s=0.2)
+    print(f"{method} x{calls}: StopReplica {stopped_s * 1e3:.1f} ms")
+    assert stopped_s < BUSY_S / 5
     wait_until(lambda: not replica.alive, 3, "the replica leaves when its time to drain is over")

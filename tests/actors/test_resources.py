@@ -45,7 +45,9 @@ def test_a_deployment_without_room_waits_and_status_says_for_what(small: Running
         "a replica needs 1 num_cpus, and 0 num_cpus of 2 num_cpus is free: it fits when 1 num_cpus "
         "more is given back by first (2 num_cpus)"
     )
-    assert told in client.get_deployment_info("second")["message"]
+    wait_until(
+        lambda: told in client.get_deployment_info("second")["message"], 5, "what it waits for"
+    )
     shown = small.understudy("status", "--json")
     assert shown.returncode == 1
     assert told in shown.stdout

@@ -22,11 +22,6 @@ def hello(_request: Any) -> str:
     return "hello"
 
 
-def slow(_request: Any) -> str:
-    time.sleep(1.0)
-    return "finished"
-
-
 class _Timer:
     def __init__(self, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
@@ -61,6 +56,26 @@ def make_loop() -> _Loop:
     return _Loop()
 
 
+class _Clock:
+    """Stands still unless the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = staticmethod(time.time)
+
+
+@pytest.fixture(name="clock")
+def make_clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr(status_file, "time", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
 def test_many_changes_are_one_write_and_the_next_waits(loop: _Loop, tmp_path: Path) -> None:
     reads: list[int] = []
     path = tmp_path / "status.json"
@@ -68,27 +83,27 @@ def test_many_changes_are_one_write_and_the_next_waits(loop: _Loop, tmp_path: Pa
     for _ in range(5):
         file.changed()
     assert len(loop.due()) == 1
-    assert loop.due()[0] == pytest.approx(status_file.DELAY_S, abs=0.05)
+    assert loop.due()[0] == pytest.approx(status_file.DELAY_S)
     loop.fire()
     told = json.loads(path.read_text())
     assert (told["schema"], told["reads"]) == (1, 1)
     assert told["written_at"] == pytest.approx(time.time(), abs=5)
-    assert loop.due()[0] == pytest.approx(status_file.HEARTBEAT_S, abs=0.1)
+    assert loop.due()[0] == pytest.approx(status_file.HEARTBEAT_S)
     file.changed()
-    assert loop.due()[0] == pytest.approx(status_file.PERIOD_S, abs=0.1)
+    assert loop.due()[0] == pytest.approx(status_file.PERIOD_S)
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_a_large_cluster_is_told_of_less_often(loop: _Loop, tmp_path: Path) -> None:
+def test_a_large_cluster_is_told_of_less_often(loop: _Loop, clock: _Clock, tmp_path: Path) -> None:
     def read() -> dict[str, Any]:
-        time.sleep(0.1)
+        clock.now += 0.1
         return {}
 
     file = StatusFile(loop, tmp_path / "status.json", read)
     file.changed()
     loop.fire()
     file.changed()
-    assert loop.due()[0] >= 4.9  # fifty times as long as it took
+    assert loop.due()[0] == pytest.approx(5.0)  # fifty times as long as it took
 
 
 def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
@@ -136,7 +151,9 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
     assert set(shown) == {*asked, "schema", "written_at"}
     assert shown["endpoints"] == asked["endpoints"]
     assert shown["controller"]["pid"] == own_system.pid_of("controller")
-    os.kill(shown["controller"]["pid"], signal.SIGKILL)
+    killed = shown["controller"]["pid"]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: not alive(killed), 5, "it is dead")
     wait_until(
         lambda: ("controller", told()["controller"]["pid"]) in own_system.pids(),
         20,
@@ -150,8 +167,13 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
 
 
 def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(
-    own_system: RunningSystem,
+    own_system: RunningSystem, tmp_path: Path
 ) -> None:
+    def slow(_request: Any) -> str:
+        (tmp_path / "began").touch()
+        time.sleep(1.0)
+        return "finished"
+
     client = serve.Client(own_system.connection, own_system.settings)
     client.wait_for_goal(client.deploy("slow", slow), 20)
     client.wait_for_goal(client.create_backend("b", hello), 20)
@@ -159,7 +181,7 @@ def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(
     client.shadow_traffic("e", "slow", 0.5)
     own_system.deploy(serve.deployment(hello).bind(), route_prefix="/app")
     call = client.get_handle("slow").remote(None)
-    time.sleep(0.2)  # the query is with its replica
+    wait_until((tmp_path / "began").exists, 20, "the query is with its replica")
     pids = own_system.pids()
     goals = client.shutdown()
     assert len(goals) == 3

@@ -343,7 +343,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     with running_system(
         folder / "state",
         UNDERSTUDY_HTTP_MAX_BODY_BYTES=str(2 * WHOLE),
-        UNDERSTUDY_HTTP_BODY_TIMEOUT_S="0.5",
+        UNDERSTUDY_HTTP_BODY_TIMEOUT_S="1",
     ) as own:
         own.deploy(Taker.bind(str(folder)))
         yield own

@@ -146,15 +146,16 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_before(
 
 
 class Slow:
-    """Takes as many seconds as it is asked to."""
+    """Returns when there is a file."""
 
-    def __call__(self, seconds: float) -> str:
-        time.sleep(seconds)
+    def __call__(self, path: str) -> str:
+        while not os.path.exists(path):
+            time.sleep(0.01)
         return "finished"
 
 
 def test_an_update_lets_queries_finish_and_cuts_off_those_past_the_time_limit(
-    client: serve.Client, name: str
+    client: serve.Client, name: str, tmp_path: Path
 ) -> None:
     def deploy(version: str) -> str | None:
         config = {"graceful_shutdown_timeout_s": 2}
@@ -162,18 +163,27 @@ def test_an_update_lets_queries_finish_and_cuts_off_those_past_the_time_limit(
 
     client.wait_for_goal(deploy("1"), DEADLINE_S)
     handle = client.get_handle(name)
-    short, long = handle.remote(1.0), handle.remote(600.0)
+    gate, never = tmp_path / "gate", tmp_path / "never"
+    short, long = handle.remote(str(gate)), handle.remote(str(never))
     old = client.get_deployment_info(name)["replicas"][0]["pid"]
+
+    def drains() -> bool:
+        states = {r["pid"]: r["state"] for r in client.get_deployment_info(name)["replicas"]}
+        return states.get(old) != "RUNNING"
+
     wait_until(
         lambda: client.get_deployment_info(name)["ongoing"] == 2, 10, "both are with the replica"
     )
     begun = time.monotonic()
-    client.wait_for_goal(deploy("2"), DEADLINE_S)
-    assert handle.remote(0.0).result(10) == "finished"
+    goal = deploy("2")
+    wait_until(drains, DEADLINE_S, "the old replica is to go")
+    gate.touch()
+    client.wait_for_goal(goal, DEADLINE_S)
+    assert handle.remote(str(gate)).result(10) == "finished"
     assert short.result(10) == "finished"
     with pytest.raises(UnderstudyError, match="replica died"):
         long.result(10)
-    assert 1.9 < time.monotonic() - begun < 6
+    assert 1.9 < time.monotonic() - begun < 15, "by default it has 20 s"
     wait_until(lambda: not alive(old), 5, "the old replica is gone")
     client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
 
@@ -283,7 +293,7 @@ def test_a_hundred_deployers_at_once_lose_no_update(client: serve.Client, name: 
     for deployer in deployers:
         deployer.start()
     for deployer in deployers:
-        deployer.join(60)
+        deployer.join(100)
     print(f"100 deployers: {len(refused)} refused meanwhile")
     assert sorted(won) == list(range(1, 101))
     assert client.get_deployment_info(name)["version"] == "100"

@@ -41,4 +41,4 @@ def test_what_a_killed_replica_started_ends_with_the_system(tmp_path: Path) -> N
         (replica,) = running.replica_pids()
         os.kill(replica, signal.SIGKILL)
         wait_until(lambda: not alive(replica), 5, "the end of the replica")
-    assert not any(map(alive, pids))
+    wait_until(lambda: not any(map(alive, pids)), 5, "what the replica started ends")

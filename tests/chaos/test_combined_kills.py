@@ -53,7 +53,7 @@ def running(tmp_path: Path) -> Iterator[RunningSystem]:
     """A system of the test's own; its end checks that stopping it leaves nothing."""
     with system_to_kill(tmp_path) as started:
         yield started
-    assert not footprint.pids_of(started)
+    wait_until(lambda: not footprint.pids_of(started), 5, "the end of all processes")
     assert not list(started.settings.run_dir.glob("*.json"))
 
 
@@ -99,7 +99,7 @@ def test_a_system_without_its_host_process_is_stopped_by_a_stop(
 ) -> None:
     kill_roles(running, roles)
     running.stop()
-    assert not footprint.pids_of(running)
+    wait_until(lambda: not footprint.pids_of(running), 5, "the end of all processes")
 
 
 def test_a_port_that_was_taken_when_the_front_died_is_waited_for(running: RunningSystem) -> None:

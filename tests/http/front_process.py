@@ -17,6 +17,9 @@ async def answer(asked: Asked) -> Outcome:
     what, _, argument = asked.path[1:].partition("/")
     if what == "sleep":
         await asyncio.sleep(float(argument))
+    elif what == "gate":
+        while not os.path.exists(f"/{argument}"):
+            await asyncio.sleep(0.01)
     elif what == "hang":
         await asyncio.Event().wait()
     elif what == "fail":

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from tests.support.timing import check_within
+
 MANY = 50
 BOTH_LENGTHS = (b"Content-Length: 1", b"Transfer-Encoding: chunked")
 
@@ -56,13 +58,16 @@ def test_fifty_clients_at_once_each_get_their_own_answer(front):
 
 
 def test_fifty_waiting_queries_wait_together_not_in_turn(front):
-    began = time.monotonic()
-    clients = [threading.Thread(target=front.ask, args=("/sleep/0.3",)) for _ in range(MANY)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    assert time.monotonic() - began < 0.3 * MANY / 5
+    def attempt():
+        began = time.monotonic()
+        clients = [threading.Thread(target=front.ask, args=("/sleep/0.3",)) for _ in range(MANY)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        return time.monotonic() - began
+
+    check_within(0.3 * MANY / 5, attempt)
 
 
 def test_a_path_that_is_not_utf_8_arrives_with_its_raw_bytes(front):
@@ -154,17 +159,20 @@ def test_a_truncated_body_never_reaches_user_code(front, until, request_bytes):
 
 @pytest.mark.parametrize("behind", [b"", b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n"])
 def test_a_client_that_leaves_cancels_its_query_within_a_tenth_of_a_second(front, until, behind):
-    seen = front.ask("/seen").json
-    before, asked = seen["cancelled"], seen["asked_paths"].count("/hang")
-    with front.connect() as connection:
-        connection.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n" + behind)
-        until(
-            "the query is asked",
-            lambda: front.ask("/seen").json["asked_paths"].count("/hang") == asked + 1,
-        )
-    left_at = time.monotonic()
-    until("the query is cancelled", lambda: front.ask("/seen").json["cancelled"] == before + 1)
-    assert time.monotonic() - left_at < 0.1
+    def attempt():
+        seen = front.ask("/seen").json
+        before, asked = seen["cancelled"], seen["asked_paths"].count("/hang")
+        with front.connect() as connection:
+            connection.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n" + behind)
+            until(
+                "the query is asked",
+                lambda: front.ask("/seen").json["asked_paths"].count("/hang") == asked + 1,
+            )
+        left_at = time.monotonic()
+        until("the query is cancelled", lambda: front.ask("/seen").json["cancelled"] == before + 1)
+        return time.monotonic() - left_at
+
+    check_within(0.1, attempt)
     assert front.logged("/hang")["status"] == 499
 
 

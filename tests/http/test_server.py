@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+DEADLINE_S = 30.0
 AT_ONCE_S = 5.0  # a fraction of a second on an idle machine; every time limit here is longer
 COUNT_FAULTS = """
 from resource import RUSAGE_SELF, getrusage
@@ -49,21 +50,23 @@ def test_open_connections_without_a_request_do_not_hold_up_the_stop(start_front)
     used.close()
 
 
-def test_a_request_in_flight_is_finished_and_health_is_503_meanwhile(start_front, until):
+def test_a_request_in_flight_is_finished_and_health_is_503_meanwhile(start_front, until, tmp_path):
     front = start_front()
     answers = []
-    slow = threading.Thread(target=lambda: answers.append(front.ask("/sleep/2")))
+    gate = tmp_path / "gate"
+    slow = threading.Thread(target=lambda: answers.append(front.ask(f"/gate{gate}")))
     slow.start()
-    until("the query is asked", lambda: "/sleep/2" in front.ask("/seen").json["asked_paths"])
+    until("the query is asked", lambda: f"/gate{gate}" in front.ask("/seen").json["asked_paths"])
     front.signal(signal.SIGTERM)
     until("health is 503", lambda: front.ask("/-/healthz").status == 503)
     refused = front.ask("/echo")
+    gate.touch()
     slow.join()
-    front.process.wait(10)
+    front.process.wait(DEADLINE_S)
     assert (refused.status, refused["retry-after"]) == (503, "1")
     assert answers[0].status == 200
     assert front.process.returncode == 0
-    assert [entry["status"] for entry in front.log() if entry["path"] == "/sleep/2"] == [200]
+    assert [entry["status"] for entry in front.log() if entry["path"] == f"/gate{gate}"] == [200]
 
 
 def test_the_last_requests_before_the_stop_are_in_the_access_log(start_front):
@@ -77,7 +80,7 @@ def test_even_an_interrupt_flushes_the_access_log(start_front):
     front = start_front()
     front.ask("/echo/last")
     front.signal(signal.SIGINT)
-    front.process.wait(5)
+    front.process.wait(DEADLINE_S)
     assert front.log()[-1]["path"] == "/echo/last"
 
 

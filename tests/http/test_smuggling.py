@@ -207,12 +207,11 @@ def test_headers_that_trickle_in_on_a_kept_connection_do_not_buy_time(start_fron
         connection.sendall(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" 200 " in connection.recv(1000)
         connection.sendall(HALF)
-        connection.settimeout(5)
         while connection.recv(1000):
             pass  # the rest of the first answer, then the end
     assert front.ask("/seen").json["asked_paths"] == ["/first", "/seen"]
 
 
 def test_a_request_in_time_is_not_bound_by_the_limit_on_headers(start_front):
-    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.2")
-    assert front.ask("/sleep/0.6").status == 200
+    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.5")
+    assert front.ask("/sleep/1.6").status == 200  # the worker looks once a second

@@ -55,7 +55,7 @@ class GetLoad:
         self.stop()
 
     def stop(self) -> Tally:
-        """Let every connection finish its request; return the tally."""
+        """Let every connection finish its request, its first at least; return the tally."""
         self._ending.set()
         self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "a request was never answered"
@@ -65,7 +65,9 @@ class GetLoad:
         await asyncio.gather(*(self._connection(n) for n in range(self._connections)))
 
     async def _connection(self, number: int) -> None:
-        while not self._ending.is_set():
+        has_asked = False
+        while not (has_asked and self._ending.is_set()):
+            has_asked = True
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             except OSError as error:
@@ -73,8 +75,8 @@ class GetLoad:
                 await asyncio.sleep(0.02)
                 continue
             try:
-                while not self._ending.is_set():
-                    if not await self._request_once(reader, writer, number):
+                while await self._request_once(reader, writer, number):
+                    if self._ending.is_set():
                         break
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self._failed(number, f"{type(error).__name__}")

@@ -23,7 +23,7 @@ from understudy.actors.transport.handshake import Handshake, Role
 from understudy.actors.transport.routes import write_route
 
 PORT = 1900
-ASK_S = 10
+ASK_S = 30
 _system = None
 _wiretap = None
 

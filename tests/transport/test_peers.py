@@ -12,6 +12,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HOST, World
 from understudy.actors.transport import peers as peers_module
 from understudy.actors.transport import sockets
@@ -119,13 +120,19 @@ def test_a_peer_that_cannot_take_a_message_is_dialed_ever_more_slowly(world, mon
 
 def test_a_dead_target_is_reported_within_100_ms(world):
     one = world.process()
-    nobody = drawn_address(HOST)
-    begun = time.monotonic()
-    tag = one.send(nobody)
-    world.until(lambda: one.dead)
-    assert time.monotonic() - begun < 0.1
-    assert one.dead == [tag]
-    assert one.gone == [nobody]
+
+    def attempt():
+        nobody = drawn_address(HOST)
+        begun = time.monotonic()
+        tag = one.send(nobody)
+        world.until(lambda: one.dead)
+        took_s = time.monotonic() - begun
+        assert (one.dead, one.gone) == ([tag], [nobody])
+        one.dead.clear()
+        one.gone.clear()
+        return took_s
+
+    check_within(0.1, attempt)
 
 
 def test_a_target_that_dies_behind_an_open_connection_is_dead(world):
@@ -193,10 +200,14 @@ def test_a_peer_that_does_not_read_delays_no_other(world):
     world.loop.remove_reader(stuck.channel_to(sender).fileno())
     for _ in range(100):
         sender.send(stuck, bytes(100_000))
-    begun = time.monotonic()
-    sender.send(prompt, b"quick")
-    world.until(lambda: len(prompt.inbox) == 2)
-    assert time.monotonic() - begun < 0.5
+
+    def attempt():
+        begun, before = time.monotonic(), len(prompt.inbox)
+        sender.send(prompt, b"quick")
+        world.until(lambda: len(prompt.inbox) > before)
+        return time.monotonic() - begun
+
+    check_within(0.5, attempt)
     assert len(stuck.inbox) == 1
 
 
@@ -249,7 +260,7 @@ def test_a_peer_that_hangs_up_at_once_is_dialed_later_and_later(world):
         world.until(lambda: len(calls) == 6)
         world.loop.remove_reader(rude.fileno())
     pauses = [later - earlier for earlier, later in itertools.pairwise(calls)]
-    assert pauses[-1] > 0.1 > pauses[0]
+    assert pauses[-1] > 0.1 > min(pauses)  # a busy machine makes some of them longer
     world.until(lambda: one.dead, "nobody listens there any more")
 
 

@@ -14,6 +14,7 @@ import pytest
 from thespian.actors import ActorExitRequest, NoCompatibleSystemForActor, PoisonMessage
 
 from tests.support.systems import alive, free_port, wait_until
+from tests.support.timing import check_within
 from tests.transport.workers import (
     ASK_S,
     FailsOnce,
@@ -94,13 +95,19 @@ def test_a_child_that_exits_is_told_once(system, worker):
 
 def test_a_message_for_the_dead_becomes_a_dead_letter_at_once(system, worker):
     assert system.ask(worker, ("collect_dead",), ASK_S)
-    child, pid = new_child(system, worker)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), 5, "the child is dead")
-    begun = time.monotonic()
-    system.tell(worker, ("tell", child, ("echo", "lost")))
-    wait_until(lambda: system.ask(worker, ("dead",), ASK_S) == ([("echo", "lost")],), 5, "told")
-    assert time.monotonic() - begun < 1
+    lost = []
+
+    def attempt():
+        child, pid = new_child(system, worker)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not alive(pid), 5, "the child is dead")
+        begun = time.monotonic()
+        system.tell(worker, ("tell", child, ("echo", "lost")))
+        lost.append(("echo", "lost"))
+        wait_until(lambda: system.ask(worker, ("dead",), ASK_S) == (lost,), 5, "told")
+        return time.monotonic() - begun
+
+    check_within(1, attempt)
 
 
 def test_telling_waits_for_the_arrival_and_not_for_the_handler(system, worker):
@@ -147,14 +154,20 @@ def test_who_asks_with_what_the_actor_cannot_unpickle_is_told(system, worker, on
 
 
 def test_a_busy_actor_delays_nobody_else(system, worker):
-    busy = [new_child(system, worker)[0] for _ in range(3)]
-    for child in busy:
-        system.tell(worker, ("tell", child, ("sleep", 2)))
+    busy = [new_child(system, worker) for _ in range(3)]
+    for child, _ in busy:
+        system.tell(worker, ("tell", child, ("sleep", 60)))
         for _ in range(50):
             system.tell(worker, ("tell", child, ("echo", 1)))
-    begun = time.monotonic()
-    assert system.ask(worker, ("echo", 2), ASK_S) == (2,)
-    assert time.monotonic() - begun < 1
+
+    def attempt():
+        begun = time.monotonic()
+        assert system.ask(worker, ("echo", 2), ASK_S) == (2,)
+        return time.monotonic() - begun
+
+    check_within(1, attempt)
+    for _, pid in busy:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_the_loggers_death_is_survived_and_it_is_replaced(system, worker):
@@ -176,7 +189,7 @@ def test_after_the_admins_death_its_address_is_free_at_once(system, worker, star
     wait_until(lambda: not any(map(alive, loggers)), 5, "the logger ends with its admin")
     begun = time.monotonic()
     another = start(system.port)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10, "it does not wait for the kernel to forget the old one"
     assert another.ask(another.createActor(Worker), ("echo", 1), ASK_S) == (1,)
     assert system.ask(worker, ("echo", 1), ASK_S) == (1,), "actors live on"
     os.kill(actor, signal.SIGKILL)

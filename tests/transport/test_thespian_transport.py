@@ -30,13 +30,15 @@ from thespian.system.transport import (
     TransmitOnly,
 )
 
+from tests.support.systems import wait_until
+from tests.support.timing import check_within
 from understudy.actors.transport import peers
 from understudy.actors.transport.addresses import drawn_address
 from understudy.actors.transport.endpoints import Attach
 from understudy.actors.transport.session import Limits
 from understudy.actors.transport.thespian_transport import Transport
 
-DEADLINE = timedelta(seconds=10)
+DEADLINE = timedelta(seconds=30)
 CAPABILITIES = {"Admin Port": 1}
 
 
@@ -290,10 +292,14 @@ def test_a_process_that_does_not_run_delays_nobody(transports, echo):
     transport, silent = transports
     for _ in range(2000):
         Sent(transport, silent.myAddress)
-    begun = time.monotonic()
-    Sent(transport, echo)
-    assert transport.run(None, DEADLINE).message == "hello"
-    assert time.monotonic() - begun < 1
+
+    def attempt():
+        begun = time.monotonic()
+        Sent(transport, echo)
+        assert transport.run(None, DEADLINE).message == "hello"
+        return time.monotonic() - begun
+
+    check_within(1, attempt)
 
 
 def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, monkeypatch):
@@ -309,10 +315,14 @@ def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, mo
     package.addHandler(forward := Forward())
     try:
         sent = [Sent(transport, stuck.myAddress, bytes(1000)) for _ in range(200)]
-        transport.run(None, timedelta(milliseconds=10))
+
+        def is_told():
+            transport.run(None, timedelta(milliseconds=10))
+            return SendStatus.Failed in [result for each in sent for result in each.results]
+
+        wait_until(is_told, 10, "what has no room has failed")
     finally:
         package.removeHandler(forward)
-    assert SendStatus.Failed in [result for each in sent for result in each.results]
 
 
 def test_wakeups_come_in_their_order_with_their_payload(transport):
@@ -522,6 +532,10 @@ def test_a_forked_child_does_not_disturb_its_parents_transport(transport, echo):
 
 
 def test_a_death_behind_an_open_connection_is_told_within_100_ms(transport):
+    check_within(0.1, lambda: time_of_telling_a_death(transport))
+
+
+def time_of_telling_a_death(transport):
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if not pid:
@@ -536,15 +550,20 @@ def test_a_death_behind_an_open_connection_is_told_within_100_ms(transport):
     begun = time.monotonic()
     sent = Sent(transport, address)
     assert transport.run(TransmitOnly, DEADLINE) == 0
-    assert time.monotonic() - begun < 0.1
+    took_s = time.monotonic() - begun
     assert (arrived.results, sent.results) == ([SendStatus.Sent], [SendStatus.DeadTarget])
     os.waitpid(pid, 0)
     os.close(read_fd)
     os.close(write_fd)
+    return took_s
 
 
 def test_a_parents_death_is_noticed_although_its_child_lives(transport):
     """Its listening socket must not live on in the child."""
+    check_within(0.1, lambda: time_of_noticing_a_parents_death(transport))
+
+
+def time_of_noticing_a_parents_death(transport):
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if not pid:
@@ -566,7 +585,8 @@ def test_a_parents_death_is_noticed_although_its_child_lives(transport):
     sent = Sent(transport, pickle.loads(data[:-8]))
     begun = time.monotonic()
     assert transport.run(TransmitOnly, DEADLINE) == 0
+    took_s = time.monotonic() - begun
     assert sent.results == [SendStatus.DeadTarget]
-    assert time.monotonic() - begun < 0.1
     os.kill(int(data[-8:]), signal.SIGKILL)
     os.close(read_fd)
+    return took_s

@@ -19,7 +19,7 @@ from thespian.actors import (
     requireCapability,
 )
 
-ASK_S = 10
+ASK_S = 30
 
 
 class Worker(Actor):
