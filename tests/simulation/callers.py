@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.coroutines import Task, pause
+from tests.simulation.links import PORT
 from understudy.actors import messages as m
 from understudy.actors.dispatch import Caller
 from understudy.actors.port import PROXY, Finder, Port
@@ -16,19 +17,15 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimProcess
 
 
-ADMIN_PORT = 1900  # of the first host; the others' follow
-
-
 class SimCaller:
     """One caller. It sends until the trouble ends."""
 
-    def __init__(self, simulation: Simulation, process: SimProcess, host: int) -> None:
+    def __init__(self, simulation: Simulation, process: SimProcess) -> None:
         self.process = process
-        self.host = host
         self._simulation = simulation
         self._rng = simulation.world.rng
         self._pace_s = self._rng.choice([0.05, 0.2, 0.5])
-        port = Port(ADMIN_PORT + host, process.identity, process)  # type: ignore[arg-type]
+        port = Port(PORT, process.identity, process)  # type: ignore[arg-type]
         self.caller = caller = Caller(port.loop, process.identity)
         self._readers: dict[str, tuple[Stream, Task]] = {}
         port.on(m.AnswerQueries, caller.answered)

@@ -12,11 +12,14 @@ from tests.simulation.clients import SHARED
 from tests.simulation.comparison_checks import ComparisonChecks
 from tests.simulation.expected import Owned
 from tests.simulation.history_checks import HistoryChecks
+from tests.simulation.leader_checks import LeaderChecks
 from tests.simulation.query_checks import QueryChecks
 from tests.simulation.rest import tag_of, unsettled
 from tests.simulation.rollout_checks import RolloutChecks
+from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess
 from understudy.actors import admin_messages as am
+from understudy.actors.controller import KINDS
 from understudy.core.tables import EndpointTable
 from understudy.persistence.errors import StoreError
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 CONTROLLER = "controller"
 VERSION_BYTES = 4  # before the pickle of a record
+BACK_S = 20.0  # within which a host that had trouble is back
 HELD = (
     am.CreateEndpoint,
     am.DeleteEndpoint,
@@ -57,6 +61,8 @@ class Checks:
         self.rollouts = RolloutChecks(self)
         self.history = HistoryChecks(self)
         self.comparisons = ComparisonChecks(self)
+        self.leaders = LeaderChecks(self)
+        simulation.world.on_order = self.leaders.handles
 
     # --- Failing ----------------------------------------------------------------------------------
 
@@ -249,7 +255,7 @@ class Checks:
         if tag is None or reply.error_kind or ("backend", tag) in self.on_disk:
             return
         left = [p for p in self.simulation.replicas() if tag_of(p).rpartition("#")[0] == tag]
-        left = [p for p in left if not p.was_stopped]
+        left = [p for p in left if not (p.was_stopped or self._is_lost(p))]
         self.expect(not left, f"backend {tag} is deleted, and {left} live")
 
     def _is_held(self, request: am.Request) -> None:
@@ -259,6 +265,8 @@ class Checks:
             router = self.simulation.routers.get(process.pid)
             if router is None or not process.actor._ready:
                 continue
+            if self._is_lost(process):
+                continue
             table: EndpointTable | None = router.endpoints.get(name)
             wanted = record and (dict(record.traffic), dict(record.shadows))
             found = table and (dict(table.traffic), dict(table.shadows))
@@ -267,6 +275,10 @@ class Checks:
             before = self._before_step.get(name)
             earlier = before and (dict(before.traffic), dict(before.shadows))
             self.expect(found in (wanted, earlier or wanted), told)
+
+    def _is_lost(self, process: SimProcess) -> bool:
+        """Tell whether a process's host may be counted as lost: then nobody waits for it."""
+        return self.simulation.faults.of_hosts.is_troubled(process.host, BACK_S)
 
     def is_told(self, proxy: SimProcess) -> None:
         """A proxy takes a table: a next controller has to know of it."""
@@ -301,6 +313,8 @@ class Checks:
         )
         endpoints = {name: r for (kind, name), r in self.on_disk.items() if kind == "endpoint"}
         self.comparisons.at_the_end(controller.actor._cluster.differences, endpoints)
+        if isinstance(self.simulation.disk, SharedDisk):
+            self.leaders.at_the_end(self.simulation.disk, KINDS)
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.callers import ADMIN_PORT
+from tests.simulation.links import OUTSIDE, PORT
 from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, PLAIN, SLOW
+from tests.simulation.world import Address
 from understudy.actors import admin_messages as am
 from understudy.actors.port import CONTROLLER, Finder, Port
 from understudy.core.config import BackendConfig
@@ -43,13 +44,16 @@ class Client:
         self._rollout_goals: list[str | None] = []
         self._pending: am.Request | None = None
         self._script = self._work()
-        self.process = simulation.spawn("client")
+        self.process = simulation.spawn("client", OUTSIDE)
         simulation.world.run_as(self.process, self._begin)
 
     def _begin(self) -> None:
-        self._port = Port(ADMIN_PORT, self.process.identity, self.process)  # type: ignore[arg-type]
+        self._port = Port(PORT, self.process.identity, self.process)  # type: ignore[arg-type]
         self._port.on(am.RequestReply, lambda message, _: self._replied(message))
-        self._controller = Finder(self._port, CONTROLLER, lambda *_: self._send())
+        gates = [Address(self.simulation.admin_number(n)) for n in range(self.simulation.size)]
+        self._controller = Finder(
+            self._port, CONTROLLER, lambda *_: self._send(), lambda: None, gates
+        )
         self._controller.start()
         self._go_on(None)
 
@@ -77,6 +81,7 @@ class Client:
 
     def _repeat(self, request: am.Request) -> None:
         if self._pending is request:
+            self._controller.doubt()
             self._send()
             self.process.call_later(REPEAT_S, lambda: self._repeat(request))
 

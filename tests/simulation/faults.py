@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.host_faults import HostFaults
+
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.world import SimProcess
@@ -37,7 +39,11 @@ class Faults:
             self._kill_admin,
             self._crash_host,
         ]
+        self.of_hosts = HostFaults(simulation)
         self._kinds = rng.sample(kinds, rng.randint(2, len(kinds)))
+        if of_hosts := self.of_hosts.kinds():  # about as often as the others
+            some = rng.sample(of_hosts, rng.randint(2, len(of_hosts)))
+            self._kinds += some * (1 + len(self._kinds) // len(some))
 
     def begin(self) -> None:
         if self.rate:
@@ -48,6 +54,7 @@ class Faults:
         """Let everything be well from now on."""
         self._ended = True
         self._simulation.disk.trouble = 0.0
+        self.of_hosts.end()
         for process in self._world.processes.values():
             process.dies_in = None
             process.resume()
@@ -110,13 +117,16 @@ class Faults:
             self._world.kill(admin)
 
     def _crash_host(self) -> None:
+        self.crash(self._rng.randrange(len(self._simulation.hosts)))
+
+    def crash(self, number: int) -> None:
+        """End all processes of a host."""
         simulation = self._simulation
-        number = self._rng.randrange(len(simulation.hosts))
         self._world.note("faults", f"host {number} crashes")
         callers = [each for each in simulation.callers if each is not None]
         for process in [
             *simulation.actors_of(number),
-            *(each.process for each in callers if each.host == number),
+            *(each.process for each in callers if each.process.host == number),
             simulation.hosts[number],
             simulation.admins[number],
         ]:

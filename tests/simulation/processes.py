@@ -12,21 +12,29 @@ import contextlib
 import os
 import random
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from thespian.actors import ActorAddress
+
+from tests.simulation import hosts
 from tests.simulation.checked_router import CheckedRouter
 from tests.simulation.coroutines import Asyncio
+from tests.simulation.links import Socket
 from tests.simulation.scripted_code import ScriptedCode
+from tests.simulation.shared_disk import ChangeLock
 from tests.simulation.world import Address, Killed, SimProcess, World
 from understudy.actors import (
     bases,
+    binding,
+    candidate,
     capacity,
+    leading,
     logs,
     metrics,
     policies,
@@ -37,14 +45,15 @@ from understudy.actors import (
     user_code,
     user_logging,
 )
+from understudy.actors.transport import addresses, key_files
 from understudy.core.routing import Router
+from understudy.persistence import writer
 from understudy.persistence.filesystem import FileStore
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 CAPACITY = {"num_cpus": 64.0, "num_gpus": 0.0, "memory": 2.0**36}
-SETTINGS = settings.HostSettings(state_dir=Path("/nowhere"))
 
 
 class Transport:
@@ -75,8 +84,11 @@ class Transport:
             self._world.send(self.loop, self.myAddress, to, message, on_sent, on_failed)
         return True
 
-    def watch_remote(self, _target: Any, _on_lost: Any) -> None:
-        """Watch nothing: processes of all simulated hosts have pidfds here."""
+    def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
+        return self._world.links.watch(self.loop, target.resolved(), on_lost)
+
+    def trouble_with(self, _gate: Any) -> str:
+        return "nobody answers"
 
     def write(self, _target: Any) -> None:
         """Do nothing: what was sent is on its way."""
@@ -103,7 +115,8 @@ class Manager:
 
     def __init__(self, simulation: Simulation, process: SimProcess, address: Address) -> None:
         self.address = address
-        self.transport = Transport(simulation, process, address, simulation.admin_number(0))
+        admin = simulation.admin_number(process.host)
+        self.transport = Transport(simulation, process, address, admin)
         self._simulation = simulation
         self._process = process
 
@@ -152,6 +165,19 @@ class _Os:
 METRICS = ("ended", "dropped", "repeated", "not_repeated")
 
 
+class _Sockets:
+    """The module, for packets between hosts."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(socket, name)
+
+    def socket(self, *_: Any) -> Socket:
+        return Socket(self._world)
+
+
 class Thread:
     """A pool of one thread: what it is given is done some time later, one after the other."""
 
@@ -168,6 +194,7 @@ class Thread:
         self._process.call_later(self._free_at - self._world.clock(), call, *args)
 
 
+OURS = ("understudy.actors", "understudy.core", "tests.simulation.hosts")
 WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
 
 
@@ -179,7 +206,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         world.elapsed += seconds
 
     def send_signal(process: Any, _number: int) -> bool:
-        found = world.processes.get(process.pid)
+        found = world.local(process)
         if found is None:
             return False
         current().acts()
@@ -187,13 +214,17 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         return True
 
     clocks = SimpleNamespace(
-        monotonic=world.clock, time=lambda: world.clock() + world.wall_offset, sleep=sleep
+        monotonic=world.monotonic,
+        monotonic_ns=lambda: int(1e9 * world.monotonic()),
+        time=lambda: world.clock() + world.wall_offset,
+        sleep=sleep,
     )
     tokens = SimpleNamespace(
         token_hex=lambda count: f"{world.rng.getrandbits(8 * count):0{2 * count}x}"
     )
     nothing = lambda *_args, **_kwargs: None  # noqa: E731
-    attach = lambda port, _loop, arrived: simulation.attach(port, arrived)  # noqa: E731
+    attach = lambda _port, _loop, arrived: simulation.attach(arrived)  # noqa: E731
+    here = lambda: 0 if current() is None else current().host  # noqa: E731
     return [
         (time, clocks),
         (random, world.rng),
@@ -204,12 +235,20 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (bases, SimpleNamespace(get=lambda _: SimpleNamespace(attach=attach))),
         (processes.this_process, lambda: current().identity),
         (processes.open_pidfd, world.open_pidfd),
-        (processes.is_alive, lambda process: process.pid in world.processes),
+        (processes.is_alive, lambda process: world.local(process) is not None),
         (processes.send_signal, send_signal),
         (processes.kill_all, nothing),
         (processes.descendants, nothing),
-        (processes.RunRecords, lambda _: SimpleNamespace(add=nothing, remove=nothing)),
-        (settings.read_settings, lambda: SETTINGS),
+        (processes.RunRecords, lambda _: hosts.Records(simulation, here())),
+        (settings.read_settings, lambda: simulation.settings[here()]),
+        (ActorAddress, lambda address: address),
+        (addresses.parse_address, hosts.parse_address),
+        (socket, _Sockets(world)),
+        (key_files.KeyFiles, hosts.Keys),
+        (binding.host_id, lambda settings: f"the id of {settings.host_name}"),
+        (leading.store_id, lambda settings: "shared" if settings.leaders else ""),
+        (leading.word_file, lambda _: simulation.word_files[here()]),
+        (candidate.Candidate, hosts.Candidate),
         (logs.configure_logging, nothing),
         (logs.redirect_output, nothing),
         (user_logging.configure, nothing),
@@ -227,10 +266,14 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
 def replaced(simulation: Simulation) -> Iterator[None]:
     """Have every module of ours use the simulation's; one at a time."""
     by_id = {id(old): new for old, new in _replacements(simulation)}
-    undo = [(streams, name, getattr(streams, name)) for name in ("WINDOW", "BODY_WINDOW")]
+    undo: list[tuple[Any, str, Any]] = [
+        (streams, name, getattr(streams, name)) for name in ("WINDOW", "BODY_WINDOW")
+    ]
+    undo.append((writer, "ChangeLock", writer.ChangeLock))
     streams.WINDOW = streams.BODY_WINDOW = WINDOW
+    writer.ChangeLock = lambda _: ChangeLock(simulation.disk)  # type: ignore[assignment, misc]
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("understudy.actors", "understudy.core")) or module is processes:
+        if not name.startswith(OURS) or module is processes:
             continue
         for attribute, value in list(vars(module).items()):
             if id(value) in by_id:

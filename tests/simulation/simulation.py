@@ -13,22 +13,30 @@ from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
-from tests.simulation.callers import ADMIN_PORT, SimCaller
+from tests.simulation.callers import SimCaller
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
-from tests.simulation.processes import CAPACITY, SETTINGS, Manager, Transport, replaced
+from tests.simulation.hosts import ALONE, JOINED, LEADERS, HostProcess, WordFile, settings_of
+from tests.simulation.links import OUTSIDE
+from tests.simulation.processes import Manager, Transport, replaced
+from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import Address, InvariantError, Message, SimProcess, World
-from understudy.actors import control_messages as cm
-from understudy.actors.controller import Controller
-from understudy.actors.port import CONTROLLER, PROXY, Finder, Port
+from understudy.actors.candidate import LEADING_CONTROLLER
+from understudy.actors.controller import Controller, LeadingController
+from understudy.actors.members import REPLICA
+from understudy.actors.port import CONTROLLER, PROXY
 from understudy.actors.proxy import Proxy
 from understudy.actors.replica import Replica
 
 SETTLE_S = 200.0  # how long coming to rest may take
-REPORT_EVERY_S = 1.0
-_CLASSES = {CONTROLLER[0]: Controller, PROXY[0]: Proxy}
+_CLASSES = {
+    CONTROLLER[0]: Controller,
+    LEADING_CONTROLLER[0]: LeadingController,
+    PROXY[0]: Proxy,
+    REPLICA: Replica,
+}
 _ERRORS = logging.getLogger("understudy")
 
 
@@ -43,20 +51,32 @@ class Simulation(logging.Handler):
         self.world = world = World(seed)
         rng = world.rng
         self.deliveries_at_once = rng.choice([1, 3, 256])
-        self.disk = Disk(world)
+        self.size = hosts or rng.choice([1, 1, 1, 2, 3])
+        self.shape = ALONE if self.size == 1 else rng.choice([JOINED, LEADERS])
+        self.leaders = rng.randint(2, self.size) if self.shape == LEADERS else 1
+        self.settings = {n: settings_of(n, self.shape, self.leaders) for n in range(self.size)}
+        self.settings[OUTSIDE] = self.settings[0]
+        self.word_files = {number: WordFile() for number in range(self.size)}
+        if self.size > 1:
+            self._set_clocks()
+        self.disk = SharedDisk(self) if self.shape == LEADERS else Disk(world)
         self.checks = Checks(self)
         self.disk.on_applied = self.checks.saved
         self.routers: dict[int, Any] = {}  # by the proxy's pid
-        self.names: dict[str, SimProcess] = {}  # actors by global name, as the admins know them
+        self.names: dict[tuple[int, str], SimProcess] = {}  # actors by host and global name
         self.admins: list[SimProcess | None] = []
         self.hosts: list[SimProcess | None] = []
         self.quiet = False  # nothing is made to go wrong any more
-        self.duration_s = rng.uniform(3.0, 15.0)
-        self._host_count = hosts or rng.choice([1, 1, 1, 2, 3])
+        self.duration_s = rng.uniform(3.0, 15.0) if self.size == 1 else rng.uniform(6.0, 20.0)
         self.clients: list[Client] = []
         self.callers: list[SimCaller | None] = []
         self.faults = Faults(self)
         world.on_death = self._died
+
+    def _set_clocks(self) -> None:
+        rng = self.world.rng
+        for number in range(self.size):
+            self.world.clocks[number] = rng.uniform(0.0, 1e5), rng.uniform(0.995, 1.005)
 
     # --- The run ----------------------------------------------------------------------------------
 
@@ -75,7 +95,7 @@ class Simulation(logging.Handler):
 
     def _run(self) -> None:
         world = self.world
-        for number in range(self._host_count):
+        for number in range(self.size):
             self.admins.append(None)
             self.hosts.append(None)
             self.start_host(number)
@@ -121,43 +141,53 @@ class Simulation(logging.Handler):
         """Return the address of a host's admin, which is the same for the next one."""
         return -1 - host
 
-    def spawn(self, role: str) -> SimProcess:
-        return SimProcess(self.world, role)
+    def spawn(self, role: str, host: int = 0) -> SimProcess:
+        return SimProcess(self.world, role, host)
 
-    def attach(self, admin_port: int, arrived: Callable[[Any], None]) -> Transport:
+    def attach(self, arrived: Callable[[Any], None]) -> Transport:
         """Give the running process another address, as a Port has it."""
         process = self.world.current
         assert process is not None
         address = self.world.listen(process, lambda body, sender: arrived(_Envelope(body, sender)))
-        return Transport(self, process, address, self.admin_number(admin_port - ADMIN_PORT))
+        admin = 0 if process.host == OUTSIDE else process.host
+        return Transport(self, process, address, self.admin_number(admin))
 
     def start_host(self, number: int) -> None:
         """Start a host's admin and host process, from what is on the disk."""
         if self.admins[number] is None:
-            admin = self.admins[number] = self.spawn("admin")
+            admin = self.admins[number] = self.spawn("admin", number)
             self.world.listen(admin, partial(self._asked, number), self.admin_number(number))
-        host = self.hosts[number] = self.spawn("host")
-        self.world.run_as(host, lambda: _HostProcess(number, host))
+        host = self.hosts[number] = self.spawn("host", number)
+        self.world.run_as(host, lambda: self._set_host(number, host))
+
+    def _set_host(self, number: int, host: SimProcess) -> None:
+        host.actor = HostProcess(self, number, host)
 
     def _asked(self, host: int, body: Any, sender: Address) -> None:
         """Answer, as an admin, who asks for an actor by its name."""
         admin = self.admins[host]
         if not isinstance(body, PendingActor) or admin is None:
             return
-        name = body.globalName + (f" {host}" if body.globalName == PROXY[1] else "")
+        if body.actorClassName == CONTROLLER[0] and self.shape == JOINED and host:
+            transport = Transport(self, admin, sender, 0)  # the leader's admin answers
+            transport.send(Address(self.admin_number(0)), body, None, None)
+            return
 
         def answer() -> None:
             if admin.alive:
-                address = self._actor(name, body)
+                address = self._actor(host, body.globalName, _CLASSES[body.actorClassName])
                 reply = PendingActorResponse(
-                    sender, body.instanceNum, body.globalName, actualAddress=address
+                    sender,
+                    body.instanceNum,
+                    body.globalName,
+                    actualAddress=address,
+                    errorCode=None if address is not None else 3586,  # no capable system
                 )
                 transport = Transport(self, admin, Address(self.admin_number(host)), 0)
                 self.world.run_as(admin, lambda: transport.send(sender, reply, None, None))
 
-        self.world.after(
-            0.001 if name in self.names else self.world.rng.uniform(0.005, 0.05), answer
-        )
+        is_quick = (host, body.globalName) in self.names
+        self.world.after(0.001 if is_quick else self.world.rng.uniform(0.005, 0.05), answer)
 
     def ask_admin(
         self,
@@ -167,35 +197,34 @@ class Simulation(logging.Handler):
         name: str,
         answered: Callable[[int | None], None],
     ) -> None:
-        """Ask the first host's admin for an actor, as an actor does."""
+        """Ask the host's admin for an actor, as an actor does."""
         del actor_class
         departs = self.world.clock()
 
         def received() -> None:
             if process.died_at < departs:
                 return
-            admin = self.admins[0]
+            admin = self.admins[process.host]
             number = None
             if admin is not None and admin.alive:
-                number = self._actor(name, None).resolved()
+                number = self._actor(process.host, name, Replica).resolved()
             if process.alive:
                 process.enqueue(lambda: answered(number))
 
         process.acts()
         self.world.at(departs + self.world.rng.uniform(0.005, 0.05), received)
 
-    def _actor(self, name: str, body: Any) -> Address:
-        known = self.names.get(name)
+    def _actor(self, host: int, name: str, actor_class: Any) -> Any:
+        """Return the actor of that name, made where there is none; None where it may not be."""
+        known = self.names.get((host, name))
         if known is None:
-            actor_class = Replica if body is None else _CLASSES[body.actorClassName]
-            known = self.names[name] = self.spawn(actor_class.role)
-            self._start_actor(known, actor_class)
+            if actor_class is Controller and self.shape == LEADERS:
+                return None
+            known = self.names[host, name] = self.spawn(actor_class.role, host)
+            actor = known.actor = actor_class()
+            address = self.world.listen(known, actor.receiveMessage)
+            actor._myRef = Manager(self, known, address)
         return Address(known.numbers[0])
-
-    def _start_actor(self, process: SimProcess, actor_class: Any) -> None:
-        actor = process.actor = actor_class()
-        address = self.world.listen(process, actor.receiveMessage)
-        actor._myRef = Manager(self, process, address)
 
     def _died(self, process: SimProcess) -> None:
         """Have those who look after a process learn of its death."""
@@ -217,7 +246,7 @@ class Simulation(logging.Handler):
             if known is process:
                 self.world.after(rng.uniform(0.001, 0.05), partial(self._forget, name, known))
 
-    def _forget(self, name: str, process: SimProcess) -> None:
+    def _forget(self, name: tuple[int, str], process: SimProcess) -> None:
         if self.names.get(name) is process:
             del self.names[name]
 
@@ -230,7 +259,7 @@ class Simulation(logging.Handler):
         for process in self.actors_of(number):
             self.world.kill(process)
         for name, process in list(self.names.items()):
-            if not process.alive:
+            if name[0] == number and not process.alive:
                 del self.names[name]
         if (host := self.hosts[number]) is not None:
             self.hosts[number] = None  # else it would be started again by another way
@@ -238,19 +267,16 @@ class Simulation(logging.Handler):
         self.world.after(self.world.rng.uniform(0.1, 1.0), partial(self._host_again, number))
 
     def actors_of(self, host: int) -> list[SimProcess]:
-        """Return a host's actors; those of all but the first are only a proxy each."""
-        of_others = {f"{PROXY[1]} {number}" for number in range(1, self._host_count)}
-        names = {f"{PROXY[1]} {host}"} if host else self.names.keys() - of_others
-        return [p for name, p in self.names.items() if p.alive and name in names]
+        """Return a host's actors."""
+        return [p for (number, _), p in self.names.items() if p.alive and number == host]
 
     def start_caller(self, number: int) -> None:
         if self.callers[number] is None:
-            host = self.world.rng.randrange(self._host_count)
-            process = self.spawn("caller")
-            self.world.run_as(process, lambda: self._set_caller(number, process, host))
+            process = self.spawn("caller", self.world.rng.randrange(self.size))
+            self.world.run_as(process, lambda: self._set_caller(number, process))
 
-    def _set_caller(self, number: int, process: SimProcess, host: int) -> None:
-        self.callers[number] = SimCaller(self, process, host)
+    def _set_caller(self, number: int, process: SimProcess) -> None:
+        self.callers[number] = SimCaller(self, process)
 
     def replicas(self) -> list[SimProcess]:
         """Return the replicas' processes that live."""
@@ -271,37 +297,3 @@ class _Envelope:
     def __init__(self, message: Any, sender: Address) -> None:
         self.message = message
         self.sender = sender
-
-
-class _HostProcess:
-    """What actors/host.py does for the shells: finds both, and introduces one to the other."""
-
-    def __init__(self, number: int, process: SimProcess) -> None:
-        port = self._port = Port(ADMIN_PORT + number, process.identity, process)
-        self._name = f"host {number}"
-        self._controller = Finder(port, CONTROLLER, lambda *_: self._introduce())
-        self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
-        self._controller.start()
-        self._proxy.start()
-        self._report()
-
-    def _introduce(self) -> None:
-        if self._controller.found is not None and self._proxy.found is not None:
-            address, process = self._controller.found
-            meet = cm.MeetController(controller=address, process=process)
-            self._port.loop.send(self._proxy.found[0], meet)
-
-    def _report(self) -> None:
-        if self._controller.found is not None:
-            report = cm.HostReported(
-                host=SETTINGS.host_name,  # one host for placement, with as many proxies as it has
-                process=self._port.process,
-                id="",
-                address=SETTINGS.own_address,
-                capacity=CAPACITY,
-                labels={},
-                replicas=(),
-                report={"name": self._name},
-            )
-            self._port.loop.send(self._controller.found[0], report)
-        self._port.loop.call_later(REPORT_EVERY_S, self._report)

@@ -26,6 +26,8 @@ TRIED = (
     "rollout promoted by itself",
     "rollout went back by itself",
     "comparison made",
+    "link cut",
+    "epoch begun",
 )
 NO_SUCH_TEXT = """
 from tests.simulation import mutations

@@ -9,6 +9,10 @@ that it does to the outside, by :class:`Killed`, which nothing catches.
 Messages of a pair arrive in order, at most once. What a process has sent when it dies arrives up to
 some message, and not what is after it. Who sent to a dead process hears that it failed, also, at
 times, of what the process had read; who hears that it arrived hears it later than the receiver.
+Between hosts there are links, which may be cut (links.py), and clocks differ.
+
+A process can also be stopped in the midst of a turn, as by SIGSTOP: :meth:`World.stand_still` lets
+the rest of the world go on from there, before it returns.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.links import HOST, PORT, Links, Socket, Watch, host_of, ip_of
 from understudy.actors.messages import Process
 
 Step = Callable[[], None]
+SOON_S = 0.002
 TRACE = 120  # steps that a failure shows
 QUICK, SLOW, SLUGGISH = (0.0001, 0.002), (0.002, 0.05), (0.05, 0.6)  # seconds that a message takes
 
@@ -43,7 +49,7 @@ class Address:
 
     __slots__ = ("later", "number")
     __hash__ = None  # type: ignore[assignment]
-    host = "127.0.0.1"
+    port = PORT  # of the host
 
     def __init__(self, number: int | None, later: Address | None = None) -> None:
         self.number = number
@@ -52,6 +58,15 @@ class Address:
     @property
     def addressDetails(self) -> Address:  # Thespian's name
         return self
+
+    @property
+    def host(self) -> str:
+        return ip_of(host_of(self.resolved() or 0))
+
+    @property
+    def text(self) -> str:
+        number = self.resolved() or 0
+        return f"{self.host}:{number if number > 0 else PORT}"
 
     def resolved(self) -> int | None:
         return self.number if self.later is None else self.later.number
@@ -89,21 +104,14 @@ class Message:
     __slots__ = ("body", "channel", "departs", "dropped", "on_failed", "on_sent", "sender", "to")
 
     def __init__(
-        self,
-        channel: Channel,
-        sender: Address,
-        to: int,
-        body: Any,
-        on_sent: Step | None,
-        on_failed: Step | None,
-        departs: float,
+        self, channel: Channel, sender: Address, to: int, body: Any, departs: float
     ) -> None:
         self.channel = channel
         self.sender = sender
         self.to = to
         self.body = body
-        self.on_sent = on_sent
-        self.on_failed = on_failed
+        self.on_sent: Step | None = None
+        self.on_failed: Step | None = None
         self.departs = departs
         self.dropped = False
 
@@ -111,32 +119,39 @@ class Message:
 class Channel:
     """The way from one process to one address."""
 
-    __slots__ = ("arrives", "outcome", "owner", "under_way")
+    __slots__ = ("arrives", "outcome", "owner", "stalled", "under_way", "untold")
 
     def __init__(self, owner: SimProcess) -> None:
         self.owner = owner
         self.arrives = 0.0  # the last message
         self.outcome = 0.0  # the last one told
         self.under_way: deque[Message] = deque()
+        self.stalled: deque[Message] = deque()  # by a cut of the link
+        self.untold: deque[tuple[Message, Step]] = deque()  # outcomes, by a cut of the way back
 
 
 class SimProcess:
     """One process, with the loop that its shells see as asyncio's."""
 
-    def __init__(self, world: World, role: str) -> None:
+    def __init__(self, world: World, role: str, host: int = 0) -> None:
         self.world = world
         self.role = role
+        self.host = host
         self.pid = next(world.pids)
         self.identity = Process(self.pid, self.pid, f"{world.rng.getrandbits(64):016x}")
         self.alive = True
         self.actor: Any = None
+        self.record: dict[str, Any] = {}  # that a replica leaves on its host
         self.numbers: list[int] = []
         self.queue: deque[Message | Step] = deque()
         self.turn_end: deque[Step] = deque()
         self.channels: dict[int, Channel] = {}
+        self.watches: dict[int, Watch] = {}  # of addresses on other hosts
         self.blocked_until = 0.0
         self.dies_in: int | None = None  # after so many more things that it does
+        self.stands_in: tuple[int, float] | None = None  # after how many things, for how long
         self.died_at = float("inf")
+        self.stands = False  # in the midst of a turn
         self.was_stopped = False  # for a while, as by SIGSTOP
         self.watchers: dict[int, tuple[SimProcess, Step]] = {}  # who wants to know of its end
         self._woken = False
@@ -149,19 +164,30 @@ class SimProcess:
 
     def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> Timer:
         timer = Timer((lambda: call(*args)) if args else call)
+        if (rate := self.world.clocks[self.host][1]) != 1.0:
+            delay_s = delay_s / rate + 1e-6  # never early, whatever is lost by rounding
         self.world.after(
             delay_s + self.world.elapsed, lambda: timer.call is None or self.enqueue(timer)
         )
         return timer
 
+    def time(self) -> float:
+        return self.world.monotonic()
+
     def call_soon_threadsafe(self, call: Step) -> None:
         self.enqueue(call)
 
     def add_reader(self, fd: int, call: Step) -> None:
-        self.world.watched[fd].watchers[fd] = (self, call)
+        if (socket := self.world.sockets.get(fd)) is not None:
+            socket.reader = call
+        else:
+            self.world.watched[fd].watchers[fd] = (self, call)
 
     def remove_reader(self, fd: int) -> None:
-        self.world.watched.pop(fd).watchers.pop(fd, None)
+        if (socket := self.world.sockets.get(fd)) is not None:
+            socket.reader = None
+        else:
+            self.world.watched.pop(fd).watchers.pop(fd, None)
 
     # --- Turns ------------------------------------------------------------------------------------
 
@@ -172,7 +198,7 @@ class SimProcess:
                 self.world.fail(what)
             return
         self.queue.append(what)
-        if self._woken:
+        if self._woken or self.stands:
             return
         world = self.world
         if self.blocked_until > world.now or world.current is not None:
@@ -193,7 +219,8 @@ class SimProcess:
             self._wake_at(self.blocked_until)
             return
         self._woken = False
-        self.world.turn(self)
+        if not self.stands:  # else what is there is taken when the turn goes on
+            self.world.turn(self)
 
     def resume(self) -> None:
         """Go on, if it is stopped."""
@@ -201,11 +228,16 @@ class SimProcess:
         self._wake_at(self.world.now)
 
     def acts(self) -> None:
-        """Count what the process does to the outside; die if it was the last of it."""
+        """Count what the process does to the outside; die if it was the last of it, or stand."""
         if self.dies_in is not None:
             self.dies_in -= 1
             if self.dies_in < 0:
                 raise Killed
+        if self.stands_in is not None:
+            left, seconds = self.stands_in
+            self.stands_in = (left - 1, seconds) if left else None
+            if not left:
+                self.world.stand_still(self, seconds)
 
 
 class World:
@@ -224,9 +256,13 @@ class World:
         self.pids = itertools.count(100)
         self.numbers = itertools.count(1)
         self.fds = itertools.count(1)
+        self.sockets: dict[int, Socket] = {}
+        self.links = Links(self)
+        self.clocks: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))  # by host
         self.steps = 0
         self.slow_until = 0.0  # while messages are slow
         self.on_death: Callable[[SimProcess], None] = lambda _: None
+        self.on_order: Callable[[SimProcess, Any, Step], None] = lambda _p, _o, handle: handle()
         self._heap: list[tuple[float, int, Step]] = []
         self._order = itertools.count()
         self._trace: deque[tuple[float, str, Any]] = deque(maxlen=TRACE)
@@ -240,8 +276,17 @@ class World:
         self.at(self.now + delay_s, call)
 
     def clock(self) -> float:
-        """Return monotonic seconds, as the running process sees them."""
+        """Return the world's time, as it is for the running process."""
         return self.now + self.elapsed
+
+    def monotonic(self, process: SimProcess | None = None) -> float:
+        """Return monotonic seconds by the clock of a process's host, by default the running one's.
+
+        Such a clock has a beginning and a rate of its own; all rates are about the same.
+        """
+        process = process or self.current
+        offset, rate = self.clocks[0 if process is None else process.host]
+        return offset + rate * self.clock()
 
     def run(self, until: float) -> None:
         """Let everything happen that is to happen until then."""
@@ -281,6 +326,26 @@ class World:
             process.blocked_until = max(process.blocked_until, self.now + self.elapsed)
             self.current, self.elapsed = None, 0.0
 
+    def stand_still(self, process: SimProcess, seconds: float) -> None:
+        """Stop the running process where it is, and let all others go on meanwhile."""
+        if seconds:
+            self.note(process, f"is stopped in the midst of a turn, for {seconds:.3f} s")
+            process.was_stopped = True
+        process.stands = True
+        process.blocked_until = self.clock() + seconds
+        self.current, self.elapsed = None, 0.0
+        try:
+            self.run(process.blocked_until - 1e-6)
+        finally:
+            self.current, self.elapsed, process.stands = process, 0.0, False
+        if not process.alive:
+            raise Killed
+
+    def catch_up(self, process: SimProcess) -> None:
+        """Have all others come to the time that it is for the running process."""
+        if self.elapsed > SOON_S:
+            self.stand_still(process, 0.0)
+
     def run_as(self, process: SimProcess, call: Step) -> None:
         """Run something in a process, as its next turn."""
         process.queue.append(call)
@@ -297,7 +362,10 @@ class World:
         self.note(process, what.body)
         if what.on_sent is not None or what.on_failed is not None:
             self.after(self.delay(), lambda: self._acknowledged(process, what))
-        entry[1](what.body, what.sender)
+        if getattr(what.body, "epoch", 0):
+            self.on_order(process, what.body, lambda: entry[1](what.body, what.sender))
+        else:
+            entry[1](what.body, what.sender)
 
     def kill(self, process: SimProcess) -> None:
         """End a process, as by SIGKILL."""
@@ -316,6 +384,7 @@ class World:
         process.turn_end.clear()
         for channel in process.channels.values():
             self._cut(channel)
+        self.links.died(process)
         for fd, (watcher, call) in process.watchers.items():
             self.after(
                 self.rng.random() * 0.01, lambda w=watcher, c=call, f=fd: self._tell(w, c, f)
@@ -327,6 +396,7 @@ class World:
         kept = self.rng.randint(0, len(sent))
         for each in itertools.islice(channel.under_way, kept, None):
             each.dropped = True
+        channel.stalled.clear()
 
     def _tell(self, watcher: SimProcess, call: Step, fd: int) -> None:
         if watcher.alive:
@@ -334,12 +404,18 @@ class World:
 
     def open_pidfd(self, process: Process) -> int | None:
         """Return what to watch for a process's end, None when it is gone."""
-        found = self.processes.get(process.pid)
+        found = self.local(process)
         if found is None:
             return None
         fd = next(self.fds)
         self.watched[fd] = found
         return fd
+
+    def local(self, process: Process) -> SimProcess | None:
+        """Return a process by its pid, which says nothing on other hosts than its own."""
+        found = self.processes.get(process.pid)
+        is_here = found is not None and self.current is not None and found.host == self.current.host
+        return found if is_here else None
 
     # --- Messages ---------------------------------------------------------------------------------
 
@@ -347,7 +423,7 @@ class World:
         self, process: SimProcess, handler: Callable[[Any, Address], None], number: int = 0
     ) -> Address:
         """Give a process an address."""
-        number = number or next(self.numbers)
+        number = number or process.host * HOST + next(self.numbers)
         self.handlers[number] = (process, handler)
         process.numbers.append(number)
         return Address(number)
@@ -376,18 +452,27 @@ class World:
         if channel is None:
             channel = process.channels[to] = Channel(process)
         departs = self.now + self.elapsed
-        message = Message(channel, sender, to, body, on_sent, on_failed, departs)
+        message = Message(channel, sender, to, body, departs)
+        message.on_sent, message.on_failed = on_sent, on_failed
         channel.under_way.append(message)
-        channel.arrives = max(channel.arrives, departs + self.delay())
+        delay = self.delay()
+        if (host := host_of(to)) != process.host:
+            delay += self.links.lateness(process.host, host)
+        channel.arrives = max(channel.arrives, departs + delay)
         self.at(channel.arrives, lambda: self._arrive(message))
 
     def _arrive(self, message: Message) -> None:
         message.channel.under_way.popleft()
-        if message.dropped:
-            return
+        if not (message.dropped or self.links.holds(message)):
+            self.deliver(message)
+
+    def deliver(self, message: Message) -> None:
+        """Have a message taken where it is to go, if there is anybody."""
         entry = self.handlers.get(message.to)
         if entry is None:
             self.fail(message)
+            if (owner := message.channel.owner).host != host_of(message.to):
+                self.links.dead(owner, message.to)
         else:
             entry[0].enqueue(message)
 
@@ -402,6 +487,11 @@ class World:
         self._outcome(message, message.on_failed)
 
     def _outcome(self, message: Message, call: Step | None) -> None:
+        if call is not None and not message.dropped and not self.links.holds_outcome(message, call):
+            self.tell(message, call)
+
+    def tell(self, message: Message, call: Step | None) -> None:
+        """Tell the sender of a message what came of it."""
         owner = message.channel.owner
         if call is None or not owner.alive:
             return

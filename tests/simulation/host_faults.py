@@ -1,0 +1,128 @@
+"""What goes wrong with hosts, their links, and those that lead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.hosts import LEADERS
+from tests.simulation.shared_disk import SharedDisk
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+BRIEF_S, LONG_S = (0.1, 2.0), (2.0, 15.0)
+
+
+class HostFaults:
+    """Faults of hosts; each ends by itself, and all with :meth:`end`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+        self._rng = simulation.world.rng
+        self._until: dict[int, float] = {}  # by host: until when something is wrong there
+
+    def is_troubled(self, host: int, within_s: float) -> bool:
+        """Tell whether anything was wrong with a host, or its links, within the last seconds."""
+        return self._until.get(host, 0.0) >= self._world.now - within_s
+
+    def _trouble(self, host: int, duration_s: float) -> None:
+        self._until[host] = max(self._until.get(host, 0.0), self._world.now + duration_s)
+
+    def kinds(self) -> list[Callable[[], None]]:
+        """Return what may go wrong; nothing on one host."""
+        if self._simulation.size == 1:
+            return []
+        kinds = [
+            self._cut_link,
+            self._cut_link,
+            self._cut_off,
+            self._cut_off,
+            self._lose_packets,
+            self._vanish,
+            self._stop_host,
+        ]
+        if self._simulation.shape == LEADERS:
+            kinds += [self._stop_leader, self._stop_leader, self._stop_leader, self._lose_disk]
+        return kinds
+
+    def end(self) -> None:
+        """Let all hosts reach each other, and the disk."""
+        self._world.links.heal_all()
+        disk = self._simulation.disk
+        if isinstance(disk, SharedDisk):
+            disk.out_of_reach.clear()
+        for process in self._world.processes.values():
+            process.stands_in = None
+
+    def _host(self) -> int:
+        return self._rng.randrange(self._simulation.size)
+
+    def _duration_s(self) -> float:
+        return self._rng.uniform(*self._rng.choice([BRIEF_S, LONG_S]))
+
+    def _cut(self, ways: set[tuple[int, int]]) -> None:
+        duration_s = self._duration_s()
+        self._world.note("faults", f"cut for {duration_s:.1f} s: {sorted(ways)}")
+        self._simulation.checks.counts["link cut"] += 1
+        self._world.links.cut(ways)
+        for host in {host for way in ways for host in way}:
+            self._trouble(host, duration_s)
+        self._world.after(duration_s, lambda: self._heal(ways))
+
+    def _heal(self, ways: set[tuple[int, int]]) -> None:
+        self._world.note("faults", f"healed: {sorted(ways)}")
+        self._world.links.heal(ways)
+
+    def _ways(self, host: int) -> set[tuple[int, int]]:
+        others = [each for each in range(self._simulation.size) if each != host]
+        ways = self._rng.choice(["in", "out", "both", "both", "both"])
+        to, back = {(host, each) for each in others}, {(each, host) for each in others}
+        return to | back if ways == "both" else to if ways == "out" else back
+
+    def _cut_link(self) -> None:
+        one, other = self._rng.sample(range(self._simulation.size), 2)
+        is_one_way = self._rng.random() < 0.4
+        self._cut({(one, other)} if is_one_way else {(one, other), (other, one)})
+
+    def _cut_off(self) -> None:
+        self._cut(self._ways(self._host()))
+
+    def _lose_packets(self) -> None:
+        host = self._host()
+        others = range(self._simulation.size)
+        ways = {(host, each) for each in others} | {(each, host) for each in others}
+        until = self._world.now + self._rng.uniform(1.0, 6.0)
+        self._world.note("faults", f"host {host} loses packets")
+        self._world.links.lose(ways, until)
+
+    def _vanish(self) -> None:
+        """Have a host's power go: nothing is heard of it, and it starts anew."""
+        host = self._host()
+        self._cut({w for w in self._ways(host) for w in (w, w[::-1])})
+        self._simulation.faults.crash(host)
+
+    def _stop_host(self) -> None:
+        host = self._host()
+        duration_s = self._duration_s()
+        until = self._world.now + duration_s
+        self._trouble(host, duration_s)
+        self._world.note("faults", f"host {host} is stopped until {until - 1000.0:.1f}")
+        for process in self._world.processes.values():
+            if process.host == host:
+                process.was_stopped = True
+                process.blocked_until = until
+
+    def _stop_leader(self) -> None:
+        """Stop a controller in the midst of whatever it does next."""
+        for process in self._world.processes.values():
+            if process.role == "controller":
+                process.stands_in = int(self._rng.expovariate(0.2)), self._rng.uniform(*LONG_S)
+
+    def _lose_disk(self) -> None:
+        disk, host = self._simulation.disk, self._host()
+        if isinstance(disk, SharedDisk):
+            self._world.note("faults", f"host {host} does not reach the file system")
+            disk.out_of_reach.add(host)
+            self._world.after(self._duration_s(), lambda: disk.out_of_reach.discard(host))

@@ -1,0 +1,154 @@
+"""What is one host's: its settings, its records of processes, and its host process.
+
+The host process is a short driver of what actors/host.py has do the work: the real membership,
+finders and candidate. Only the candidate's thread is a timer here.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.links import PORT, ip_of
+from tests.simulation.world import Address, SimProcess
+from understudy.actors import candidate, joining
+from understudy.actors import control_messages as cm
+from understudy.actors.host import PRUNE_EVERY_S
+from understudy.actors.membership import Membership
+from understudy.actors.port import PROXY, Finder, Port
+from understudy.actors.processes import send_signal
+from understudy.actors.settings import HostSettings
+from understudy.actors.unasked import Unasked
+from understudy.core.key_rotation import KeyIds
+from understudy.core.leases import LOOK_S
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+ALONE, JOINED, LEADERS = "alone", "joined", "leaders"
+STATE_DIR = Path("/nowhere")
+
+
+def settings_of(number: int, shape: str, leaders: int) -> HostSettings:
+    """Return the settings of a host; ``leaders`` is how many of the first may lead."""
+    if shape == ALONE:
+        return HostSettings(state_dir=STATE_DIR)
+    addresses = [f"{ip_of(host)}:{PORT}" for host in range(leaders)]
+    return HostSettings(
+        state_dir=STATE_DIR,
+        host_name=f"host {number}",
+        bind=ip_of(number),
+        leaders=",".join(addresses) if shape == LEADERS and number < leaders else None,
+        join=",".join(addresses) if number >= leaders else None,
+    )
+
+
+def parse_address(text: str) -> Address:
+    """Stand in for the transport's: an admin's address, or a process's."""
+    ip, _, number = text.rpartition(":")
+    host = int(ip.rpartition(".")[2]) - 1
+    return Address(-1 - host if int(number) == PORT else int(number))
+
+
+class Records:
+    """The records of a host's processes, of which only replicas' are asked for."""
+
+    def __init__(self, simulation: Simulation, host: int) -> None:
+        self._simulation = simulation
+        self._host = host
+
+    def add(self, process: Any, role: str, _title: str, **details: Any) -> None:
+        if role == "replica":
+            self._simulation.world.processes[process.pid].record = details
+
+    def remove(self, _process: Any) -> None:
+        """Nothing is needed: the dead are left out."""
+
+    def details(self, _role: str) -> list[dict[str, Any]]:
+        return [p.record for p in self._replicas() if p.record]
+
+    def with_role(self, _role: str) -> list[Any]:
+        return [p.identity for p in self._replicas()]
+
+    def _replicas(self) -> list[SimProcess]:
+        return [p for p in self._simulation.replicas() if p.host == self._host]
+
+
+class Keys:
+    """The cluster's keys, which never change here."""
+
+    def __init__(self, _path: Path) -> None:
+        pass
+
+    def __call__(self) -> list[bytes]:
+        return [b"the cluster's key"]
+
+    def ids(self) -> KeyIds:
+        return KeyIds("a key")
+
+
+class WordFile:
+    """The file by which a host's controller knows that it may lead, and from which epoch on."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def write_text(self, text: str, **_: Any) -> None:
+        self._text = text
+
+    def read_text(self, **_: Any) -> str:
+        if self._text is None:
+            raise FileNotFoundError
+        return self._text
+
+
+class Candidate(candidate.Candidate):
+    """The real one, that looks by a timer and not on a thread."""
+
+    def start(self) -> None:
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if not self._stopped.is_set():
+            self._look()
+            self._port.loop.call_later(LOOK_S, self._look_again)
+
+
+class HostProcess:
+    """What actors/host.py does for the shells: joins, introduces the controller to the proxy."""
+
+    def __init__(self, simulation: Simulation, number: int, process: SimProcess) -> None:
+        settings = simulation.settings[number]
+        port: Any = Port(PORT, process.identity, process)  # type: ignore[arg-type]
+        self._port = port
+        records: Any = Records(simulation, number)
+        self.membership = Membership(
+            settings, process.identity, records, port, lambda: {"name": settings.host_name}
+        )
+        self.controller = joining.find_controller(port, settings, self.membership, self._introduce)
+        self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
+        self.controller.start()
+        self._proxy.start()
+        self.membership.begin()
+        self._simulation, self._number, self._unasked = simulation, number, Unasked()
+        self._prune()
+
+    def _prune(self) -> None:
+        here = [p for p in self._simulation.replicas() if p.host == self._number]
+        known = {p.pid for p in here if p.record}
+        for process in self._unasked.look([p.identity for p in here], known):
+            send_signal(process, signal.SIGKILL)
+        self._port.loop.call_later(PRUNE_EVERY_S, self._prune)
+
+    def _introduce(self) -> None:
+        found, proxy = self.controller.found, self._proxy.found
+        if found is None:
+            return
+        address, process = found
+        if proxy is not None:
+            meet = cm.MeetController(
+                controller=address, process=process, epoch=self.controller.epoch
+            )
+            self._port.loop.send(proxy[0], meet)
+        self.membership.met_controller(address, process)

@@ -1,0 +1,304 @@
+"""The links between hosts: messages that are late, cuts that heal, packets that are lost.
+
+Theory of operation. A link leads one way, from one host to another. What a process sends over one
+that is cut waits, as with TCP, and arrives after the heal. Unless its sender gives up before: then
+it never arrives, the sender hears that it failed, and whoever watches the other end that it cannot
+be reached. A cut of the way back alone holds up what tells of arrivals, so what has arrived may
+have failed for its sender. Which of two ends gives up first, and whether any does before the heal,
+the seed decides; the other one is told when it can be. On a link that loses, messages are late, and
+of packets (beats) one in three is gone.
+
+Who has sent to a process that died on another host, or watches one, hears of it over these links.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Channel, Message, SimProcess, Step, World
+
+HOST = 1_000_000  # of numbers of addresses; those of a host's admin are below zero
+OUTSIDE = 90  # where clients are, whose links nobody cuts
+PORT = 1900
+GIVE_UP_S = (1.6, 3.7)  # after which a process counts another as unreachable
+LOST_PACKETS = 0.3
+RESEND_S = (0.2, 1.2)  # what is lost comes that much later
+INBOX = 200  # datagrams that a socket keeps
+
+
+def host_of(number: int) -> int:
+    """Return the host of an address."""
+    return number // HOST if number > 0 else -1 - number
+
+
+def ip_of(host: int) -> str:
+    return f"10.0.0.{1 + host}"
+
+
+class Watch:
+    """What a process knows of one on another host."""
+
+    __slots__ = ("callbacks", "connected")
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.callbacks: list[Callable[[bool], None]] = []
+
+
+class Links:
+    """All links of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cut: set[tuple[int, int]] = set()
+        self._lossy_until: dict[tuple[int, int], float] = {}
+        self._given_up: set[tuple[SimProcess, SimProcess]] = set()  # one by the other
+        self.sockets: dict[tuple[str, int], Socket] = {}
+
+    # --- What goes wrong --------------------------------------------------------------------------
+
+    def cut(self, ways: set[tuple[int, int]]) -> None:
+        """Let nothing through from the first host of each pair to the second."""
+        self._cut |= ways
+        for process in list(self._world.processes.values()):
+            for number in process.watches:
+                if self._is_hindered(process.host, host_of(number)):
+                    self._give_up_later(process, number)
+
+    def heal(self, ways: set[tuple[int, int]]) -> None:
+        """Let things through again."""
+        self._cut -= ways
+        for process in list(self._world.processes.values()):
+            for channel in process.channels.values():
+                if channel.stalled or channel.untold:
+                    self._flush_later(channel)
+            for number in process.watches:
+                if number not in self._world.handlers:
+                    self._later(lambda p=process, n=number: self.dead(p, n))
+        for pair in sorted(self._given_up, key=lambda pair: (pair[0].pid, pair[1].pid)):
+            self._later(lambda pair=pair: self._hears(*pair))
+
+    def heal_all(self) -> None:
+        """Let everything through again."""
+        self._lossy_until.clear()
+        self.heal(set(self._cut))
+
+    def lose(self, ways: set[tuple[int, int]], until: float) -> None:
+        """Lose some of what goes this way, until then."""
+        self._lossy_until.update(dict.fromkeys(ways, until))
+
+    def is_cut(self, source: int, target: int) -> bool:
+        """Tell whether nothing gets from one host to another."""
+        return (source, target) in self._cut
+
+    def _is_hindered(self, one: int, other: int) -> bool:
+        return (one, other) in self._cut or (other, one) in self._cut
+
+    def _is_lossy(self, source: int, target: int) -> bool:
+        return self._lossy_until.get((source, target), 0.0) > self._world.now
+
+    # --- Messages ---------------------------------------------------------------------------------
+
+    def lateness(self, source: int, target: int) -> float:
+        """Return by how much a message is late for having been lost."""
+        rng = self._world.rng
+        if not self._is_lossy(source, target) or rng.random() > LOST_PACKETS:
+            return 0.0
+        return rng.uniform(*RESEND_S)
+
+    def holds(self, message: Message) -> bool:
+        """Tell whether a message waits for a heal; if not, it may be delivered."""
+        channel = message.channel
+        source, target = channel.owner.host, host_of(message.to)
+        if source == target:
+            return False
+        if not channel.stalled and not self.is_cut(source, target):
+            self._connected(channel.owner, message.to)
+            return False
+        channel.stalled.append(message)
+        self._give_up_later(channel.owner, message.to)
+        return True
+
+    def holds_outcome(self, message: Message, call: Step) -> bool:
+        """Tell whether the way back is cut; then the outcome is told after a heal."""
+        channel = message.channel
+        source, target = channel.owner.host, host_of(message.to)
+        if source == target or not (channel.untold or self.is_cut(target, source)):
+            return False
+        channel.untold.append((message, call))
+        self._give_up_later(channel.owner, message.to)
+        return True
+
+    def _flush_later(self, channel: Channel) -> None:
+        self._later(lambda: self._flush(channel))
+
+    def _flush(self, channel: Channel) -> None:
+        world, source = self._world, channel.owner.host
+        while channel.stalled and not self.is_cut(source, host_of(channel.stalled[0].to)):
+            message = channel.stalled.popleft()
+            self._connected(channel.owner, message.to)
+            world.deliver(message)
+        while channel.untold and not self.is_cut(host_of(channel.untold[0][0].to), source):
+            message, call = channel.untold.popleft()
+            world.tell(message, call)
+
+    def _later(self, call: Step) -> None:
+        self._world.after(self._world.rng.uniform(0.001, 0.6), call)
+
+    # --- The other ends ---------------------------------------------------------------------------
+
+    def watch(
+        self, process: SimProcess, number: int, on_lost: Callable[[bool], None]
+    ) -> Callable[[], None] | None:
+        """Tell when the process of an address is gone, or cannot be reached; None if it is here."""
+        if host_of(number) == process.host:
+            return None
+        watch = process.watches.setdefault(number, Watch())
+        watch.callbacks.append(on_lost)
+        self._world.after(self._world.rng.uniform(0.001, 0.02), lambda: self._dial(process, number))
+
+        def cancel() -> None:
+            if on_lost in watch.callbacks:
+                watch.callbacks.remove(on_lost)
+
+        return cancel
+
+    def _dial(self, process: SimProcess, number: int) -> None:
+        if self._is_hindered(process.host, host_of(number)):
+            self._give_up_later(process, number)
+        elif number not in self._world.handlers:
+            self.dead(process, number)
+        else:
+            self._connected(process, number)
+
+    def _connected(self, process: SimProcess, number: int) -> None:
+        """Have both ends notice if the other one goes."""
+        if (watch := process.watches.get(number)) is not None:
+            watch.connected = True
+        entry = self._world.handlers.get(number)
+        if entry is not None:
+            for own in process.numbers:
+                if (watch := entry[0].watches.get(own)) is not None:
+                    watch.connected = True
+
+    def died(self, process: SimProcess) -> None:
+        """Tell other hosts' processes of the death of one, as far as links allow."""
+        for name in [name for name, each in self.sockets.items() if each.process is process]:
+            del self.sockets[name]
+        for other in list(self._world.processes.values()):
+            for number in process.numbers:
+                watch = other.watches.get(number)
+                if watch is not None and watch.connected:
+                    self._later(lambda p=other, n=number: self.dead(p, n))
+
+    def dead(self, process: SimProcess, number: int) -> None:
+        """Have a process learn that there is none at an address, if that can be told."""
+        hindered = self._is_hindered(process.host, host_of(number))
+        if number not in self._world.handlers and not hindered:
+            self._lose(process, number, is_certain=True)
+
+    def _give_up_later(self, process: SimProcess, number: int) -> None:
+        def give_up() -> None:
+            if self._is_hindered(process.host, host_of(number)):
+                self._lose(process, number, is_certain=False)
+                entry = self._world.handlers.get(number)
+                if entry is not None and entry[0].alive:
+                    self._given_up.add((entry[0], process))
+                    self._later(lambda: self._hears(entry[0], process))
+
+        self._world.after(self._world.rng.uniform(*GIVE_UP_S), give_up)
+
+    def _hears(self, process: SimProcess, other: SimProcess) -> None:
+        """Have a process learn that another gave it up, as with that one's next session."""
+        if (process, other) in self._given_up and not self._is_hindered(process.host, other.host):
+            for number in other.numbers:
+                self._lose(process, number, is_certain=False)
+
+    def _lose(self, process: SimProcess, number: int, *, is_certain: bool) -> None:
+        self._given_up = {
+            pair
+            for pair in self._given_up
+            if pair[0] is not process or number not in pair[1].numbers
+        }
+        if not process.alive:
+            return
+        kind = "is dead" if is_certain else "cannot be reached"
+        self._world.note(process, f"notices that {number} {kind}")
+        channel = process.channels.get(number)
+        if channel is not None:
+            lost = [each for each in (*channel.stalled, *channel.under_way) if not each.dropped]
+            lost = [message for message, _ in channel.untold] + lost
+            channel.stalled.clear()
+            channel.untold.clear()
+            for message in lost:
+                message.dropped = True
+                self._world.tell(message, message.on_failed)
+        watch = process.watches.get(number)
+        if watch is not None and (watch.connected or is_certain or channel is None):
+            watch.connected = False
+            for on_lost in list(watch.callbacks):
+                process.enqueue(lambda call=on_lost: call(is_certain))
+
+    # --- Packets ----------------------------------------------------------------------------------
+
+    def send_packet(self, process: SimProcess, packet: bytes, source: Any, target: Any) -> None:
+        """Send a datagram, which arrives or does not."""
+        world = self._world
+        one, other = process.host, int(target[0].rpartition(".")[2]) - 1
+        if self.is_cut(one, other):
+            return
+        if self._is_lossy(one, other) and world.rng.random() < LOST_PACKETS:
+            return
+        world.at(
+            world.clock() + world.delay(), lambda: self._packet_arrives(packet, source, target)
+        )
+
+    def _packet_arrives(self, packet: bytes, source: Any, target: Any) -> None:
+        found = self.sockets.get(target)
+        if found is not None and len(found.inbox) < INBOX:
+            found.inbox.append((packet, source))
+            if found.reader is not None and len(found.inbox) == 1:
+                found.process.enqueue(found.reader)
+
+
+class Socket:
+    """A UDP socket of the running process."""
+
+    def __init__(self, world: World) -> None:
+        assert world.current is not None
+        self.process = world.current
+        self.inbox: deque[tuple[bytes, Any]] = deque()
+        self.reader: Step | None = None
+        self._world = world
+        self._fd = next(world.fds)
+        world.sockets[self._fd] = self
+
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing is needed."""
+
+    def bind(self, name: tuple[str, int]) -> None:
+        port = name[1] or 40_000 + self._fd
+        self._name = (name[0], port)
+        self._world.links.sockets[self._name] = self
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def recvfrom(self, _size: int) -> tuple[bytes, Any]:
+        if not self.inbox:
+            raise BlockingIOError
+        return self.inbox.popleft()
+
+    def recv(self, size: int) -> bytes:
+        return self.recvfrom(size)[0]
+
+    def sendto(self, packet: bytes, target: Any) -> None:
+        self._world.links.send_packet(self.process, packet, self._name, target)
+
+    def close(self) -> None:
+        self._world.sockets.pop(self._fd, None)
+        if self._world.links.sockets.get(self._name) is self:
+            del self._world.links.sockets[self._name]

@@ -1,0 +1,194 @@
+"""The state dir that leaders share: the real FileStore on simulated files.
+
+A writer does one step after the other here, and may die, stand still or fail at each, also with its
+change half carried out, or with the lock around one step in its hands. Whoever's epoch file is
+there is the one that may change anything; the store has to see to it that no other does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.actors.leading import NAMESPACE
+from understudy.persistence.disk import Disk
+from understudy.persistence.errors import StoreLockedError
+from understudy.persistence.filesystem import FileStore
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.world import SimProcess
+
+LOCK_PATIENCE_S = 2.0
+OUT_OF_REACH_S = 0.3  # until an operation fails
+
+
+class SharedDisk:
+    """Has the face of :class:`tests.simulation.disks.Disk`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.trouble = 0.0
+        self.slow_until = 0.0
+        self.out_of_reach: set[int] = set()  # hosts that cannot reach it
+        self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
+        self.files: dict[str, bytes] = {}
+        self.locked_by: SimProcess | None = None  # the change lock
+
+    def open(self, path: Path, **how: Any) -> Store:
+        """Stand in for FileStore.open."""
+        self._path = path
+        files = Files(self)
+        return Store(FileStore.open(path, **how, disk=files), files)
+
+    def reader(self) -> FileStore:
+        """Return the store for reading, as a next controller would find it."""
+        return FileStore.open(self._path, namespace=NAMESPACE, read_only=True, disk=Files(self))
+
+    def look(self, path: Path, *, namespace: str) -> tuple[int, bytes]:
+        """Stand in for FileStore.look."""
+        seen = FileStore.look(path, namespace=namespace, disk=Files(self))
+        if self.world.now < self.slow_until:
+            self.world.elapsed += self.world.rng.uniform(0.0, 0.9)
+        return seen
+
+
+class Files(Disk):
+    """The system calls of one process."""
+
+    def __init__(self, shared: SharedDisk) -> None:
+        self.process: Any = shared.world.current
+        self.change: tuple[dict[str, bytes], list[str]] | None = None  # that is being made
+        self._shared = shared
+        self._world = shared.world
+        self._open: dict[int, str] = {}
+
+    def _acts(self) -> None:
+        """Take some time, or fail, or be the last or the next to last thing that is done."""
+        shared, world = self._shared, self._world
+        self._check_reach()
+        slow = world.now < shared.slow_until
+        world.elapsed += world.rng.uniform(0.0, 0.2) if slow else 0.0003
+        self.process.acts()
+        world.catch_up(self.process)
+        if shared.trouble and world.rng.random() < shared.trouble / 4:
+            raise OSError(errno.ENOSPC, "the disk is full")
+
+    def _check_reach(self) -> None:
+        if self.process is not None and self.process.host in self._shared.out_of_reach:
+            self._world.elapsed += OUT_OF_REACH_S
+            raise OSError(errno.ETIMEDOUT, "the file system does not answer")
+
+    def read(self, path: Path) -> bytes:
+        self._check_reach()
+        try:
+            return self._shared.files[str(path)]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
+
+    def names(self, folder: Path) -> list[str]:
+        begin = f"{folder}/"
+        return [
+            path[len(begin) :]
+            for path in self._shared.files
+            if path.startswith(begin) and "/" not in path[len(begin) :]
+        ]
+
+    def create(self, path: Path) -> int:
+        self._acts()
+        fd = next(self._world.fds)
+        self._open[fd] = str(path)
+        self._shared.files[str(path)] = b""
+        return fd
+
+    def write(self, fd: int, chunk: memoryview) -> int:
+        self._shared.files[self._open[fd]] += bytes(chunk)
+        return len(chunk)
+
+    def fsync(self, fd: int) -> None:
+        self._acts()
+
+    def close(self, fd: int) -> None:
+        del self._open[fd]
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._acts()
+        if new.name == "epoch":
+            claim = self._shared.files[str(old)]
+            self._shared.simulation.checks.leaders.claims(self.process, claim, new)
+        else:
+            self._changes(new)
+        self._shared.files[str(new)] = self._shared.files.pop(str(old))
+        self._made(new)
+
+    def unlink(self, path: Path) -> None:
+        self._acts()
+        if not path.name.startswith("."):
+            self._changes(path)
+        if self._shared.files.pop(str(path), None) is None:
+            raise FileNotFoundError
+        self._made(path)
+
+    def mkdir(self, folder: Path) -> None:
+        """Folders are there once something is in them."""
+
+    def fsync_dir(self, folder: Path) -> None:
+        self._acts()
+
+    def _changes(self, path: Path) -> None:
+        self._shared.simulation.checks.leaders.writes(self.process, path.name)
+
+    def _made(self, path: Path) -> None:
+        """Tell of a change when it has happened: from then on the next one carries it out."""
+        if self.change is None:
+            return
+        puts, deletes = self.change
+        if path.name == "redo" or (path.parent.name == "values" and len(puts) + len(deletes) == 1):
+            self.change = None
+            self._shared.on_applied(puts, deletes)
+
+
+class Store:
+    """The real store, whose changes are told of."""
+
+    def __init__(self, store: FileStore, files: Files) -> None:
+        self._store = store
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        self._files.change = dict(puts), list(deletes)
+        try:
+            self._store.apply(puts, self._files.change[1])
+        finally:
+            self._files.change = None
+
+
+class ChangeLock:
+    """Stands in for the lock around one change, of the process that makes it."""
+
+    def __init__(self, shared: SharedDisk) -> None:
+        self._shared = shared
+        self._process = shared.world.current
+        self.is_held = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        shared = self._shared
+        if shared.locked_by is not None and shared.locked_by.alive:
+            shared.world.elapsed += LOCK_PATIENCE_S
+            raise StoreLockedError("another process has held the lock for 2 s")
+        shared.locked_by = self._process
+        try:
+            yield
+        finally:
+            shared.locked_by = None
+
+    def release(self) -> None:
+        self.is_held = False
