@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.links import PORT, ip_of
 from tests.simulation.world import Address, SimProcess
-from understudy.actors import candidate, joining
+from understudy.actors import bidding, candidate, joining
 from understudy.actors import control_messages as cm
 from understudy.actors.host import PRUNE_EVERY_S
 from understudy.actors.membership import Membership
@@ -21,7 +21,7 @@ from understudy.actors.processes import send_signal
 from understudy.actors.settings import HostSettings
 from understudy.actors.unasked import Unasked
 from understudy.core.key_rotation import KeyIds
-from understudy.core.leases import LOOK_S
+from understudy.core.leases import LOOK_S, Bid
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -101,6 +101,23 @@ class WordFile:
         if self._text is None:
             raise FileNotFoundError
         return self._text
+
+
+class Bidding(bidding.Bidding):
+    """The real one, whose file is an entry in the folder that the leaders share."""
+
+    bids: dict[str, Bid]  # of all hosts
+
+    def write(self, bid: Bid) -> None:
+        self.bids[self._own] = bid
+
+    def withdraw(self) -> None:
+        self.bids.pop(self._own, None)
+
+
+def bidding_in(bids: dict[str, Bid]) -> type[Bidding]:
+    """Return the class for one simulation."""
+    return type("BiddingHere", (Bidding,), {"bids": bids})
 
 
 class Candidate(candidate.Candidate):

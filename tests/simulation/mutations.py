@@ -237,7 +237,7 @@ MUTATIONS = {
     ),
     "takes_over_too_early": Mutation(
         "core.leases",
-        "OVER_S = 3.2",
+        "OVER_S = 2.8",
         "OVER_S = 1.2",
         "a leader knows that its term is over before another takes over",
     ),

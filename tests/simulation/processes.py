@@ -31,6 +31,7 @@ from tests.simulation.shared_disk import ChangeLock
 from tests.simulation.world import Address, Killed, SimProcess, World
 from understudy.actors import (
     bases,
+    bidding,
     binding,
     candidate,
     capacity,
@@ -225,6 +226,12 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
     nothing = lambda *_args, **_kwargs: None  # noqa: E731
     attach = lambda _port, _loop, arrived: simulation.attach(arrived)  # noqa: E731
     here = lambda: 0 if current() is None else current().host  # noqa: E731
+    bids: dict[str, Any] = {}  # by the host's address
+
+    def bids_by_name() -> dict[str, Any]:
+        names = {each.own_address: each.host_name for each in simulation.settings.values()}
+        return {names[address]: bid for address, bid in bids.items()}
+
     return [
         (time, clocks),
         (random, world.rng),
@@ -249,6 +256,8 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (leading.store_id, lambda settings: "shared" if settings.leaders else ""),
         (leading.word_file, lambda _: simulation.word_files[here()]),
         (candidate.Candidate, hosts.Candidate),
+        (bidding.Bidding, hosts.bidding_in(bids)),
+        (bidding.read_bids, lambda _: bids_by_name()),
         (logs.configure_logging, nothing),
         (logs.redirect_output, nothing),
         (user_logging.configure, nothing),
