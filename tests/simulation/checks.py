@@ -173,7 +173,7 @@ class Checks:
 
     def not_saved(self, request: am.Request, reply: am.RequestReply) -> None:
         """A client hears that the state cannot be saved: what was not made is not on disk."""
-        certain = "perhaps" not in reply.error
+        certain = "Nothing was changed" in reply.error
         self.counts[f"not saved, {'certainly' if certain else 'perhaps'}"] += 1
         if certain:
             self.history.is_not_made(request)

@@ -33,7 +33,7 @@ class Disk:
         if read_only:
             return Store(self, 0)
         if self.world.now < self.full_until:
-            raise StoreNotWritableError("the disk is full")
+            raise StoreNotWritableError("the disk is full. Nothing was changed")
         if self._writer is not None and self._writer.alive:
             raise StoreLockedError("another controller has it")
         self._writer = self.world.current
@@ -43,7 +43,7 @@ class Disk:
     def try_to_write(self, _folder: Any, **_: Any) -> None:
         """Stand in for FileStore.try_to_write."""
         if self.world.now < self.full_until:
-            raise NothingSavedError("the disk is still full")
+            raise NothingSavedError("the disk is still full. Nothing was changed")
 
     def records(self, kind: str) -> dict[str, Any]:
         """Return what a new controller would load."""
@@ -77,7 +77,7 @@ class Store:
             raise Killed
         if mishap < 2.0:
             disk.full_until = world.now + world.rng.choice([0.0, world.rng.uniform(0.0, 5.0)])
-            raise NothingSavedError("the disk is full")
+            raise NothingSavedError("the disk is full. Nothing was changed")
         disk.kept.apply(puts, deletes)
         disk.on_applied(puts, deletes)
         if mishap < 3.0:

@@ -219,14 +219,14 @@ MUTATIONS = {
     ),
     "changes_the_store_though_superseded": Mutation(
         "persistence.writer",
-        "            self._check_claim()\n            yield\n",
-        "            yield\n",
+        "            self._check_claim()\n            self.changes += 1\n",
+        "            self.changes += 1\n",
         "one leader's writes are accepted per epoch",
     ),
     "looks_at_the_epoch_and_changes_the_store_apart": Mutation(
         "persistence.writer",
-        "            self._check_claim()\n            yield\n",
-        "            self._check_claim()\n        yield\n",
+        "            self._check_claim()\n            self.changes += 1\n            yield\n",
+        "            self._check_claim()\n        self.changes += 1\n        yield\n",
         "one leader's writes are accepted per epoch",
     ),
     "takes_over_a_lease_that_was_renewed": Mutation(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.actors.leading import NAMESPACE
 from understudy.persistence.disk import Disk
-from understudy.persistence.errors import StoreLockedError
+from understudy.persistence.errors import NothingSavedError, StoreLockedError
 from understudy.persistence.filesystem import FileStore
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class SharedDisk:
         self.world = simulation.world
         self.trouble = 0.0
         self.slow_until = 0.0
+        self.full_until = 0.0
         self.out_of_reach: set[int] = set()  # hosts that cannot reach it
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self.files: dict[str, bytes] = {}
@@ -44,6 +45,13 @@ class SharedDisk:
         self._path = path
         files = Files(self)
         return Store(FileStore.open(path, **how, disk=files), files)
+
+    def try_to_write(self, _path: Path, **_: Any) -> None:
+        """Stand in for FileStore.try_to_write."""
+        try:
+            Files(self).try_to_write()
+        except OSError as error:
+            raise NothingSavedError(f"{error}. Nothing was changed") from error
 
     def reader(self) -> FileStore:
         """Return the store for reading, as a next controller would find it."""
@@ -76,12 +84,19 @@ class Files(Disk):
         self.process.acts()
         world.catch_up(self.process)
         if shared.trouble and world.rng.random() < shared.trouble / 4:
+            shared.full_until = world.clock() + world.rng.choice([0.0, world.rng.uniform(0.0, 5.0)])
             raise OSError(errno.ENOSPC, "the disk is full")
+        if world.clock() < shared.full_until:
+            raise OSError(errno.ENOSPC, "the disk is still full")
 
     def _check_reach(self) -> None:
         if self.process is not None and self.process.host in self._shared.out_of_reach:
             self._world.elapsed += OUT_OF_REACH_S
             raise OSError(errno.ETIMEDOUT, "the file system does not answer")
+
+    def try_to_write(self) -> None:
+        """Write some of nothing; raises OSError."""
+        self._acts()
 
     def read(self, path: Path) -> bytes:
         self._check_reach()
