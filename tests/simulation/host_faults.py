@@ -27,7 +27,8 @@ class HostFaults:
         """Tell whether anything was wrong with a host, or its links, within the last seconds."""
         return self._until.get(host, 0.0) >= self._world.now - within_s
 
-    def _trouble(self, host: int, duration_s: float) -> None:
+    def trouble(self, host: int, duration_s: float) -> None:
+        """Take note that something is wrong with a host, for so long."""
         self._until[host] = max(self._until.get(host, 0.0), self._world.now + duration_s)
 
     def kinds(self) -> list[Callable[[], None]]:
@@ -68,7 +69,7 @@ class HostFaults:
         self._simulation.checks.counts["link cut"] += 1
         self._world.links.cut(ways)
         for host in {host for way in ways for host in way}:
-            self._trouble(host, duration_s)
+            self.trouble(host, duration_s)
         self._world.after(duration_s, lambda: self._heal(ways))
 
     def _heal(self, ways: set[tuple[int, int]]) -> None:
@@ -107,7 +108,7 @@ class HostFaults:
         host = self._host()
         duration_s = self._duration_s()
         until = self._world.now + duration_s
-        self._trouble(host, duration_s)
+        self.trouble(host, duration_s)
         self._world.note("faults", f"host {host} is stopped until {until - 1000.0:.1f}")
         for process in self._world.processes.values():
             if process.host == host:

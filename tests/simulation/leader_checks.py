@@ -32,7 +32,10 @@ class LeaderChecks:
         self._expect(epoch > self._epoch, f"{process} claims epoch {epoch} after {self._epoch}")
         self._epoch, self._writer = epoch, process
         self._checks.counts["epoch begun"] += 1
-        if before is not None and before.alive and before.host != process.host:
+        if before is None or before.host == process.host:
+            return
+        self._checks.simulation.faults.of_hosts.trouble(before.host, 0.0)  # it is suspected
+        if before.alive:
             self._checks.counts["leader succeeded that lives"] += 1
             tenure = before.actor._reign._tenure
             told = f"{process} takes over while {before} may think that it leads"

@@ -255,8 +255,8 @@ MUTATIONS = {
     ),
     "leaves_replicas_of_hosts_that_are_back": Mutation(
         "actors.members",
-        "            if message.host != self._own and address and self._cluster",
-        "            if False and self._cluster",
+        "            if address and self._cluster.backend_of",
+        "            if False and self._cluster.backend_of",
         "after a heal there are just the replicas that are wanted",
     ),
     "asks_another_host_for_a_replica_only_once": Mutation(

@@ -29,6 +29,7 @@ from understudy.actors.messages import Process
 
 Step = Callable[[], None]
 SOON_S = 0.002
+LEFT_S = 0.02  # within which what a dead controller has sent is with whom it is for
 TRACE = 120  # steps that a failure shows
 QUICK, SLOW, SLUGGISH = (0.0001, 0.002), (0.002, 0.05), (0.05, 0.6)  # seconds that a message takes
 
@@ -101,7 +102,17 @@ class Timer:
 class Message:
     """A message under way."""
 
-    __slots__ = ("body", "channel", "departs", "dropped", "on_failed", "on_sent", "sender", "to")
+    __slots__ = (
+        "arrives",
+        "body",
+        "channel",
+        "departs",
+        "dropped",
+        "on_failed",
+        "on_sent",
+        "sender",
+        "to",
+    )
 
     def __init__(
         self, channel: Channel, sender: Address, to: int, body: Any, departs: float
@@ -113,6 +124,7 @@ class Message:
         self.on_sent: Step | None = None
         self.on_failed: Step | None = None
         self.departs = departs
+        self.arrives = departs
         self.dropped = False
 
 
@@ -393,6 +405,8 @@ class World:
 
     def _cut(self, channel: Channel) -> None:
         sent = [each for each in channel.under_way if each.departs <= self.now]
+        if channel.owner.role == "controller":  # before anybody hears of the next one
+            sent = [each for each in sent if each.arrives <= self.now + LEFT_S]
         kept = self.rng.randint(0, len(sent))
         for each in itertools.islice(channel.under_way, kept, None):
             each.dropped = True
@@ -458,7 +472,7 @@ class World:
         delay = self.delay()
         if (host := host_of(to)) != process.host:
             delay += self.links.lateness(process.host, host)
-        channel.arrives = max(channel.arrives, departs + delay)
+        channel.arrives = message.arrives = max(channel.arrives, departs + delay)
         self.at(channel.arrives, lambda: self._arrive(message))
 
     def _arrive(self, message: Message) -> None:
