@@ -59,7 +59,7 @@ def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
     for what in TRIED:
         count = re.search(rf"(\d+) {what}", told)
         assert count, told
-        assert int(count[1]) > SEEDS / 10, f"{what} is hardly ever tried"
+        assert int(count[1]) > SEEDS / 20, f"{what} is hardly ever tried"
 
 
 def test_a_seed_replays_exactly_in_whatever_process() -> None:
@@ -77,7 +77,7 @@ def test_a_failure_is_told_with_its_last_steps_and_how_to_replay_it() -> None:
         "--mutation", "passes_on_second_answers", "--seeds", "1", "--from", seed, fails=True
     )
     assert replayed.splitlines()[-1] == told.splitlines()[-1]
-    assert "is answered again" in replayed.splitlines()[-1]
+    assert re.search("is answered (again|after)", replayed.splitlines()[-1])
     assert re.search(r"^ +\d+\.\d{4} caller\(\d+\) +AnswerQueries", replayed, re.MULTILINE)
 
 

@@ -317,8 +317,7 @@ class World:
     def trace(self) -> list[str]:
         """Return the last steps, one line each."""
         return [
-            f"{at - 1000.0:10.4f} {who:18} {(what if isinstance(what, str) else repr(what))[:300]}"
-            for at, who, what in self._trace
+            f"{at - 1000.0:10.4f} {who:18} {_told(what)[:300]}" for at, who, what in self._trace
         ]
 
     # --- Turns and deaths -------------------------------------------------------------------------
@@ -512,3 +511,10 @@ class World:
         channel = message.channel
         channel.outcome = max(channel.outcome, self.now + self.delay())
         self.at(channel.outcome, lambda: owner.enqueue(call))
+
+
+def _told(what: Any) -> str:
+    """Return a text that is the same in each run, as Thespian's own messages' are not."""
+    if isinstance(what, str):
+        return what
+    return type(what).__name__ if type(what).__repr__ is object.__repr__ else repr(what)
