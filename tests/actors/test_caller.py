@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.support.queries import query
 from understudy.actors import messages as m
 from understudy.actors.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
-from understudy.actors.streams import Stream
+from understudy.actors.streams import Stream, StreamFailedError
+from understudy.core.tickets import BODY
 
 HERE = m.Process(1, 1, "here")
 FIRST, SECOND = m.Process(2, 2, "first"), m.Process(3, 3, "second")
@@ -24,6 +28,13 @@ class _Loop:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any]] = []
         self.timers: dict[Callable[[], None], float] = {}
+        self.watched: dict[m.Process, Callable[[], None]] = {}
+
+    def watch_process(
+        self, process: m.Process, on_exit: Callable[[], None], _at: Any
+    ) -> Callable[[], None]:
+        self.watched[process] = on_exit
+        return lambda: self.watched.pop(process, None)
 
     def send(self, target: Any, message: Any, *_outcome: Any) -> None:
         self.sent.append((target, message))
@@ -45,12 +56,13 @@ class _Loop:
         ]
 
 
-def asked(retryable: bool | None = True) -> tuple[Caller, _Loop, list[Any]]:
+def asked(retryable: bool | None = True, follows: str = "") -> tuple[Caller, _Loop, list[Any]]:
     """Return a caller with a query under way, its loop, and what answers it gets."""
     loop, answers = _Loop(), []
     caller = Caller(loop, HERE)  # type: ignore[arg-type]
     caller.met_proxy("proxy", m.Process(9, 9, "proxy"))
-    caller.submit(query(1, http_method="GET", retryable=retryable), answers.append)
+    sent = query(1, http_method="GET", retryable=retryable, follows=follows)
+    caller.submit(sent, answers.append, lambda _feed: None)
     return caller, loop, answers
 
 
@@ -139,3 +151,33 @@ def test_a_query_that_kills_every_proxy_is_given_up() -> None:
         caller.met_proxy("next", m.Process(number, 8, f"next{number}"))
     assert len(submitted(loop, "next")) == FIRST_REPEATS + 1
     assert "retries, limited to as many as queries, are used up" in answers[0].text
+
+
+def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead() -> None:
+    def begins() -> None:
+        tell(caller, "first", begun(FIRST))
+
+    def loses_its_proxy() -> None:
+        caller.lost_proxy()
+
+    for steps in ((begins, loses_its_proxy), (loses_its_proxy, begins)):
+        caller, loop, answers = asked()
+        for step in steps:
+            step()
+        caller.met_proxy("next", m.Process(8, 8, "next"))
+        assert submitted(loop, "next") == [], "its replica has it"
+        loop.watched[FIRST]()
+        (stream,) = answers
+        with pytest.raises(StreamFailedError, match="its replica died with the query under way"):
+            asyncio.run(stream.next())
+        assert not loop.watched
+
+
+def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_dead() -> None:
+    caller, loop, answers = asked(follows=BODY)
+    caller.lost_proxy()
+    tell(caller, "first", m.FeedWanted(1, 5, FIRST))
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    loop.watched[FIRST]()
+    assert answers[0].text == "its replica died with the query under way"
+    assert not loop.watched

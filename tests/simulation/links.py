@@ -39,12 +39,16 @@ def ip_of(host: int) -> str:
 
 
 class Watch:
-    """What a process knows of one on another host."""
+    """What a process knows of one on another host.
 
-    __slots__ = ("callbacks", "connected")
+    It is *open* while they are connected, or this one dials: whatever ends that is told, and
+    nothing after that until it sends something again, or the other one does.
+    """
+
+    __slots__ = ("callbacks", "is_open")
 
     def __init__(self) -> None:
-        self.connected = False
+        self.is_open = False
         self.callbacks: list[Callable[[bool], None]] = []
 
 
@@ -119,6 +123,8 @@ class Links:
             self._connected(channel.owner, message.to)
             return False
         channel.stalled.append(message)
+        if (watch := channel.owner.watches.get(message.to)) is not None:
+            watch.is_open = True
         self._give_up_later(channel.owner, message.to)
         return True
 
@@ -158,6 +164,7 @@ class Links:
             return None
         watch = process.watches.setdefault(number, Watch())
         watch.callbacks.append(on_lost)
+        watch.is_open = True
         self._world.after(self._world.rng.uniform(0.001, 0.02), lambda: self._dial(process, number))
 
         def cancel() -> None:
@@ -177,12 +184,12 @@ class Links:
     def _connected(self, process: SimProcess, number: int) -> None:
         """Have both ends notice if the other one goes."""
         if (watch := process.watches.get(number)) is not None:
-            watch.connected = True
+            watch.is_open = True
         entry = self._world.handlers.get(number)
         if entry is not None:
             for own in process.numbers:
                 if (watch := entry[0].watches.get(own)) is not None:
-                    watch.connected = True
+                    watch.is_open = True
 
     def died(self, process: SimProcess) -> None:
         """Tell other hosts' processes of the death of one, as far as links allow."""
@@ -191,7 +198,7 @@ class Links:
         for other in list(self._world.processes.values()):
             for number in process.numbers:
                 watch = other.watches.get(number)
-                if watch is not None and watch.connected:
+                if watch is not None and watch.is_open:
                     self._later(lambda p=other, n=number: self.dead(p, n))
 
     def dead(self, process: SimProcess, number: int) -> None:
@@ -237,8 +244,8 @@ class Links:
                 message.dropped = True
                 self._world.tell(message, message.on_failed)
         watch = process.watches.get(number)
-        if watch is not None and (watch.connected or is_certain or channel is None):
-            watch.connected = False
+        if watch is not None and (watch.is_open or is_certain):
+            watch.is_open = False
             for on_lost in list(watch.callbacks):
                 process.enqueue(lambda call=on_lost: call(is_certain))
 
