@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.channels import Address
 from tests.simulation.links import OUTSIDE, PORT
 from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, PLAIN, SLOW
-from tests.simulation.world import Address
 from understudy.actors import admin_messages as am
 from understudy.actors.port import CONTROLLER, Finder, Port
 from understudy.core.config import BackendConfig

@@ -10,8 +10,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.channels import Address
 from tests.simulation.links import PORT, ip_of
-from tests.simulation.world import Address, SimProcess
+from tests.simulation.world import SimProcess
 from understudy.actors import bidding, candidate, joining
 from understudy.actors import control_messages as cm
 from understudy.actors.host import PRUNE_EVERY_S

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Channel, Message, SimProcess, Step, World
+    from tests.simulation.channels import Channel, Message
+    from tests.simulation.world import SimProcess, Step, World
 
 HOST = 1_000_000  # of numbers of addresses; those of a host's admin are below zero
 OUTSIDE = 90  # where clients are, whose links nobody cuts

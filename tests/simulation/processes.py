@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 from thespian.actors import ActorAddress
 
 from tests.simulation import hosts
+from tests.simulation.channels import Address
 from tests.simulation.checked_router import CheckedRouter
 from tests.simulation.coroutines import Asyncio
 from tests.simulation.links import Socket
 from tests.simulation.scripted_code import ScriptedCode
 from tests.simulation.shared_disk import ChangeLock
-from tests.simulation.world import Address, Killed, SimProcess, World
+from tests.simulation.world import Killed, SimProcess, World
 from understudy.actors import (
     bases,
     bidding,

@@ -14,6 +14,7 @@ from typing import Any
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
 from tests.simulation.callers import SimCaller
+from tests.simulation.channels import Address, Message
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
 from tests.simulation.disks import Disk
@@ -22,7 +23,7 @@ from tests.simulation.hosts import ALONE, JOINED, LEADERS, HostProcess, WordFile
 from tests.simulation.links import OUTSIDE
 from tests.simulation.processes import Manager, Transport, replaced
 from tests.simulation.shared_disk import SharedDisk
-from tests.simulation.world import Address, InvariantError, Message, SimProcess, World
+from tests.simulation.world import InvariantError, SimProcess, World
 from understudy.actors.candidate import LEADING_CONTROLLER
 from understudy.actors.controller import Controller, LeadingController
 from understudy.actors.members import REPLICA
