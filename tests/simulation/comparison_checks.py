@@ -29,7 +29,7 @@ class ComparisonChecks:
                 self._copies[ticket.endpoint, ticket.backend, pairing.settings[0]] += 1
 
     def is_odd(self, uid: str) -> None:
-        """User code fails, streams, or gives another answer than others."""
+        """User code fails, streams, is cancelled, or gives another answer than others."""
         self._odd.add(uid)
 
     def told(self, request: am.GetDifferences, reply: am.RequestReply) -> None:

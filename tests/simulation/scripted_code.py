@@ -175,6 +175,8 @@ class ScriptedCode:
         if running is None or running.cancelled:
             return
         running.cancelled = True
+        query = running.reply.assignment.query
+        self._simulation.checks.comparisons.is_odd(query.call.decode())
         if running.stream is not None:
             running.stream.cancel()
             del self._running[key]
