@@ -193,4 +193,4 @@ def _cause(reply: RequestReply) -> BaseException | None:
         error = cloudpickle.loads(reply.exception)
     except Exception:  # a type of the user's that this process lacks; the text tells of it
         return None
-    return error if isinstance(error, BaseException) else None
+    return error if isinstance(error, Exception) else None

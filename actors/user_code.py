@@ -69,18 +69,20 @@ class Failure(NamedTuple):
 
     text: str  # type and message
     traceback: str
-    exception: bytes | None  # cloudpickled, where it can be
+    exception: bytes | None  # cloudpickled, where it can be, and where it is an Exception
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Describe ``error``."""
+        """Describe ``error``. What is no Exception, as SystemExit, must not end who only asked."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        try:
-            pickled = cloudpickle.dumps(error)
-            pickle.loads(pickled)  # many exceptions pickle and then cannot be made again
-        except Exception:  # any user type may fail in any way; the text goes without it
-            pickled = None
+        pickled = None
+        if isinstance(error, Exception):
+            try:
+                pickled = cloudpickle.dumps(error)
+                pickle.loads(pickled)  # many exceptions pickle and then cannot be made again
+            except Exception:  # any user type may fail in any way; the text goes without it
+                pickled = None
         return cls(text, trace, pickled)
 
 

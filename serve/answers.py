@@ -69,7 +69,7 @@ def _original(answer: FailedAnswer) -> BaseException | None:
         error = pickle.loads(answer.exception)
     except Exception:  # e.g. a constructor that takes more than its args; the text must do
         return None
-    return error if isinstance(error, BaseException) else None
+    return error if isinstance(error, Exception) else None
 
 
 def _described(answer: FailedAnswer) -> UnderstudyError:

@@ -247,6 +247,6 @@ def _as(replica: ReplicaContext) -> Context:
 def _error_of(failure: Failure, what: str) -> BaseException:
     if failure.exception is not None:
         error = pickle.loads(failure.exception)
-        if isinstance(error, BaseException):
+        if isinstance(error, Exception):
             return with_note(error, f"in the constructor of {what}:\n{failure.traceback.rstrip()}")
     return DeployFailedError(f"{what} could not start: {failure.text}")

@@ -17,6 +17,7 @@ from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import RunningSystem, wait_until
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
+from understudy.serve.answers import decode
 from understudy.serve.packing import pack_code
 
 MakeReplica = Callable[..., ReplicaByHand]
@@ -369,6 +370,8 @@ def test_whatever_user_code_raises_is_answered_and_the_replica_goes_on(
     answer = replica.call(method=method)
     assert isinstance(answer, m.FailedAnswer), answer
     assert answer.kind == "UserCodeError"
+    error = decode(answer, "it").error
+    assert isinstance(error, Exception), "what is none would end who only asked"
     assert replica.value(method="works") == "works"
     assert replica.value(method="works_async") == "works"
     assert replica.check(1)[0].ongoing == 0
