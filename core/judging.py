@@ -19,6 +19,7 @@ from understudy.core.tallies import BUCKETS, Tally, bound_of, bucket_of
 
 CALIBRATION = 100  # queries of the old backends from which their p95 is taken
 P95 = 0.95
+SLACK_S = 0.01  # a replica with a small share waits longer for a CPU, whatever its code: by so much
 NO_EVIDENCE = 1.000001  # more speaks against the new backend, less for it
 
 
@@ -77,8 +78,8 @@ class Slowness(NamedTuple):
     """What counts as slow in a step, and what was counted before that was settled.
 
     Old queries are slow past the bound of ``old_bucket``, new ones past that of ``new_bucket``: the
-    old ones' p95 when the step began, and the allowed multiple of it. Only later queries count, for
-    they had no part in where the bounds are.
+    old ones' p95 when the step began, and the allowed multiple of it, which is :data:`SLACK_S` more
+    at least. Only later queries count, for they had no part in where the bounds are.
     """
 
     old_bucket: int
@@ -93,7 +94,8 @@ def calibrate(old: Tally, new: Tally, ratio: float) -> Slowness | None:
     if old.timed() < CALIBRATION:
         return None
     old_bucket = old.percentile(P95) or 0
-    new_bucket = min(bucket_of(bound_of(old_bucket) * ratio), BUCKETS)
+    old_p95_s = bound_of(old_bucket)
+    new_bucket = bucket_of(max(old_p95_s * ratio, old_p95_s + SLACK_S))
     return Slowness(
         old_bucket,
         new_bucket,
@@ -175,7 +177,8 @@ def describe(name: str, limit: float, sample: Sample) -> str:
     if name == "p95_latency_s":
         return f"the p95 latency is {p95}; it may be {limit:.3g} s"
     beside = "unknown" if old["p95_latency_s"] is None else f"{old['p95_latency_s']:.3g} s"
-    return f"the p95 latency is {p95}, {beside} with the old one; it may be {limit:.3g} times that"
+    may_be = f"it may be {limit:.3g} times that, or {SLACK_S * 1000:g} ms more"
+    return f"the p95 latency is {p95}, {beside} with the old one; {may_be}"
 
 
 def shown(tally: Tally) -> dict[str, Any]:

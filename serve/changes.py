@@ -123,6 +123,6 @@ def _short(value: Any) -> str:
         if value is None
         else value
         if isinstance(value, str)
-        else json.dumps(value, default=str)
+        else json.dumps(value, default=str, ensure_ascii=False)
     )
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -326,6 +326,7 @@ class Client:
         route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
         if problem := operations.route_problem("route_prefix", route):
             raise InvalidRequestError(problem)
+        _check_arguments(init_args, init_kwargs)
         what = f"deployment {name!r}"
         target = _callable(what, func_or_class)
         options, folders = self._working_in(working_dir, actor_options)
@@ -451,6 +452,13 @@ def _check_name(what: str, name: object) -> None:
 def _check_mapping(what: str, value: object) -> None:
     if not isinstance(value, Mapping):
         raise InvalidRequestError(f"{what}={value!r}: must be a dict")
+
+
+def _check_arguments(init_args: object, init_kwargs: object) -> None:
+    if not isinstance(init_args, list | tuple):
+        raise InvalidRequestError(f"init_args={init_args!r}: must be a list")
+    if init_kwargs is not None:
+        _check_mapping("init_kwargs", init_kwargs)
 
 
 def _made(model: type[S], given: S | Mapping[str, Any] | None) -> S:

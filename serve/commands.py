@@ -199,6 +199,8 @@ class Source:
         with usage():
             self.arguments = read_arguments(arguments)
             operations.check_target(name, self.route_prefix)
+            if self.working_dir is not None and not self.working_dir.is_dir():
+                raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
             if target.endswith((".yaml", ".yml")):
                 raise InvalidRequestError(f"{target!r}: files are not supported yet; name a module")
 

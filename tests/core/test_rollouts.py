@@ -203,12 +203,12 @@ def test_slow_answers_are_judged_by_the_old_backends_p95(world: World) -> None:
     report(world, v1=tally(99), v2=tally(11))
     told = state(world)["why"]
     assert told == "waits for traffic: 11 of 100 queries of the new backend"
-    report(world, v1=tally(900), v2=tally(100, seconds=0.014))
-    report(world, v1=tally(1800), v2=tally(200, seconds=0.014))
+    report(world, v1=tally(900), v2=tally(100, seconds=0.019))
+    report(world, v1=tally(1800), v2=tally(200, seconds=0.019))
     assert traffic(world)["v2"] == 0.1, "slower, but not by half"
-    report(world, v1=tally(2700), v2=tally(300, seconds=0.02))
+    report(world, v1=tally(2700), v2=tally(300, seconds=0.03))
     assert traffic(world) == {"v1": 1.0}
-    assert "p95 latency is 0.02" in state(world)["why"]
+    assert "p95 latency is 0.03" in state(world)["why"]
 
 
 def test_an_absolute_p95_is_a_rule_too(world: World) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.judged import STEPS, Version, count
+from understudy.core import judging
 from understudy.core.judging import Sample, calibrate, evidence_by_rule
 from understudy.core.sequential import STAKES, excess, increase
 from understudy.core.tallies import Tally
@@ -43,7 +44,10 @@ def is_sent_back(
     return False
 
 
-def test_of_a_thousand_rollouts_of_the_same_code_hardly_any_goes_back() -> None:
+def test_of_a_thousand_rollouts_of_the_same_code_hardly_any_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "SLACK_S", 0.0)
     rng = random.Random(20)
     same = Version(0.01)
     gone_back = sum(is_sent_back(same, same, rng, RULES) for _ in range(1000))
@@ -65,6 +69,29 @@ def test_a_backend_that_breaks_a_rule_is_sent_back(new: Version) -> None:
     rng = random.Random(22)
     found = sum(is_sent_back(new, Version(0.002), rng, RULES) for _ in range(50))
     assert found == 50
+
+
+def tally_of(*latencies_s: float) -> Tally:
+    tally = Tally()
+    for latency_s in latencies_s:
+        tally.count(200, latency_s)
+    return tally
+
+
+def slow_evidence(*, old_s: float, new_s: float, ratio: float = 1.5) -> float:
+    """Return what a thousand queries of each latency are evidence for."""
+    slowness = calibrate(tally_of(*[old_s] * 100), Tally(), ratio)
+    sides = tally_of(*[new_s] * 1000), tally_of(*[old_s] * 1100)
+    rules = {"p95_latency_ratio": ratio}
+    return evidence_by_rule(rules, Sample(*sides, 0.5, slowness))["p95_latency_ratio"]
+
+
+def test_what_a_small_share_of_the_queries_makes_of_a_latency_is_no_slowness() -> None:
+    """A replica that sleeps between its queries waits some milliseconds for a CPU."""
+    assert slow_evidence(old_s=0.003, new_s=0.012) <= 1
+    assert slow_evidence(old_s=0.003, new_s=0.015) >= 1 / ALPHA
+    assert slow_evidence(old_s=0.1, new_s=0.14) <= 1
+    assert slow_evidence(old_s=0.1, new_s=0.17) >= 1 / ALPHA
 
 
 def bad_until_known(share: float, margin: float, rng: random.Random) -> int:

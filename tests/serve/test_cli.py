@@ -132,6 +132,9 @@ def test_bad_flags_are_errors_of_usage(invoke, system, monkeypatch):
     result = invoke("start", "--http-port", "99999")
     assert result.exit_code == 2
     assert "port=99999" in result.stderr
+    result = invoke("deploy", "--working-dir", "/nowhere", "mine")
+    assert result.exit_code == 2
+    assert "--working-dir '/nowhere': no such folder" in result.output
     monkeypatch.setenv("UNDERSTUDY_ADMIN_PORT", "many")
     result = invoke("status")
     assert result.exit_code == 2

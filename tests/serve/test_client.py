@@ -88,6 +88,22 @@ def test_a_bad_backend_is_refused_before_it_is_sent(client, controller, argument
     assert controller.requests == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"init_args": "abc"}, "init_args='abc': must be a list"),
+        ({"init_args": 5}, "init_args=5: must be a list"),
+        ({"init_kwargs": [1]}, r"init_kwargs=\[1\]: must be a dict"),
+    ],
+)
+def test_bad_constructor_arguments_are_refused_before_they_are_sent(
+    client, controller, arguments, told
+):
+    with pytest.raises(InvalidRequestError, match=told):
+        client.deploy("d", dict, **arguments)
+    assert controller.requests == []
+
+
 def test_only_the_settings_given_are_changed(client, controller):
     client.create_backend("a", Model)
     assert client.update_backend_config("a", {"num_replicas": "2"}) == "goal-2"
