@@ -190,8 +190,7 @@ def show_autoscaling(report: Mapping[str, Any]) -> None:
     if not report:
         console.print("no backend has an autoscaling_config")
         return
-    columns = ("run", "target", "bounds", "queued", "ongoing", "average", "policy", "failed")
-    table = _table("backend", *columns)
+    table = _table("backend", "run", "target", "bounds", "queued", "ongoing", "average")
     for tag, backend in report.items():
         config = backend["config"]
         cells = (
@@ -201,19 +200,23 @@ def show_autoscaling(report: Mapping[str, Any]) -> None:
             backend.get("queued"),
             backend.get("ongoing"),
             f"{backend.get('average_load', 0):.4g}",
-            config["policy"]["policy_function"],
-            backend.get("policy_failures"),
         )
         table.add_row(_text(tag), *map(_text, cells))
     console.print(table)
     for tag, backend in report.items():
         if backend.get("decisions"):
-            console.print(_decisions(tag, backend["decisions"]))
+            console.print(_decisions(_decided_by(tag, backend), backend["decisions"]))
 
 
-def _decisions(tag: str, decisions: Sequence[Mapping[str, Any]]) -> Table:
+def _decided_by(tag: str, backend: Mapping[str, Any]) -> str:
+    told = f"{tag}, by {backend['config']['policy']['policy_function']}"
+    failures = backend.get("policy_failures")
+    return f"{told}, which failed {failures} times" if failures else told
+
+
+def _decisions(title: str, decisions: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("at", "target", "decision", "why")
-    table.title, table.title_justify = _text(tag), "left"
+    table.title, table.title_justify = _text(title), "left"
     for decision in decisions:
         at, since = _clock(decision["at"]), _clock(decision["since"])
         when = at if decision["times"] == 1 else f"{since} to {at}"

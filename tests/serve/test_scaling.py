@@ -126,5 +126,9 @@ def test_decisions_are_shown_with_their_reasons(capsys: pytest.CaptureFixture[st
     up = {**decision, "times": 1, "to": 4, "outcome": "UPSCALED"}
     show_autoscaling({"b": {**backend, "decisions": [decision, up]}})
     shown = capsys.readouterr().out
-    for part in ("UPSCALE_DELAYED", "[wants] 4", "1 -> 4", "1..9", "a.b", " to "):
+    for part in ("UPSCALE_DELAYED", "[wants] 4", "1 -> 4", "1..9", " to "):
         assert part in shown
+    assert "b, by a.b, which failed 3 times\n" in "".join(
+        line.rstrip() + "\n" for line in shown.splitlines()
+    )
+    assert any(line.split()[-1:] == ["average"] for line in shown.splitlines()), "on one line"
