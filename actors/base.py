@@ -15,6 +15,7 @@ from understudy.actors.memory import keep_freed_memory
 from understudy.actors.messages import Address, Process
 from understudy.actors.processes import RunRecords, this_process
 from understudy.actors.settings import HostSettings, read_settings
+from understudy.actors.signals import be_as_usual
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self.loop.send(sender, reply)
 
     def _begin(self) -> None:
+        be_as_usual()
         if self.carries_bodies:
             keep_freed_memory()
         manager = self._myRef

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import multiprocessing
+import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +38,22 @@ class Rude:
         sys.stderr.close()
         raise ValueError("nobody reads this")
 
+    def fault(self) -> None:
+        ctypes.string_at(0)
+
+    def abort(self) -> None:
+        os.abort()
+
+    def end_a_worker(self) -> int | None:
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        worker.terminate()
+        worker.join(5)
+        try:
+            return worker.exitcode
+        finally:
+            worker.kill()
+
     def log(self, lines: int) -> None:
         def write() -> None:
             for number in range(lines):
@@ -58,6 +79,28 @@ def test_a_loop_that_user_code_ends_goes_on(replica_of: MakeReplica, method: str
     assert set(replica.outcomes(calls).values()) == {200}
     for _ in range(3):
         assert replica.value(method="ping") == "pong"
+
+
+@pytest.mark.parametrize(
+    ("method", "told"), [("fault", "Segmentation fault"), ("abort", "Aborted")]
+)
+def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_tells_where(
+    replica_of: MakeReplica, running: RunningSystem, method: str, told: str
+) -> None:
+    replica = replica_of(Rude)
+    replica.run(replica.calls(1, method=method))
+    wait_until(lambda: not replica.alive, 5, "the process's end")
+    (log,) = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
+    text = log.read_text()
+    assert f"Fatal Python error: {told}" in text
+    assert "test_rude_user_code.py" in text
+    assert f" in {method}" in text
+
+
+def test_what_user_code_forks_ends_by_the_signals_that_end_others(replica_of: MakeReplica) -> None:
+    replica = replica_of(Rude)
+    assert replica.value(method="end_a_worker") == -signal.SIGTERM
+    assert replica.value(method="ping") == "pong"
 
 
 def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(
