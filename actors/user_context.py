@@ -48,15 +48,20 @@ class ReplicaContext:
         return ReplicaID(self.replica_tag, DeploymentID(self.deployment, self.app_name))
 
 
+class _OfQuery:
+    """What looks at a query each time it is asked; no field, so copies do without."""
+
+    __slots__ = ("_query",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestContext:
+class RequestContext(_OfQuery):
     """One query, as user code sees it; all empty where none is being run.
 
     ``request_id`` is that of the query on whose behalf user code called, where it is a call of its.
     ``is_shadow``: a copy, whose result nobody gets, or a call on behalf of one. Code that charges,
     mails or writes should not. ``deadline``, by :func:`time.monotonic` as ``asyncio.timeout_at``
-    takes it: nobody waits for the answer any longer. ``is_cancelled``: nobody waits already; sync
-    code, which cannot be stopped, does well to look now and then.
+    takes it: nobody waits for the answer any longer.
     """
 
     request_id: str = ""
@@ -70,7 +75,12 @@ class RequestContext:
     is_http_request: bool = False
     multiplexed_model_id: str = ""
     deadline: float | None = None
-    is_cancelled: bool = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits any more; sync code, which cannot be stopped, should look."""
+        query = getattr(self, "_query", None)
+        return query is not None and bool(query.is_cancelled)
 
     @property
     def remaining_s(self) -> float | None:
@@ -169,7 +179,7 @@ def _context_of(query: RunningQuery | None) -> RequestContext:
         return RequestContext()
     assignment = query.assignment
     is_http = bool(assignment.query.http_method)
-    return RequestContext(
+    context = RequestContext(
         request_id=assignment.query.request_id,
         route=assignment.route if is_http else "",
         endpoint=assignment.endpoint,
@@ -181,8 +191,9 @@ def _context_of(query: RunningQuery | None) -> RequestContext:
         is_http_request=is_http,
         multiplexed_model_id=assignment.query.multiplexed_model_id,
         deadline=query.deadline_at,
-        is_cancelled=query.is_cancelled,
     )
+    object.__setattr__(context, "_query", query)
+    return context
 
 
 def origin() -> Origin:

@@ -39,7 +39,8 @@ class Leaf:
 
     def block(self, mark: str) -> None:
         (self.folder / f"{mark} began").touch()
-        while not serve.get_request_context().is_cancelled:
+        context = serve.get_request_context()
+        while not context.is_cancelled:
             time.sleep(0.01)
         (self.folder / f"{mark} cancelled").touch()
         while not (self.folder / "gate").exists():

@@ -86,7 +86,6 @@ def test_a_query_over_http_is_known_to_its_handler(
         "is_http_request": True,
         "multiplexed_model_id": "",
         "deadline": None,
-        "is_cancelled": False,
     }
 
 
