@@ -18,6 +18,8 @@ from understudy.core.validation import Settings
 
 _is_path = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*").fullmatch
 
+_is_origin = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+").fullmatch
+
 ANYTHING = ("*",)
 
 
@@ -60,6 +62,17 @@ class CorsOptions(Settings):
     allow_credentials: bool = False
     expose_headers: tuple[str, ...] = ()
     max_age: int = Field(default=600, ge=0, description="seconds")
+
+    @field_validator("allow_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _is_origin(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin as browsers name it: https://shop.example, in lower "
+                    "case and without a path, or with a :port"
+                )
+        return origins
 
     @field_validator("allow_origin_regex")
     @classmethod

@@ -117,7 +117,7 @@ def with_middlewares(start_front, *given):
 
 
 def test_a_worker_compresses_and_allows_what_its_settings_say(start_front):
-    front = start_front(UNDERSTUDY_HTTP_MIDDLEWARES=GZIP, UNDERSTUDY_HTTP_CORS=f"{ORIGIN},b")
+    front = start_front(UNDERSTUDY_HTTP_MIDDLEWARES=GZIP, UNDERSTUDY_HTTP_CORS=f"{ORIGIN},http://b")
     headers = {"Origin": ORIGIN, "Accept-Encoding": "gzip"}
     answer = front.ask("/large/100000", headers=headers)
     assert answer["content-encoding"] == "gzip"
@@ -214,6 +214,9 @@ def test_a_front_whose_middleware_cannot_be_imported_says_so_and_ends(tmp_path):
         ({"cors": {"allow_origins": ["*"], "max_age": -1}}, "cors.max_age=-1"),
         ({"cors": {"allow_origin_regex": "("}}, "is no regular expression"),
         ({"cors": "{"}, "is no JSON"),
+        ({"cors": "https://a.example,shop.example"}, "'shop.example' is no origin"),
+        ({"cors": ["https://shop.example/"]}, "'https://shop.example/' is no origin"),
+        ({"cors": ["https://Shop.example"]}, "'https://Shop.example' is no origin"),
         ({"cors": 3}, "cors=3"),
     ],
 )
