@@ -203,7 +203,7 @@ class FrontProtocol(HttpToolsProtocol):
         the time for which connections are kept, or at once if ``served_too``, and one that has sent
         half of its headers after ``header_timeout_s``.
         """
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_broken or (self.cycle is not None and not self.cycle.response_complete):
             return
         if self.begun_at is not None:
             if now - self.begun_at > self._shared.header_timeout_s:

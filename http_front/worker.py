@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from typing import Any
@@ -37,6 +38,8 @@ except ImportError:
     _Loop = asyncio.SelectorEventLoop
 else:
     _Loop = uvloop.Loop
+
+_logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 DRAIN_POLL_S = 0.05
@@ -134,7 +137,10 @@ class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
         while True:
             self.loop.connections.tell_time()
             await asyncio.sleep(min(TICK_S, timeout_s / 4))
-            self._close_waiting(served_too=False, fresh_s=timeout_s)
+            try:
+                self._close_waiting(served_too=False, fresh_s=timeout_s)
+            except Exception:  # of one connection: the others, and the Date, need the next look
+                _logger.exception("not all idle connections were looked at")
 
     def _close_waiting(self, *, served_too: bool, fresh_s: float) -> None:
         now = self.loop.time()

@@ -182,6 +182,16 @@ def test_a_connection_that_sends_no_request_in_time_is_closed(start_front, sent)
     assert front.ask("/seen").json["asked_paths"] == ["/seen"]
 
 
+def test_who_is_told_that_it_was_too_slow_and_stays_keeps_no_other_from_being_closed(start_front):
+    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.4")
+    with front.connect() as slow:
+        slow.sendall(HALF)
+        assert b" 408 " in slow.recv(1000)
+        with front.connect() as silent:
+            assert silent.recv(1000) == b""
+    assert "Traceback" not in front.stderr_path.read_text()
+
+
 def test_bytes_that_trickle_in_do_not_buy_time(start_front, until):
     front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.4")
     with front.connect() as connection:
