@@ -56,9 +56,15 @@ class Following:
                 return False  # a newer one has overtaken it
         elif not message.complete:
             return False  # of a controller that is gone: each begins with all that there is
+        elif message.upto < self.seen and not self._is_met(message.controller):
+            return False  # late, of one that was gone before; who listened to it would be stuck
         self.controller, self._told_by = sender, message.controller
         self._met = (sender, message.controller)
         return True
+
+    def _is_met(self, controller: Process) -> bool:
+        """Tell who was met last: after a restored backup its ids may be lower than those before."""
+        return self._met is not None and self._met[1] == controller
 
     def known(self) -> tuple[Address, Process, int] | None:
         """Return the controller, and the latest epoch that was heard of, for who looks for it."""

@@ -54,3 +54,21 @@ def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_tak
     assert not following.takes(changed(OLD, 0, upto=4), "old")
     assert not following.takes(changed(NEW, 0, upto=6, complete=False), "new")
     assert following.takes(changed(OLD, 0, upto=6, complete=False), "old")
+
+
+def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors() -> None:
+    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    assert following.meets(MeetController(controller="old", process=OLD))
+    assert following.meets(MeetController(controller="new", process=NEW))
+    assert following.takes(changed(NEW, 0, upto=2**33), "new")
+    following.seen = 2**33
+    assert not following.takes(changed(OLD, 0, upto=2**32), "old")
+    assert following.known() == ("new", NEW, 0)
+
+
+def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken() -> None:
+    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    assert following.takes(changed(OLD, 0, upto=2**33), "old")
+    following.seen = 2**33
+    assert following.meets(MeetController(controller="new", process=NEW))
+    assert following.takes(changed(NEW, 0, upto=2**32), "new")

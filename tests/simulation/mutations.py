@@ -54,6 +54,7 @@ MUTATIONS = {
         "            cluster.long_poll.expect(name)\n",
         "            pass\n",
         "a changed endpoint is acknowledged when every proxy routes by it",
+        seed=208,
     ),
     "does_not_record_proxies": Mutation(
         "core.listeners",
