@@ -17,13 +17,13 @@ import cloudpickle
 from understudy.actors.admin_messages import ListHosts, Request, RequestReply
 from understudy.actors.binding import way_to
 from understudy.actors.dispatch import Caller
-from understudy.actors.messages import AnswerQueries, AttachCallerReply
+from understudy.actors.messages import Address, AnswerQueries, AttachCallerReply
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import this_process
 from understudy.actors.query_client import CallerClient, QueryClient
 from understudy.actors.settings import HostSettings
 from understudy.actors.system import is_running
-from understudy.core.errors import NotRunningError, error_from
+from understudy.core.errors import NotRunningError, StateNotSavedError, error_from
 
 GONE_POLL_S = 0.05
 GONE_S = 15.0  # longer than any restart of the actor system takes
@@ -34,13 +34,24 @@ LISTED = 8  # so many other hosts that one of them is there, whatever has happen
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 
+class _Pending:
+    """A request that is not answered yet."""
+
+    __slots__ = ("epoch", "reply", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.reply: Future[RequestReply] = Future()
+        self.epoch = 0  # of the latest controller that it was sent to, where several may lead
+
+
 class Connection:
     """Admin requests to the controller, and queries to the proxy; thread-safe."""
 
     def __init__(self, port: ThreadPort) -> None:
         self._port = port
         self._caller = Caller(port.loop, port.process)
-        self._pending: dict[str, tuple[Request, Future[RequestReply]]] = {}
+        self._pending: dict[str, _Pending] = {}
         self._controller = Finder(port, CONTROLLER, lambda *_: self._met_controller())
         self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
         self._asked_proxy = False
@@ -48,7 +59,7 @@ class Connection:
         self._listing = ""  # the id of the request for the cluster's hosts
         self._gone_since: float | None = None
         self._lock = threading.Lock()
-        port.on(RequestReply, lambda message, _: self._replied(message))
+        port.on(RequestReply, self._replied)
         port.on(AnswerQueries, self._caller.answered)
         port.on(AttachCallerReply, lambda message, _: self._caller.attached(message))
 
@@ -81,13 +92,12 @@ class Connection:
         late. Raises the error that the controller names (with a failed constructor's own exception
         as its cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone.
         """
-        future: Future[RequestReply] = Future()
         request_id = request.request_id or secrets.token_hex(16)
         request = replace(request, request_id=request_id, user=request.user or user_name())
-        self._pending[request_id] = (request, future)
+        pending = self._pending[request_id] = _Pending(request)
         self._port.loop.post(lambda: self._send(request_id))
         try:
-            reply = self._wait(future, request, timeout_s)
+            reply = self._wait(pending.reply, request, timeout_s)
         finally:
             self._pending.pop(request_id, None)
         if reply.error_kind:
@@ -155,9 +165,10 @@ class Connection:
         return time.monotonic() - self._gone_since
 
     def _send(self, request_id: str) -> None:
-        entry = self._pending.get(request_id)
-        if entry is not None and self._controller.found is not None:
-            self._port.loop.send(self._controller.found[0], entry[0])
+        pending = self._pending.get(request_id)
+        if pending is not None and self._controller.found is not None:
+            pending.epoch = max(pending.epoch, self._controller.epoch)
+            self._port.loop.send(self._controller.found[0], pending.request)
 
     def _send_again(self, request_id: str) -> None:
         """Send it once more; a controller that is stopped may have a successor by now."""
@@ -168,14 +179,21 @@ class Connection:
         for request_id in list(self._pending):
             self._send(request_id)
 
-    def _replied(self, message: RequestReply) -> None:
+    def _replied(self, message: RequestReply, sender: Address) -> None:
         if message.request_id == self._listing:
             self._port.learn_gates((message.value or ())[:LISTED])
             self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
             return
-        entry = self._pending.get(message.request_id)
-        if entry is not None and not entry[1].done():
-            entry[1].set_result(message)
+        pending = self._pending.get(message.request_id)
+        if pending is None or pending.reply.done():
+            return
+        # One that cannot save may not know of its successor, which has perhaps made the change: it
+        # is asked again, or the time is up, and then nobody says that nothing was changed.
+        if message.error_kind == StateNotSavedError.__name__ and not self._controller.is_latest(
+            sender, pending.epoch
+        ):
+            return
+        pending.reply.set_result(message)
 
 
 def user_name() -> str:

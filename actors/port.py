@@ -360,6 +360,10 @@ class Finder:
         self._stopped = True
         self._unwatch()
 
+    def is_latest(self, sender: Address, epoch: int) -> bool:
+        """Tell whether ``sender`` is the controller that was found, and of no earlier epoch."""
+        return self.found is not None and self.found[0] == sender and self.epoch >= epoch
+
     def doubt(self) -> None:
         """Look whether any proxy obeys a later controller than the one that was found."""
         for gate in self._gates:

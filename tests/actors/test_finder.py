@@ -11,6 +11,7 @@ from understudy.actors import admin_messages as am
 from understudy.actors import connection
 from understudy.actors.messages import Process
 from understudy.actors.port import CONTROLLER, Finder
+from understudy.core.errors import StateNotSavedError
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
 Identified = Callable[[Any, Process, int], None]
@@ -105,3 +106,52 @@ def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor(
     client._controller.start()
     port.known = ("there", NEW, 3)
     assert client.request(am.ListBackends(request_id="1"), timeout_s=10.0) == "done"
+
+
+class CannotSave(StoppedAndSucceeded):
+    """The controller of before takes no change, and says so when its successor is asked, too."""
+
+    def send(self, address: str, request: am.Request) -> None:
+        refusal = am.RequestReply(
+            request_id=request.request_id,
+            error_kind="StateNotSavedError",
+            error="the disk is full. Nothing was changed",
+        )
+        if address == "at":
+            self.replied(refusal, address)
+        else:
+            self.asked = True
+            self.replied(refusal, "at")  # which was asked before, and is late
+
+
+def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed() -> None:
+    port: Any = CannotSave()
+    port.known, port.there = ("there", NEW, 3), {"there": (NEW, 3)}
+    client = connection.Connection(port)
+    client._controller.start()
+    with pytest.raises(TimeoutError, match="it may have been carried out"):
+        client.request(am.ListBackends(request_id="1"), timeout_s=0.05)
+    assert port.asked
+
+
+def test_nor_is_one_by_an_earlier_controller_that_was_found_again() -> None:
+    port: Any = CannotSave()
+    port.known, port.there = ("there", NEW, 3), {"at": (OLD, 2), "there": (NEW, 3)}
+    client = connection.Connection(port)
+    client._controller.start()
+    pending = client._pending["1"] = connection._Pending(am.ListBackends(request_id="1"))
+    client._send("1")
+    port.known = ("at", OLD, 2)
+    client._controller._exited()
+    assert client._controller.found == ("at", OLD)
+    client._send("1")
+    assert not pending.reply.done()
+
+
+def test_a_refusal_by_the_controller_that_there_is_says_that_nothing_was_changed() -> None:
+    port: Any = CannotSave()
+    port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
+    client = connection.Connection(port)
+    client._controller.start()
+    with pytest.raises(StateNotSavedError, match="Nothing was changed"):
+        client.request(am.ListBackends(request_id="1"), timeout_s=10.0)

@@ -174,8 +174,7 @@ class Checks:
         """A client hears that the state cannot be saved: what was not made is not on disk."""
         certain = "Nothing was changed" in reply.error
         self.counts[f"not saved, {'certainly' if certain else 'perhaps'}"] += 1
-        # Where several may lead, one that cannot save may be told late that another can.
-        if certain and not isinstance(self.simulation.disk, SharedDisk):
+        if certain:
             self.history.is_not_made(request)
 
     def told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:

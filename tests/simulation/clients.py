@@ -40,6 +40,7 @@ class Client:
         self.done = False
         self._codes = 0
         self._requests = 0
+        self._asked_epoch = 0  # of the latest controller that has the request
         self._goals: list[str] = []
         self._rollout_goals: list[str | None] = []
         self._pending: am.Request | None = None
@@ -49,7 +50,7 @@ class Client:
 
     def _begin(self) -> None:
         self._port = Port(PORT, self.process.identity, self.process)  # type: ignore[arg-type]
-        self._port.on(am.RequestReply, lambda message, _: self._replied(message))
+        self._port.on(am.RequestReply, self._replied)
         gates = [Address(self.simulation.admin_number(n)) for n in range(self.simulation.size)]
         self._controller = Finder(
             self._port, CONTROLLER, lambda *_: self._send(), lambda: None, gates
@@ -71,12 +72,14 @@ class Client:
             return
         self._requests += 1
         self._pending = replace(wanted, request_id=f"client {self.number}.{self._requests}")
+        self._asked_epoch = 0
         self.checks.asked(self.number, self._pending)
         self._send()
         self._repeat(self._pending)
 
     def _send(self) -> None:
         if self._pending is not None and self._controller.found is not None:
+            self._asked_epoch = max(self._asked_epoch, self._controller.epoch)
             self._port.loop.send(self._controller.found[0], self._pending)
 
     def _repeat(self, request: am.Request) -> None:
@@ -85,12 +88,13 @@ class Client:
             self._send()
             self.process.call_later(REPEAT_S, lambda: self._repeat(request))
 
-    def _replied(self, reply: am.RequestReply) -> None:
+    def _replied(self, reply: am.RequestReply, sender: Address) -> None:
         request = self._pending
         if request is None or reply.request_id != request.request_id:
             return
         if reply.error_kind == "StateNotSavedError":  # its repeat, some time later, is the same
-            self.checks.not_saved(request, reply)
+            if self._controller.is_latest(sender, self._asked_epoch):
+                self.checks.not_saved(request, reply)
             return
         self._pending = None
         self.checks.told(self.number, request, reply)
