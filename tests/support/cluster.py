@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class ClusterHost(Host):
         self.own_dir = self.state_dir / "hosts" / self.label if self.leads else self.state_dir
         logs.begin(self.own_dir / "logs")
         super().__init__(name, f"{NETWORK}.{number + 1}")
-        self.loads = self.another()
+        self._loads: Host | None = None  # what makes requests, once there is a load
 
     @property
     def environ(self) -> dict[str, str]:
@@ -167,8 +168,9 @@ class ClusterHost(Host):
     @contextlib.contextmanager
     def load(self, path: str = "/", connections: int = 32) -> Iterator[Callable[[], Tally]]:
         """Have connections GET a path of its front meanwhile; yields what ends it and counts."""
-        self.loads.call(begin_load, path, connections)
-        yield lambda: self.loads.call(end_load)
+        self._loads = loads = self._loads or self.another()
+        loads.call(begin_load, path, connections)
+        yield lambda: loads.call(end_load)
 
     def crash(self) -> None:
         """End all of its processes at once, as a crash of the machine would."""
@@ -176,14 +178,15 @@ class ClusterHost(Host):
 
     def freeze(self) -> Callable[[], None]:
         """SIGSTOP all but what calls for the test; returns what undoes it."""
-        pids = set(self.pids()) - {self._process.pid, self.loads._process.pid}
+        ours = {each._process.pid for each in (self, self._loads) if each is not None}
+        pids = set(self.pids()) - ours
         self._signal(pids, signal.SIGSTOP)
         return lambda: self._signal(pids, signal.SIGCONT)
 
     def reboot(self) -> None:
         """Have it come up again after a crash, with nothing running."""
         self.boot()
-        self.loads = self.another()
+        self._loads = None
         self.call(os.getpid)  # the process that calls for the test is up
 
     def link(self, *, sent: dict[str, Any] | None = None, received: Any = None) -> None:
@@ -233,9 +236,9 @@ class Cluster:
         pipe.close()
         self._pipe.recv()
         for number in range(count):
-            host = ClusterHost(self, number, self._namespaces[number + 1])
+            self.hosts.append(ClusterHost(self, number, self._namespaces[number + 1]))
+        for host in self.hosts:  # whose processes have begun at once
             host.call(switch.send_plain_frames, "cable")
-            self.hosts.append(host)
 
     def switch(self, method: str, *args: Any) -> Any:
         """Call a method of the switch."""
@@ -243,9 +246,11 @@ class Cluster:
         return self._pipe.recv()
 
     def start(self, **environ: str) -> None:
-        """Start the system of every host, the first one first."""
-        for host in self.hosts:
-            host.start(**environ)
+        """Start the system of every host: the first one, then the others at once."""
+        first, *others = self.hosts
+        first.start(**environ)
+        with ThreadPoolExecutor(len(others)) as pool:
+            list(pool.map(lambda host: host.start(**environ), others))
 
     def deploy(self, text: str, target: str = "app", **environ: str) -> None:
         """Deploy a module of this text from the first host."""

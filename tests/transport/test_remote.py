@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HERE, KEY, THERE
-from understudy.actors.transport import admission, strangers
+from understudy.actors.transport import admission, remote, strangers
 from understudy.actors.transport.addresses import ProcessAddress, drawn_address
 from understudy.actors.transport.greeting import MAGIC
 from understudy.actors.transport.network import Network
@@ -302,7 +302,10 @@ def test_the_oldest_stranger_makes_room_and_peers_still_get_in(world, hosts, por
     assert len(there.peers._remote.descriptors()) == 1
 
 
-def test_what_was_begun_under_a_key_that_is_replaced_goes_on_under_the_new_one(world, port):
+def test_what_was_begun_under_a_key_that_is_replaced_goes_on_under_the_new_one(
+    world, port, monkeypatch
+):
+    monkeypatch.setattr(remote, "LOOK_AT_KEYS_S", 0.1)
     new = bytes(32)
     one_keys, other_keys = [KEY], [KEY, new]
     pairs = []
