@@ -405,7 +405,13 @@ def rebalance(**flags: Any) -> None:
 @_where
 @click.argument("name", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
-@click.option("-n", "--lines", default=100, help="Lines of each log to begin with [100].")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=100,
+    help="Lines of each log to begin with [100].",
+)
 def logs(name: str | None, follow: bool, lines: int, **flags: Any) -> None:
     """Show logs: those whose name contains NAME, or all.
 

@@ -132,6 +132,7 @@ def test_bad_flags_are_errors_of_usage(invoke, system, monkeypatch):
     result = invoke("start", "--http-port", "99999")
     assert result.exit_code == 2
     assert "port=99999" in result.stderr
+    assert invoke("logs", "-n", "-1").exit_code == 2
     result = invoke("deploy", "--working-dir", "/nowhere", "mine")
     assert result.exit_code == 2
     assert "--working-dir '/nowhere': no such folder" in result.output
