@@ -190,7 +190,9 @@ def start(block: bool, **flags: Any) -> None:
     with uncollected():
         from understudy.serve import starting
 
-    starting.start(_settings(flags), block=block)
+    options = flags.keys() - {"state_dir", "admin_port"}  # which say only which system is meant
+    has_options = any(flags[name] is not None for name in options)
+    starting.start(_settings(flags), block=block, has_options=has_options)
 
 
 @main.command()

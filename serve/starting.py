@@ -43,14 +43,22 @@ def interrupt_on_terminate() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def start(settings: HostSettings, *, block: bool) -> None:
-    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then."""
+_RUNNING = "already running"
+_WITH_OTHERS = "already running, with the options of its start; to change any, stop it first"
+
+
+def start(settings: HostSettings, *, block: bool, has_options: bool = False) -> None:
+    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then.
+
+    ``has_options`` where it was asked for with some, which one that runs already does not take.
+    """
     if block:
         interrupt_on_terminate()
     with Progress() as progress:  # no thread before the host process was forked
         started = system.start(settings, on_progress=progress.say, is_command=True)
     where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
-    click.echo(f"started: {where}" if started else "already running")
+    running = _WITH_OTHERS if has_options else _RUNNING
+    click.echo(f"started: {where}" if started else running)
     if not block:
         return
     try:

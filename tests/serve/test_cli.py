@@ -80,6 +80,7 @@ def test_start_starts_once(invoke, system):
     assert (system.settings.http.port, system.settings.admin_port) == (9000, 1901)
     assert system.settings.state_dir.name == "here"
     assert invoke("start").output == "already running\n"
+    assert "to change any, stop it first" in invoke("start", "--http-cors", "*").output
 
 
 def test_start_takes_what_other_hosts_need(invoke, system, tmp_path):
