@@ -14,6 +14,7 @@ from understudy.core.backends import (
 from understudy.core.effects import Check, Kill, Reconfigure, Start, Stop
 from understudy.core.long_poll import NOTHING_SEEN
 from understudy.core.replica_states import IllegalTransitionError, ReplicaEvent
+from understudy.core.retries import Retries
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, World  # noqa: TID251
@@ -496,3 +497,13 @@ def test_a_new_controller_finishes_a_delete_and_leaves_no_process() -> None:
 def test_a_replica_refuses_what_its_table_lacks() -> None:
     with pytest.raises(IllegalTransitionError):
         Replica("r").move(ReplicaEvent.STOP, 0.0)
+
+
+def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
+    retries = Retries()
+    for _ in range(10):
+        retries.died("it died", 31.0, 100.0)
+    assert retries.start_at == 0.0, "each one had run for long, and is replaced at once"
+    for _ in range(3):
+        retries.died("it died", 29.0, 100.0)
+    assert retries.start_at == 100.2
