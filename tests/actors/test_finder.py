@@ -91,7 +91,7 @@ class StoppedAndSucceeded(Port):
     def is_answered(self) -> bool:
         return True
 
-    def send(self, address: str, request: am.Request) -> None:
+    def send(self, address: str, request: am.Request, *_ended: Callable[[], None]) -> None:
         if address == "there":
             self.replied(am.RequestReply(request_id=request.request_id, value="done"), address)
 
@@ -111,7 +111,7 @@ def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor(
 class CannotSave(StoppedAndSucceeded):
     """The controller of before takes no change, and says so when its successor is asked, too."""
 
-    def send(self, address: str, request: am.Request) -> None:
+    def send(self, address: str, request: am.Request, *_ended: Callable[[], None]) -> None:
         refusal = am.RequestReply(
             request_id=request.request_id,
             error_kind="StateNotSavedError",
@@ -155,3 +155,34 @@ def test_a_refusal_by_the_controller_that_there_is_says_that_nothing_was_changed
     client._controller.start()
     with pytest.raises(StateNotSavedError, match="Nothing was changed"):
         client.request(am.ListBackends(request_id="1"), timeout_s=10.0)
+
+
+class Slow(StoppedAndSucceeded):
+    """What is sent is on its way until the test says how that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Callable[[], None]] = []
+        self.failed: list[Callable[[], None]] = []
+
+    def send(self, address: str, request: am.Request, *ended: Callable[[], None]) -> None:
+        on_sent, on_failed = ended
+        self.sent.append(on_sent)
+        self.failed.append(on_failed)
+
+
+def test_a_request_that_is_still_on_its_way_is_not_sent_once_more() -> None:
+    port: Any = Slow()
+    port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
+    client = connection.Connection(port)
+    client._controller.start()
+    client._pending["1"] = connection._Pending(am.ListBackends(request_id="1"))
+    client._send("1")
+    client._send_again("1")
+    assert len(port.sent) == 1
+    port.failed[0]()
+    client._send_again("1")
+    assert len(port.sent) == 2
+    port.sent[1]()  # and no answer has come
+    client._send_again("1")
+    assert len(port.sent) == 3

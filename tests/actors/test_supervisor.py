@@ -1,0 +1,70 @@
+"""How the controller's orders reach replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from understudy.actors import control_messages as cm
+from understudy.actors.supervisor import Supervisor
+from understudy.core import effects as fx
+from understudy.core.config import BackendConfig
+
+TAG, BACKEND = "model#1", "model"
+
+
+class SlowLoop:
+    """What is sent is on its way until the test says how that has ended."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.ended: list[Callable[[bool], None]] = []
+
+    def send(
+        self,
+        _address: str,
+        message: Any,
+        on_sent: Callable[[], None] = lambda: None,
+        on_failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.sent.append(type(message))
+        self.ended.append(lambda arrived: on_sent() if arrived else on_failed())
+
+
+def supervisor_of(loop: Any) -> Supervisor:
+    release = SimpleNamespace(
+        version="1", code_digest="d", code_hash="h", config={}, config_id=1, actor_options={}
+    )
+    record = SimpleNamespace(tag=BACKEND, deployment="", application="")
+    backend = SimpleNamespace(
+        record=record,
+        release_of=lambda _tag: release,
+        host_of=lambda _tag: "here",
+        config=BackendConfig(),
+    )
+    cluster: Any = SimpleNamespace(backends={BACKEND: backend}, backend_of=lambda _tag: backend)
+    members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: True)
+    checkpoints: Any = SimpleNamespace(load_code=lambda _digest: b"code")
+    return Supervisor(
+        loop,
+        cluster,
+        checkpoints,
+        SimpleNamespace(),  # type: ignore[arg-type]  # nothing of it is needed
+        members=members,
+        find=lambda _tag: "there",
+        changed=lambda: None,
+    )
+
+
+def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> None:
+    loop = SlowLoop()
+    supervisor = supervisor_of(loop)
+    supervisor.perform(fx.Start(TAG, BACKEND))
+    supervisor.perform(fx.Start(TAG, BACKEND))
+    supervisor.perform(fx.Check(TAG, 0))
+    assert loop.sent == [cm.StartReplica, cm.CheckReplica]
+    for arrived in (False, True):
+        loop.ended[-1 if arrived else 0](arrived)
+        supervisor.perform(fx.Start(TAG, BACKEND))
+    assert loop.sent.count(cm.StartReplica) == 3
