@@ -183,11 +183,12 @@ class Links:
             self._connected(process, number)
 
     def _connected(self, process: SimProcess, number: int) -> None:
-        """Have both ends notice if the other one goes."""
+        """Have both ends notice if the other goes; who was given up hears of it before all else."""
         if (watch := process.watches.get(number)) is not None:
             watch.is_open = True
         entry = self._world.handlers.get(number)
         if entry is not None:
+            self._hears(entry[0], process)
             for own in process.numbers:
                 if (watch := entry[0].watches.get(own)) is not None:
                     watch.is_open = True
