@@ -31,7 +31,7 @@ from understudy.actors.port import CONTROLLER, PROXY
 from understudy.actors.proxy import Proxy
 from understudy.actors.replica import Replica
 
-SIZES = (1, 1, 1, 1, 1, 1, 1, 1, 2, 3)  # several hosts take twice the time
+SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
 SETTLE_S = 200.0  # how long coming to rest may take
 _CLASSES = {
     CONTROLLER[0]: Controller,
