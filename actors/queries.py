@@ -281,6 +281,7 @@ class Queries:
         for assignment in assignments[room:]:
             self._tell(proxy, ("rejected", assignment.ticket))
         for ticket in message.cancelled:
+            self._tell_cut_off(self._runs.get((proxy, ticket)))
             self._user_code.cancel((proxy, ticket))
         for ticket, places in message.compared:
             key = (proxy, ticket)
@@ -293,6 +294,15 @@ class Queries:
         text = f"no answer within {run.assignment.timeout_s:.6g} s"
         run.answer(FailedAnswer(run.assignment.query.id, "QueryTimeoutError", text))
         self.cancel(run)
+
+    def _tell_cut_off(self, run: Run | None) -> None:
+        """Tell who takes parts of an answer that its router ended it: that may have lost sight."""
+        if run is None or run.sender is None or run.status or run.assignment.caller is None:
+            return
+        text = "the answer was ended midway by the router, which may have lost who asked"
+        answer = travelling(FailedAnswer(run.assignment.query.id, "RequestCancelledError", text))
+        message = AnswerQueries(incarnation=run.assignment.caller_incarnation, answers=(answer,))
+        self._loop.send(pickle.loads(run.assignment.caller), message)
 
     def close_sockets(self) -> None:
         """Close all WebSockets, as this replica is to stop; callable from any thread."""

@@ -27,7 +27,7 @@ def _die_of_faults() -> None:
     """
     for fault in FAULTS:
         signal.signal(fault, signal.SIG_DFL)
-    faulthandler.enable()
+    faulthandler.enable(2)  # whatever becomes of sys.stderr
 
 
 _before = threading.local()  # the signals that were blocked before the thread's fork

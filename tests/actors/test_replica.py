@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ class Gate:
         finally:
             self._enter(-1)
         return self.most
+
+    async def parts(self) -> AsyncIterator[int]:
+        yield 1
+        await self.coroutine()
 
     async def coroutine(self) -> int:
         self._enter(1)
@@ -180,6 +185,24 @@ def test_cancelled_async_code_hears_of_it_and_frees_its_slot(
     assert replica.outcomes(calls) == {calls[0].ticket: 499}
     assert (gate / "cancelled").exists()
     assert replica.check(1)[0].ongoing == 0
+
+
+def test_who_takes_parts_is_told_that_a_router_which_lost_it_has_ended_the_answer(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    (call,) = replica.calls(1, method="parts")
+    asked = pickle.loads(call.query.call)._replace(stream=True)
+    call = call._replace(query=call.query._replace(call=pickle.dumps(asked)))
+    replica.run([call])
+    wait_until(inside(gate, 1), 5, "the call inside")
+    replica.run(cancelled=[call.ticket])
+    assert replica.outcomes([call]) == {call.ticket: 499}
+    heard = replica.hand.wait_for(
+        m.AnswerQueries, lambda news: isinstance(news.answers[0], m.FailedAnswer)
+    )
+    (answer,) = heard.message.answers
+    assert (answer.query_id, answer.kind) == (call.query.id, "RequestCancelledError")
 
 
 def test_cancelled_sync_code_keeps_its_slot_until_it_returns(
