@@ -19,6 +19,9 @@ from types import ModuleType
 
 import setproctitle
 
+# It finds its place by the first variable that this process began with, so before any is set anew.
+setproctitle.getproctitle()
+
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -54,7 +57,6 @@ def fork(
     ``keep``. With ``detached`` it is nobody's child but init's, in a session of its own.
     """
     share_memory()
-    setproctitle.getproctitle()  # which finds its place by the environment that we began with
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or the child would write it once more
     pid = os.fork()

@@ -140,6 +140,8 @@ def test_tables_come_bit_by_bit_and_go(proxy: ProxyByHand) -> None:
 def test_what_is_not_in_a_complete_set_is_gone(proxy: ProxyByHand) -> None:
     proxy.tell(tables("/a", "/b"), upto=5)
     later = proxy.hand.router()
+    meet = cm.MeetController(controller=proxy.hand.address, process=later)
+    proxy.hand.send(proxy.address, meet)
     proxy.tell(tables("/b", "/c"), upto=3, complete=True, controller=later)
     assert proxy.routes() == {"/b", "/c"}, "another controller's ids are its own"
     proxy.hand.wait_for(cm.Listen, lambda told: (told.listener, told.seen) == (proxy.process, 3))

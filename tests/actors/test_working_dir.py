@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_is_refused_and_loses_nothing(
     code, told = deploy(own_system, "deploy", "main:app", "--working-dir", str(folder))
     assert (code, "link leads out of it (/etc/passwd)" in told) == (1, True), told
     code, told = deploy(own_system, "deploy", "main:app", "--working-dir", f"{folder}-2")
-    assert (code, "no such folder" in told) == (1, True), told
+    assert (code, "no such folder" in told) == (2, True), told
     assert own_system.get("/")[1] == b"one late data"
 
 
