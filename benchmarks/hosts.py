@@ -82,11 +82,12 @@ class Rounds:
         return float(self.watcher.call(wait_for, self.c.environ, condition, argument))
 
     def join(self) -> None:
-        """Have the third host join: from its host process's start to RUNNING everywhere."""
+        """Have the third host join again, which counts when it has beaten for a second."""
         begun = time.time()
         self.b.start()
         joined = time.time()
         self.note("start, until its front answers", begun, joined, 0)
+        self.note("start, until it counts again", begun, self.wait(has_state, ("b", "RUNNING")), 0)
 
     def lose(self, what: str, end: Callable[[], None]) -> None:
         """Lose the third host under load, and see when that is noticed and made good."""
