@@ -96,14 +96,19 @@ class StoppedAndSucceeded(Port):
             self.replied(am.RequestReply(request_id=request.request_id, value="done"), address)
 
 
+def client_of(port: Any) -> connection.Connection:
+    client = connection.Connection(port)
+    client._controller.start()
+    return client
+
+
 def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "REPEAT_S", 0.01)
     port: Any = StoppedAndSucceeded()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2), "there": (NEW, 3)}
-    client = connection.Connection(port)
-    client._controller.start()
+    client = client_of(port)
     port.known = ("there", NEW, 3)
     assert client.request(am.ListBackends(request_id="1"), timeout_s=10.0) == "done"
 
@@ -127,8 +132,7 @@ class CannotSave(StoppedAndSucceeded):
 def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("there", NEW, 3), {"there": (NEW, 3)}
-    client = connection.Connection(port)
-    client._controller.start()
+    client = client_of(port)
     with pytest.raises(TimeoutError, match="it may have been carried out"):
         client.request(am.ListBackends(request_id="1"), timeout_s=0.05)
     assert port.asked
@@ -137,8 +141,7 @@ def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed() -> 
 def test_nor_is_one_by_an_earlier_controller_that_was_found_again() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("there", NEW, 3), {"at": (OLD, 2), "there": (NEW, 3)}
-    client = connection.Connection(port)
-    client._controller.start()
+    client = client_of(port)
     pending = client._pending["1"] = connection._Pending(am.ListBackends(request_id="1"))
     client._send("1")
     port.known = ("at", OLD, 2)
@@ -151,8 +154,7 @@ def test_nor_is_one_by_an_earlier_controller_that_was_found_again() -> None:
 def test_a_refusal_by_the_controller_that_there_is_says_that_nothing_was_changed() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
-    client = connection.Connection(port)
-    client._controller.start()
+    client = client_of(port)
     with pytest.raises(StateNotSavedError, match="Nothing was changed"):
         client.request(am.ListBackends(request_id="1"), timeout_s=10.0)
 
@@ -174,8 +176,7 @@ class Slow(StoppedAndSucceeded):
 def test_a_request_that_is_still_on_its_way_is_not_sent_once_more() -> None:
     port: Any = Slow()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
-    client = connection.Connection(port)
-    client._controller.start()
+    client = client_of(port)
     client._pending["1"] = connection._Pending(am.ListBackends(request_id="1"))
     client._send("1")
     client._send_again("1")

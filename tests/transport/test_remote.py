@@ -71,11 +71,9 @@ def test_a_process_that_is_not_there_is_dead_at_once(world, hosts, port):
 
     def attempt():
         nobody = drawn_address(THERE, port)
-        begun = time.monotonic()
-        tag = one.send(nobody)
-        world.until(lambda: tag in one.dead)
+        took_s = world.seconds_until_dead(one, nobody)
         assert one.gone[-1] == nobody
-        return time.monotonic() - begun
+        return took_s
 
     check_within(0.5, attempt)
     assert not one.peers._peers
@@ -99,10 +97,7 @@ def test_a_host_without_a_system_is_dead_at_once_and_there_is_a_line(world, port
     _, one = world.host(HERE, port)
 
     def attempt():
-        begun = time.monotonic()
-        tag = one.send(ProcessAddress(THERE, port))
-        world.until(lambda: tag in one.dead)
-        return time.monotonic() - begun
+        return world.seconds_until_dead(one, ProcessAddress(THERE, port))
 
     check_within(0.5, attempt)
     attempt()
@@ -121,10 +116,7 @@ def test_a_host_that_does_not_answer_is_dead_after_some_seconds(world, port, mon
             filler.connect_ex((THERE, port))
 
         def attempt():
-            begun = time.monotonic()
-            tag = one.send(ProcessAddress(THERE, port))
-            world.until(lambda: tag in one.dead)
-            took_s = time.monotonic() - begun
+            took_s = world.seconds_until_dead(one, ProcessAddress(THERE, port))
             assert took_s > 1
             return took_s
 

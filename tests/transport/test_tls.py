@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import ssl
-import time
 from contextlib import closing
 
 import pytest
@@ -88,10 +87,7 @@ def test_a_dead_process_is_dead_at_once(world, hosts, port):
     _, one, _, _ = hosts
 
     def attempt():
-        begun = time.monotonic()
-        tag = one.send(drawn_address(THERE, port))
-        world.until(lambda: tag in one.dead)
-        return time.monotonic() - begun
+        return world.seconds_until_dead(one, drawn_address(THERE, port))
 
     check_within(0.5, attempt)
 

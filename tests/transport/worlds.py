@@ -99,6 +99,13 @@ class World:
 
         self.loop.run_until_complete(wait())
 
+    def seconds_until_dead(self, one, address):
+        """Send a message; return how long it took until its target was known to be dead."""
+        begun = time.monotonic()
+        tag = one.send(address)
+        self.until(lambda: tag in one.dead)
+        return time.monotonic() - begun
+
     @contextmanager
     def busy(self, process):
         """Have a process of another host not come round to taking connections meanwhile."""
