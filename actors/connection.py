@@ -10,7 +10,6 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -18,6 +17,7 @@ import cloudpickle
 from understudy.actors.admin_messages import ListHosts, Request, RequestReply
 from understudy.actors.binding import way_to
 from understudy.actors.dispatch import Caller
+from understudy.actors.loop import Repeats
 from understudy.actors.messages import Address, AnswerQueries, AttachCallerReply
 from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
 from understudy.actors.processes import this_process
@@ -58,7 +58,7 @@ class Connection:
         self._asked_proxy = False
         self._learns = False  # whether it is of another host, whose cluster's others may do too
         self._listing = ""  # the id of the request for the cluster's hosts
-        self._on_their_way: set[tuple[str, str]] = set()  # requests, and where to
+        self._repeats = Repeats(port.loop)
         self._gone_since: float | None = None
         self._lock = threading.Lock()
         port.on(RequestReply, self._replied)
@@ -167,17 +167,11 @@ class Connection:
         return time.monotonic() - self._gone_since
 
     def _send(self, request_id: str) -> None:
-        """Send it, unless it is on its way there: a model's weights, say, may take some seconds."""
         pending = self._pending.get(request_id)
         if pending is None or self._controller.found is None:
             return
         pending.epoch = max(pending.epoch, self._controller.epoch)
-        controller = self._controller.found[0]
-        way = (request_id, str(controller))
-        if way not in self._on_their_way:
-            self._on_their_way.add(way)
-            ended = partial(self._on_their_way.discard, way)
-            self._port.loop.send(controller, pending.request, ended, ended)
+        self._repeats.send(request_id, self._controller.found[0], pending.request)
 
     def _send_again(self, request_id: str) -> None:
         """Send it once more; a controller that is stopped may have a successor by now."""

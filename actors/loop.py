@@ -224,6 +224,30 @@ def _outcome(callback: Callback | None) -> Callable[[Any, Any], None] | None:
     return None if callback is None else lambda _result, _intent: callback()
 
 
+class Repeats:
+    """Sends what is repeated until it is answered, but not while it is still on its way there.
+
+    A model's weights, say, may take some seconds, and once more for each repeat.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._under_way: set[tuple[str, str]] = set()
+
+    def send(self, name: str, target: Address, message: Any, on_failed: Callback = nothing) -> None:
+        """Send ``message`` unless the last of that name has yet to arrive at ``target``."""
+        way = (name, str(target))
+        if way in self._under_way:
+            return
+        self._under_way.add(way)
+
+        def failed() -> None:
+            self._under_way.discard(way)
+            on_failed()
+
+        self._loop.send(target, message, lambda: self._under_way.discard(way), failed)
+
+
 class Outbox:
     """What is to go to one target; what gathers in a turn, or while enough is under way, is one.
 

@@ -6,12 +6,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
 from understudy.actors.large_bytes import LargeBytes
-from understudy.actors.loop import Loop
+from understudy.actors.loop import Loop, Repeats
 from understudy.actors.members import Members
 from understudy.actors.messages import Address
 from understudy.actors.processes import RunRecords, is_alive, send_signal
@@ -58,7 +59,7 @@ class Supervisor:
         self._hosts: dict[str, str] = {}  # by tag, of those that were asked for
         self._unwatch: dict[str, Callable[[], None]] = {}
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
-        self._starts: set[tuple[str, str]] = set()  # orders on their way: the replica, where to
+        self._starts = Repeats(loop)
         self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
             fx.Start: self._start,
             fx.Reconfigure: self._reconfigure,
@@ -248,20 +249,13 @@ class Supervisor:
         self._send_to(self._addresses.setdefault(tag, address), tag, message)
 
     def _send_to(self, address: Address, tag: str, message: m.Message) -> None:
-        way = (tag, str(address))
-        if not isinstance(message, cm.StartReplica):
-            self._loop.send(address, message, on_failed=lambda: self._unreachable(tag, address))
-        elif way not in self._starts:  # code with a model's weights, say, may take some seconds
-            self._starts.add(way)
-            self._loop.send(
-                address,
-                message,
-                on_sent=lambda: self._starts.discard(way),
-                on_failed=lambda: self._unreachable(tag, address),
-            )
+        failed = partial(self._unreachable, tag, address)
+        if isinstance(message, cm.StartReplica):
+            self._starts.send(tag, address, message, failed)
+        else:
+            self._loop.send(address, message, on_failed=failed)
 
     def _unreachable(self, tag: str, address: Address) -> None:
         """Look for the replica anew next time: the admin may have named one that just died."""
-        self._starts.discard((tag, str(address)))
         if tag not in self._processes and self._addresses.get(tag) == address:
             del self._addresses[tag]
