@@ -102,7 +102,8 @@ class Members:
         elif name != self._own or self._is_of_another_host(message):
             running = [tag for tag, _ in message.replicas]
             try:
-                self._cluster.hosts.reported(record, running, time.monotonic())
+                incarnation = message.process.incarnation
+                self._cluster.hosts.reported(record, running, time.monotonic(), incarnation)
             except ConflictError as error:
                 self._answer(sender, str(error))
                 return False

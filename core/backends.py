@@ -227,7 +227,7 @@ class Backend(Placing):
         elif before is ReplicaState.RUNNING and self.updating:
             self._failed(replica, "a replica's process died", None, now)
         elif before is ReplicaState.RUNNING:
-            self.retries.died("a replica's process died", lived_s, now)
+            self.retries.died("a replica's process died", replica.host, lived_s, now)
 
     def _came_up(self) -> None:
         self.retries.came_up()
@@ -238,9 +238,9 @@ class Backend(Placing):
     def _failed(self, replica: Replica, error: str, exception: bytes | None, now: float) -> None:
         error = self.placement.told_at(replica.host, error)
         if replica.release != self.record.release:
-            self.retries.old_failed(error, now)
+            self.retries.old_failed(error, replica.host, now)
             return
-        self.retries.failed(error, now)
+        self.retries.failed(error, replica.host, now)
         tried = releases.surge(self.wanted) if self.updating else self.wanted
         limit = min(self.config.max_constructor_retry_count, TRIES_PER_REPLICA * max(tried, 1))
         if not self.record.ran and self.retries.failures >= limit and not self.record.failure:

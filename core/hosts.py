@@ -11,7 +11,9 @@ evicted. The controller's own host is always running; it has no record, and is n
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 HOST = "host"
 SUSPECT_S = 1.2  # the same for that of the controller before, which was silent for long
+STABLE_S = 5.0  # a host that ran this long, and is started again, counts again at once
 EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
 
@@ -61,6 +64,16 @@ _CLOSED = {
 }
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What this controller has heard of a host."""
+
+    incarnation: str = ""  # of its host process
+    running: frozenset[str] = frozenset()  # replicas that have a process there
+    since: float = float("inf")  # when it was last seen to be there
+    was_stable: bool = False  # when it was lost
+
+
 class Hosts:
     """All hosts but the controller's own. ``now`` is always monotonic seconds."""
 
@@ -72,7 +85,7 @@ class Hosts:
         self.records = {name: record for name, record in records.items() if name != own}
         self._own_record = records.get(own)
         self._states = dict.fromkeys(self.records, S.EXPECTED)
-        self._running: dict[str, frozenset[str]] = {}  # replicas, as each host has reported
+        self._heard: defaultdict[str, _Heard] = defaultdict(_Heard)
         self._look_at = now
         self.liveness = Liveness()
         self.is_own_draining = False
@@ -111,29 +124,37 @@ class Hosts:
 
     # --- What is observed -----------------------------------------------------------------------
 
-    def reported(self, record: HostRecord, running: Collection[str], now: float) -> None:
+    def reported(
+        self, record: HostRecord, running: Collection[str], now: float, incarnation: str = ""
+    ) -> None:
         """Take a host's report of itself; the first one joins it.
 
-        ``running`` are the replicas that have a process there. ConflictError when another host
-        that is not lost has its name.
+        ``running`` are the replicas that have a process there; ``incarnation`` is that of its host
+        process. ConflictError when another host that is not lost has its name.
         """
         name = record.name
         present = self.records.get(name)
         self._check_name(record, present)
         for other in [o for o in self.records.values() if o.id == record.id and o.name != name]:
             self.forget(other.name, now)  # the same one, by another name
-        self._running[name] = frozenset(running)
         if present != record:
             if present is not None and present.id != record.id:
                 self.forget(name, now)  # a new one, in place of one that was lost
             self.records[name] = record
             self._cluster.save(HOST, name, record)
             self._cluster.placement.set_host(name, record.capacity, record.labels)
+        heard = self._heard[name]
+        heard.running = frozenset(running)
+        is_started_anew, heard.incarnation = heard.incarnation != incarnation, incarnation
         if name not in self._states:
             self._states[name] = S.EXPECTED
             self._cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
             self.liveness.expect(name, now)
             self._look_at = now
+        elif is_started_anew and heard.was_stable:  # it is not a link that comes and goes
+            self.liveness.forget(name)
+            self.liveness.expect(name, now)
+            self._seen(name, now)
         if self._states[name] is S.EXPECTED:
             self._seen(name, now)
 
@@ -171,20 +192,22 @@ class Hosts:
         return self._look_at if self._states else float("inf")
 
     def _seen(self, name: str, now: float) -> None:
-        was_lost = self._states[name] is S.LOST
+        was_lost, heard = self._states[name] is S.LOST, self._heard[name]
+        heard.since, heard.was_stable = now, False
         self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
         self._cluster.placement.open_host(name)
         for tag, backend in self._cluster.backends.items():
             if was_lost and backend.is_at(name):
-                backend.host_back(name, self._running.get(name, ()), now)
+                backend.host_back(name, heard.running, now)
                 self._cluster.touch(tag)
 
     def _missed(self, name: str, now: float) -> None:
         self._states[name] = TRANSITIONS[self._states[name], E.MISSED]
+        self._heard[name].was_stable = now - self._heard[name].since >= STABLE_S
         self._cluster.placement.close_host(name, _CLOSED[S.LOST])
         self._cluster.listeners.host_gone(name)
         for tag, backend in self._cluster.backends.items():
-            if backend.is_at(name):
+            if backend.retries.host_lost(name, now) or backend.is_at(name):
                 backend.host_lost(name, now)
                 self._cluster.touch(tag)
 
@@ -250,7 +273,7 @@ class Hosts:
                 backend.host_gone(name, now)
                 self._cluster.touch(tag)
         del self._states[name], self.records[name]
-        self._running.pop(name, None)
+        self._heard.pop(name, None)
         self.liveness.forget(name)
         self._cluster.listeners.host_gone(name)
         self._cluster.placement.drop_host(name)

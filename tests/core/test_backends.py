@@ -502,8 +502,8 @@ def test_a_replica_refuses_what_its_table_lacks() -> None:
 def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
     retries = Retries()
     for _ in range(10):
-        retries.died("it died", 31.0, 100.0)
+        retries.died("it died", "x", 31.0, 100.0)
     assert retries.start_at == 0.0, "each one had run for long, and is replaced at once"
     for _ in range(3):
-        retries.died("it died", 29.0, 100.0)
+        retries.died("it died", "x", 29.0, 100.0)
     assert retries.start_at == 100.2

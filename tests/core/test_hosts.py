@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.hosts import EXPECTED_S, HostState
+from understudy.core.hosts import EXPECTED_S, STABLE_S, HostState
+from understudy.core.liveness import STEADY_S
 from understudy.core.records import HostRecord
-from understudy.core.replica_states import ReplicaState
+from understudy.core.replica_states import LIVE, ReplicaState
+from understudy.core.retries import WITH_HOST_S
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import Spec, World  # noqa: TID251
@@ -32,11 +34,11 @@ class Hosts(World):
         for name in names:
             self.join(name)
 
-    def join(self, name: str, **fields: Any) -> None:
+    def join(self, name: str, incarnation: str = "first", **fields: Any) -> None:
         """Have a host report, with what runs there, and beat from now on."""
         self.alive.add(name)
         running = [tag for tag in self.processes if self.host_of(tag) == name]
-        self.cluster.hosts.reported(record(name, **fields), running, self.now)
+        self.cluster.hosts.reported(record(name, **fields), running, self.now, incarnation)
         self.flush()
 
     def host_of(self, tag: str) -> str:
@@ -277,6 +279,78 @@ def test_a_host_whose_processes_are_all_dead_is_not_waited_for(three: Hosts) -> 
     assert three.cluster.hosts.state("x") is HostState.LOST
     three.request(lambda cluster: cluster.hosts.gone("x", three.now))  # harmless
     three.request(lambda cluster: cluster.hosts.gone("nobody", three.now))
+
+
+def end_and_start_again(world: Hosts, name: str, incarnation: str) -> HostState:
+    """End all of a host's processes and start it again; return how it counts then."""
+    world.alive.remove(name)
+    for tag in [tag for tag in world.processes if world.host_of(tag) == name]:
+        world.die(tag)
+    world.flush()
+    world.request(lambda cluster: cluster.hosts.gone(name, world.now))
+    world.flush()
+    world.join(name, incarnation)
+    return world.cluster.hosts.state(name)
+
+
+def test_a_host_that_ended_and_is_started_again_counts_again_at_once(three: Hosts) -> None:
+    three.wait(STABLE_S)
+    assert end_and_start_again(three, "x", "second") is HostState.RUNNING
+    three.settle()
+    three.wait(STABLE_S)
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+    assert sum(three.spread().values()) == 6
+
+
+def test_a_late_report_of_a_host_that_ended_does_not_have_it_count(three: Hosts) -> None:
+    three.wait(STABLE_S)
+    assert end_and_start_again(three, "x", "first") is HostState.LOST
+
+
+def test_a_host_that_ends_again_and_again_has_to_be_heard_steadily(three: Hosts) -> None:
+    three.wait(STABLE_S)
+    assert end_and_start_again(three, "x", "second") is HostState.RUNNING
+    three.wait(STABLE_S / 2)
+    assert end_and_start_again(three, "x", "third") is HostState.LOST
+    three.wait(STEADY_S + 1)
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+
+
+@pytest.mark.parametrize("is_noticed_late", [False, True])
+def test_what_dies_with_its_host_is_no_crash_loop(three: Hosts, is_noticed_late: bool) -> None:
+    """However often: it is replaced at once."""
+    for number in range(6):
+        name = "x" if number % 2 else "y"
+        for tag in [tag for tag in three.processes if three.host_of(tag) == name]:
+            three.die(tag)
+        three.flush()
+        three.alive.remove(name)
+        if is_noticed_late:
+            three.wait(3)
+        else:
+            three.request(lambda cluster, name=name: cluster.hosts.gone(name, three.now))
+        three.flush()
+        assert three.cluster.hosts.state(name) is HostState.LOST
+        replicas = three.cluster.backends["a#d"].replicas.values()
+        assert sum(each.state in LIVE for each in replicas) == 6, "none waits to be started"
+        for _ in range(5):
+            three.flush()
+            three.work()
+        three.join(name, f"{number}")
+        three.wait(3)
+        three.request(lambda cluster: cluster.hosts.rebalance())
+        three.settle()
+        assert three.spread() == {"": 2, "x": 2, "y": 2}
+
+
+def test_a_replica_that_crashes_on_a_host_that_is_lost_later_is_a_crash_loop(three: Hosts) -> None:
+    for _ in range(4):
+        three.die(next(tag for tag in three.processes if three.host_of(tag) == "x"))
+        three.settle()
+    start_at = three.cluster.backends["a#d"].retries.start_at
+    three.wait(WITH_HOST_S + 1)
+    three.request(lambda cluster: cluster.hosts.gone("x", three.now))
+    assert three.cluster.backends["a#d"].retries.start_at == start_at
 
 
 def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:

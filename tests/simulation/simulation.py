@@ -69,7 +69,7 @@ class Simulation(logging.Handler):
         self.admins: list[SimProcess | None] = []
         self.hosts: list[SimProcess | None] = []
         self.quiet = False  # nothing is made to go wrong any more
-        self.duration_s = rng.uniform(3.0, 15.0) if self.size == 1 else rng.uniform(6.0, 20.0)
+        self.duration_s = rng.uniform(3.0, 12.0) if self.size == 1 else rng.uniform(6.0, 18.0)
         self.clients: list[Client] = []
         self.callers: list[SimCaller | None] = []
         self.faults = Faults(self)
