@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import logs
+from tests.support.kept import has_failed
 
 
 def pytest_configure() -> None:
@@ -23,10 +24,11 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Show with a failure what the systems under test wrote to their logs meanwhile."""
     report = yield
     if report.failed:
+        item.stash[has_failed] = True
         report.sections += [(f"{path}: its end", text) for path, text in logs.written().items()]
     return report
 

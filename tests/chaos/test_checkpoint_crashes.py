@@ -7,6 +7,7 @@ had happened, with no process left over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import policies
+from tests.support.kept import Kept
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, running_system, wait_until
 from understudy import serve
@@ -29,12 +31,27 @@ CRASHES = {
 }
 
 
-@pytest.fixture(params=CRASHES.values(), ids=CRASHES.keys())
-def crashing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningSystem]:
+@pytest.fixture(scope="module", params=CRASHES.values(), ids=CRASHES.keys())
+def kept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept[RunningSystem]]:
+    @contextlib.contextmanager
+    def make() -> Iterator[RunningSystem]:
+        folder = tmp_path_factory.mktemp("crashing")
+        with running_system(folder / "state", **request.param) as started:
+            client = serve.Client(started.connection, started.settings)
+            policies.put_in_force(client, "/policies")
+            yield started
+
+    kept = Kept(make)
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def crashing(request: pytest.FixtureRequest, kept: Kept[RunningSystem]) -> Iterator[RunningSystem]:
     """A system whose controller dies around its checkpoints, with a split, a shadow, a rollout."""
-    with running_system(tmp_path / "state", **request.param) as started:
-        client = serve.Client(started.connection, started.settings)
-        policies.put_in_force(client, "/policies")
+    with kept.lent(request) as started:
         wait_until(lambda: policies.are_in_force(started.status()), 60, "the rollout's first step")
         yield started
         wait_until(lambda: policies.are_in_force(started.status()), 30, "all as it was")
@@ -85,6 +102,7 @@ def restarts(running: RunningSystem) -> int:
 
 
 def test_every_acknowledged_change_survives(crashing: RunningSystem) -> None:
+    restarts_before = restarts(crashing)
     with crashing.as_default():
         with serve.Client.connect() as client:
             before = len(client.history())
@@ -130,8 +148,8 @@ def test_every_acknowledged_change_survives(crashing: RunningSystem) -> None:
     assert status["endpoints"].keys() == {policies.ENDPOINT}
     pending = {goal["subject"] for goal in status["goals"] if goal["state"] == "pending"}
     assert pending == {f"rollout {policies.ENDPOINT}"}
-    print(f"{restarts(crashing)} controllers")
-    assert restarts(crashing) > 3
+    print(f"{restarts(crashing) - restarts_before} controllers")
+    assert restarts(crashing) > restarts_before + 3
 
 
 @serve.deployment(
@@ -153,6 +171,7 @@ class Scaled:
 
 
 def test_autoscaling_goes_on_and_no_request_fails(crashing: RunningSystem) -> None:
+    restarts_before = restarts(crashing)
     crashing.deploy(Scaled.bind())
     for _ in range(2):
         with GetLoad(crashing.settings.http.port, connections=8) as load:
@@ -161,8 +180,8 @@ def test_autoscaling_goes_on_and_no_request_fails(crashing: RunningSystem) -> No
         assert tally.ok > 0
         assert tally.failures == []
         wait_until(lambda: crashing.replica_pids() == [], 60, "none when idle")
-    print(f"{restarts(crashing)} controllers")
-    assert restarts(crashing) > 3
+    print(f"{restarts(crashing) - restarts_before} controllers")
+    assert restarts(crashing) > restarts_before + 3
 
 
 def _finish(client: serve.Client, goal: str | None) -> None:

@@ -45,12 +45,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]
         yield started
 
 
+@pytest.fixture(scope="module")
+def in_use(running: RunningSystem) -> dict[str, int]:
+    """How many descriptors each role has before anything was killed."""
+    return footprint_in_use(running)
+
+
 @pytest.fixture
-def leak_free(running: RunningSystem) -> Iterator[None]:
-    """Have nothing left over from the test."""
-    before = footprint_in_use(running)
+def leak_free(running: RunningSystem, in_use: dict[str, int]) -> Iterator[None]:
+    """Have nothing left over from this test and those before."""
     yield
-    assert_nothing_leaked(running, before)
+    assert_nothing_leaked(running, in_use)
 
 
 def any_pid(running: RunningSystem, role: str, number: int = 0) -> int:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster, cluster_of
+from tests.support.kept import Kept
+from tests.support.systems import wait_until
 
 WHO = """
 import os
@@ -18,6 +21,7 @@ class Who:
 
 app = Who.bind()
 """
+ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 
 
 @pytest.fixture
@@ -27,9 +31,34 @@ def three(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+def _is_on_each(cluster: Cluster) -> bool:
+    return sorted(cluster.hosts[0].replicas("default#Who").values()) == list(ALL)
+
+
+def _restore(cluster: Cluster) -> None:
+    """Wait until all hosts run, and have a replica on each."""
+    wait_until(lambda: all(host.hosts() == ALL for host in cluster.hosts), 20, "all hosts run")
+    if not _is_on_each(cluster):
+        cluster.hosts[0].check("rebalance")
+        wait_until(lambda: _is_on_each(cluster), 20, "a replica on each host")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Cluster]]:
+    @contextlib.contextmanager
+    def make() -> Iterator[Cluster]:
+        with cluster_of(3, tmp_path_factory.mktemp("kept")) as cluster:
+            cluster.start()
+            cluster.deploy(WHO)
+            yield cluster
+
+    kept = Kept(make, _restore)
+    yield kept
+    kept.end()
+
+
 @pytest.fixture
-def serving(three: Cluster) -> Cluster:
+def serving(request: pytest.FixtureRequest, kept: Kept[Cluster]) -> Iterator[Cluster]:
     """Three hosts in one cluster, with a replica of one application on each."""
-    three.start()
-    three.deploy(WHO)
-    return three
+    with kept.lent(request) as cluster:
+        yield cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster
 
 
@@ -44,12 +45,14 @@ def test_the_death_of_the_controller_alone_is_noticed_by_nobody(serving: Cluster
     assert not tally.failures, tally.summary()
 
 
-def test_a_shutdown_on_any_host_stops_all_and_deletes_their_state(serving: Cluster) -> None:
-    for host in serving.hosts:
+def test_a_shutdown_on_any_host_stops_all_and_deletes_their_state(three: Cluster) -> None:
+    three.start()
+    three.deploy(WHO)
+    for host in three.hosts:
         assert (host.state_dir / "run").exists()
-    serving.hosts[1].check("shutdown")
-    for host in serving.hosts:
-        serving.wait_for(
+    three.hosts[1].check("shutdown")
+    for host in three.hosts:
+        three.wait_for(
             lambda h=host: not (h.state_dir / "run").exists(), 40, f"{host.label} has stopped"
         )
         assert not (host.state_dir / "store").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 
 from tests.support import logs, switch
 from tests.support.load import GetLoad, Tally
-from tests.support.namespaces import Host, run_ip
+from tests.support.namespaces import Host, forks, run_ip
 from tests.support.systems import wait_until
 from understudy.actors.admin_messages import GetStatus
 from understudy.actors.connection import Connection
@@ -228,10 +227,9 @@ class Cluster:
             run_ip("-n", middle, "link", "set", f"port{number}", "up")
             for link in ("cable", "lo"):
                 run_ip("-n", name, "link", "set", link, "up")
-        context = multiprocessing.get_context("spawn")
-        self._pipe, pipe = context.Pipe()
+        self._pipe, pipe = forks.Pipe()
         ports = [f"port{number}" for number in range(count)]
-        self._process = context.Process(target=switch.serve, args=(pipe, middle, ports))
+        self._process = forks.Process(target=switch.serve, args=(pipe, middle, ports))
         self._process.start()
         pipe.close()
         self._pipe.recv()

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 CALL_TIMEOUT_S = 120.0
+# A host's process is a fork of one that has imported what tests call there: that takes a second.
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["tests.support.cluster"])
 CLONE_NEWNET = 0x40000000  # setns(2)
 _numbers = itertools.count(1)
 
@@ -30,9 +33,9 @@ class Host:
 
     def boot(self) -> None:
         """Start its process."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, pipe = context.Pipe()
-        self._process = context.Process(target=_serve, args=(pipe, self.name), daemon=False)
+        self._pipe, pipe = forks.Pipe()
+        args = (pipe, self.name, dict(os.environ))
+        self._process = forks.Process(target=_serve, args=args, daemon=False)
         self._process.start()
         pipe.close()
 
@@ -65,6 +68,7 @@ class Host:
             self._signal(found, signal.SIGSTOP)
             stopped |= found
         self._signal(stopped, signal.SIGKILL)
+        self._process.kill()  # where a Ctrl-C came before it was in the namespace
         self._process.join()
         self._pipe.close()
 
@@ -84,7 +88,9 @@ class Host:
         _run("ip", "netns", "delete", self.name)
 
 
-def _serve(pipe: Any, name: str) -> None:
+def _serve(pipe: Any, name: str, environ: dict[str, str]) -> None:
+    os.environ.clear()  # what it is forked from has that of its own start
+    os.environ.update(environ)
     with open(f"/run/netns/{name}") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
