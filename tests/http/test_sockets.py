@@ -370,12 +370,13 @@ def test_fragments_however_many_are_one_message():
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (b"\x82\x01x", 1002),  # not masked
-        (frame(b"x", CONT), 1002),  # of no message
-        (frame(b"x", 5), 1002),  # an opcode that is none
-        (frame(b"\xff", TEXT_FRAME), 1007),  # no UTF-8
+        (b"\x82\x01x", 1002),
+        (frame(b"x", CONT), 1002),
+        (frame(b"x", 5), 1002),
+        (frame(b"\xff", TEXT_FRAME), 1007),
         (frame(b"x" * (2**20 + 1)), 1009),
     ],
+    ids=["not masked", "of no message", "an opcode that is none", "no UTF-8", "too large"],
 )
 def test_what_breaks_the_protocol_is_closed_with_the_code_for_it(data, code):
     async def breaking(client):
