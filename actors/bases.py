@@ -13,6 +13,7 @@ from thespian.system.utilis import thesplog_control
 from understudy.actors.loop import Transport
 from understudy.actors.settings import STOCK
 from understudy.actors.transport import base as own
+from understudy.actors.transport.admission import Trouble
 from understudy.actors.transport.network import Way
 
 if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
@@ -33,8 +34,8 @@ class Attached(Transport, Protocol):
     def scheduleTransmit(self, manager: Any, intent: Any) -> None:
         """Send."""
 
-    def trouble_with(self, gate: Any) -> str:
-        """Return why the host of an address could not be reached the last time; "" if unknown."""
+    def trouble_with(self, gate: Any) -> Trouble:
+        """Return why the host of an address could not be reached the last time."""
 
     def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
         """See :class:`understudy.actors.loop.Transport`."""

@@ -68,9 +68,14 @@ def _check_join(join: str, bind: str | None) -> None:
         )
 
 
-def check_leaders(binding: Mapping[str, Any], admin_port: int) -> None:
-    """Raise InvalidRequestError where ``leaders`` cannot be those of a host so bound."""
-    leaders, bind = binding["leaders"], binding["bind"]
+def check_others(binding: Mapping[str, Any], admin_port: int) -> None:
+    """Raise InvalidRequestError where ``join`` or ``leaders`` cannot be of a host so bound."""
+    leaders, bind, join = (binding[name] for name in ("leaders", "bind", "join"))
+    if join is not None and f"{bind}:{admin_port}" in str(join).split(","):
+        raise InvalidRequestError(
+            f"join={join!r}: {bind}:{admin_port} is this host itself; name others, or leave --join "
+            "out on the host that leads"
+        )
     if leaders is None:
         return
     each = str(leaders).split(",")
@@ -91,9 +96,9 @@ def check_leaders(binding: Mapping[str, Any], admin_port: int) -> None:
             f"leaders={leaders!r}: expected two different hosts or more; a single leader needs no "
             "--leaders"
         )
-    if binding["join"] is not None:
+    if join is not None:
         raise InvalidRequestError(
-            f"leaders={leaders!r} and join={binding['join']!r}: a host may lead, or joins those "
+            f"leaders={leaders!r} and join={join!r}: a host may lead, or joins those "
             "that do; give one of them"
         )
     if f"{bind}:{admin_port}" not in each:
@@ -109,6 +114,11 @@ def prepare(settings: HostSettings) -> None:
     The cluster key is made, or copied from ``key_file``, whether or not the host is bound: so it is
     there to be copied when one joins. Child processes get its path by environment.
     """
+    if settings.join and settings.key_file is None and not settings.cluster_key.exists():
+        raise StartError(
+            f"cannot join {settings.join} without the cluster's key: copy cluster.key from the "
+            "state dir of a host that runs, and name the copy with --key-file"
+        )
     try:
         ensure_key(settings.cluster_key, settings.key_file)
         tls_of(settings.to_environ())

@@ -77,6 +77,12 @@ class Candidate:
         """Whether nobody has ever led from this state dir, as far as is known; on any thread."""
         return self._succession.seen.epoch == 0
 
+    @property
+    def refusal(self) -> str:
+        """Why another host that may lead does not talk to this one; "" where none has said so."""
+        troubles = [self._port.trouble(other) for other in self._others]
+        return next((each.reason for each in troubles if each.is_refusal), "")
+
     def start(self) -> None:
         """Begin to look."""
         threading.Thread(target=self._watch, name="understudy-lease", daemon=True).start()
@@ -123,7 +129,9 @@ class Candidate:
             return  # it may have been read before the controller here gave the lease up
         lease = seen.lease
         leads = self._succession.look(lease, at, self._silent_s())
-        if lease.epoch == 0 and (self.found is not None or at - self._begun_at < FIRST_S):
+        if lease.epoch == 0 and (
+            self.found is not None or at - self._begun_at < FIRST_S or self.refusal
+        ):
             leads = self.leads
         if leads != self.leads or self._finder is None:
             self._turn(leads=leads)
@@ -156,7 +164,7 @@ class Candidate:
             )
         else:
             self._finder = Finder(
-                self._port, CONTROLLER, self._on_found, self._on_lost, self._others
+                self._port, CONTROLLER, self._on_found, self._on_lost, lambda: self._others
             )
         self._finder.start()
 

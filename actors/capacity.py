@@ -38,7 +38,7 @@ def _amount(name: str, value: Any) -> float | None:
     if value is None:
         return None
     try:
-        amount = float(value)
+        amount = -1.0 if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         amount = -1.0
     if not 0 <= amount < float("inf"):
@@ -50,10 +50,10 @@ def _amount(name: str, value: Any) -> float | None:
 def _custom(value: Any) -> tuple[dict[str, float], dict[str, str]]:
     """Return amounts by name, and labels by name: what is no number is a label."""
     given = {} if value is None else _given(value)
-    if given is None or set(_BUILT_IN) & set(given):
+    if given is None or set(_BUILT_IN) & given.keys():
         raise InvalidRequestError(
-            f"resources={value!r}: expected names with amounts or labels, such as disk=2,zone=a, "
-            "or a JSON object of them, such as '{\"disk\": 2}'; "
+            f"resources={value!r}: expected names, each once, with amounts or labels, such as "
+            "disk=2,zone=a, or a JSON object of them, such as '{\"disk\": 2}'; "
             + ", ".join(_BUILT_IN)
             + " have settings of their own"
         )
@@ -68,9 +68,10 @@ def _given(value: Any) -> dict[str, Any] | None:
     """Read name=value pairs, or JSON; None when it is neither."""
     if isinstance(value, str) and not value.lstrip().startswith("{"):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
-        if not all(name.strip() and text.strip() for name, _, text in pairs):
-            return None
-        return {name.strip(): text.strip() for name, _, text in pairs}
+        given = {name.strip(): text.strip() for name, _, text in pairs}
+        # A name that comes twice is a mistake, and which of them was meant cannot be known.
+        is_whole = all(given) and all(given.values()) and len(given) == len(pairs)
+        return given if is_whole else None
     try:
         given = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -245,6 +245,7 @@ class HostReported(Message):
     report: dict[str, Any]  # for status
     keys: tuple[str, str, str] = ("", "", "")  # core.key_rotation.KeyIds of what it holds
     store_id: str = ""  # of the state dir that leaders share, on one of them
+    leaders: tuple[str, ...] = ()  # those that may lead, as it was told, on one of them
 
 
 @message
@@ -253,7 +254,7 @@ class HostAnswered(Message):
 
     refusal: str = ""
     epoch: int = 0
-    hosts: tuple[str, ...] = ()  # addresses of all hosts, for one that may lead
+    hosts: tuple[str, ...] = ()  # addresses of all hosts for one that may lead, else of those
 
 
 @message

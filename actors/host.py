@@ -66,7 +66,7 @@ READY_POLL_S = 0.005
 FRONT_STOP_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 25.0
 LEAVE_TIMEOUT_S = 25.0
-JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining is an error
+JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
 FRONT_BACKOFF_S = 0.2
 FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
@@ -405,7 +405,8 @@ class Host:
 
     def _check_joining(self, deadline: float) -> None:
         """Raise StartError where another host does not let this one join, or is not there."""
-        if not self._starts_over and time.monotonic() > deadline:
+        is_hopeless = self.membership.is_hopeless and len(self.settings.gates) == 1
+        if not self._starts_over and (is_hopeless or time.monotonic() > deadline):
             reason = joining.obstacle(self.settings, self._controller, self.membership)
             if reason:
                 raise StartError(reason)
@@ -469,7 +470,8 @@ def main() -> int:
         host.start()
         host.wait_ready()
     except Exception as error:  # whatever it was, leave nothing that nobody looks after
-        logger.exception("the host could not start")
+        is_told = isinstance(error, StartError)  # by its text
+        logger.error("the host could not start: %s", error, exc_info=not is_told)  # noqa: TRY400
         host.could_not_start()
         kill_system(host.records, spare=(HOST_ROLE,), under=host.process.pid)
         host.forget_key()

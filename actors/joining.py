@@ -32,7 +32,12 @@ def find_controller(
             lambda: membership.hosts,
         )
     else:
-        gates = [ActorAddress(parse_address(gate)) for gate in resolved_gates(settings)]
+        given = resolved_gates(settings)
+
+        def gates() -> list[ActorAddress]:
+            every = dict.fromkeys((*given, *membership.hosts)) if given else ()
+            return [ActorAddress(parse_address(gate)) for gate in every]
+
         finder = Finder(port, CONTROLLER, lambda *_: on_found(), membership.lost_controller, gates)
     membership.on_silence = finder.doubt
     return finder
@@ -46,15 +51,18 @@ def leads(settings: HostSettings, controller: Finder | Candidate) -> bool:
 def obstacle(settings: HostSettings, controller: Finder | Candidate, membership: Membership) -> str:
     """Return why this host will not join or lead; "" while it still may."""
     trouble = membership.trouble
+    if isinstance(controller, Candidate) and controller.never_led:
+        trouble = controller.refusal or trouble
     if not trouble:
         return ""
     if isinstance(controller, Candidate) and not membership.is_refused:
         if not controller.never_led:
             return ""  # it will lead itself, if nobody else does
         first = settings.leader_addresses[0]
+        begin = "" if first == settings.own_address else f"start {first} first, or "
         trouble += (
             f"; and nobody has led from the state dir {settings.state_dir} yet, where only the "
-            f"first of --leaders may begin: start {first} first, or name the folder that all "
-            "leaders share with --state-dir"
+            f"first of --leaders may begin: {begin}name the folder that all leaders share with "
+            "--state-dir"
         )
     return f"cannot join {', '.join(settings.gates)}: {trouble}"

@@ -87,8 +87,8 @@ class Members:
     def reported(self, message: cm.HostReported, sender: Address) -> bool:
         """Take a host's report; tell whether what status shows has changed."""
         name = message.host
-        if message.store_id != self._store_id and message.store_id:
-            self._answer(sender, self._not_shared(name))
+        if message.store_id and (refusal := self._not_shared(message)):
+            self._answer(sender, refusal)
             return False
         record = HostRecord(
             name=name,
@@ -108,7 +108,7 @@ class Members:
                 self._answer(sender, str(error))
                 return False
             self.listen_to(message.process.incarnation, name)
-        self._answer(sender, hosts=self.addresses() if message.store_id else ())
+        self._answer(sender, hosts=self.addresses() if message.store_id else self._may_lead())
         self._know(name, message.process, sender)
         self._stop_orphans(message)
         self.keys.reported(name, message.keys, sender)
@@ -126,7 +126,20 @@ class Members:
         others.sort(key=lambda address: address not in may_lead)
         return (self._settings.own_address, *others)
 
-    def _not_shared(self, name: str) -> str:
+    def _may_lead(self) -> tuple[str, ...]:
+        return self._settings.leader_addresses or (self._settings.own_address,)
+
+    def _not_shared(self, message: cm.HostReported) -> str:
+        """Return why a host that may lead cannot be one of those who take turns here."""
+        name, ours = message.host, self._settings.leader_addresses
+        if message.store_id == self._store_id:
+            return (
+                ""
+                if message.leaders == ours
+                else f"host {name!r} is started with --leaders {','.join(message.leaders)}, and "
+                f"{self._own!r}, which leads, with {','.join(ours)}; start all that may lead with "
+                "the same list, in the same order"
+            )
         if not self._store_id:
             return (
                 f"host {name!r} is started with --leaders, and {self._own!r}, which leads, is not; "

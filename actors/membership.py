@@ -45,7 +45,8 @@ class Membership:
         self.has_joined = False
         self.trouble = ""  # why this host has not joined
         self.is_refused = False  # by the controller; else the trouble is to reach one
-        self.hosts: tuple[str, ...] = ()  # addresses of others, where this host may lead
+        self.is_hopeless = False  # another host has refused to talk, and will again
+        self.hosts: tuple[str, ...] = ()  # addresses of all where this host may lead, else of those
         self._settings = settings
         self._process = process
         self._records = records
@@ -109,6 +110,7 @@ class Membership:
             report=self._describe(),
             keys=self._keys.ids(),
             store_id=self._store_id,
+            leaders=self._settings.leader_addresses,
         )
         self._port.loop.send(self._controller, report)
 
@@ -133,7 +135,7 @@ class Membership:
 
         def lost() -> None:
             if self._controller is None:
-                reason = self._port.trouble(leader)
+                reason, self.is_hopeless = self._port.trouble(leader)
                 if reason and reason != self.trouble:
                     logger.warning("cannot join %s: %s", ", ".join(self._settings.gates), reason)
                 self.trouble = reason

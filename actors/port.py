@@ -35,6 +35,7 @@ from understudy.actors.loop import Callback, Loop
 from understudy.actors.messages import Address, AskProxy, AskProxyReply, Process
 from understudy.actors.settings import default_transport
 from understudy.actors.transport.addresses import parse_address
+from understudy.actors.transport.admission import Trouble
 from understudy.actors.transport.network import Way
 from understudy.core.errors import NotRunningError
 
@@ -102,8 +103,8 @@ class Port:
         """The admins of the system that are known, any of which will do."""
         return [*self._given, *self._learnt] or [self._transport.admin_address]
 
-    def trouble(self, gate: Address | None = None) -> str:
-        """Return why an admin, by default the system's, was not reached last; "" if unknown."""
+    def trouble(self, gate: Address | None = None) -> Trouble:
+        """Return why an admin, by default the system's, was not reached last."""
         return self._transport.trouble_with(gate or self._transport.admin_address)
 
     def reach(self, gate: Address, on_lost: Callback) -> None:
@@ -248,7 +249,7 @@ class ThreadPort(Port):
         if self._given:
             return "; ".join(
                 f"no actor system answers at {gate.addressDetails.text}"
-                + (f": {trouble}" if (trouble := self.trouble(gate)) else "")
+                + (f": {trouble.reason}" if (trouble := self.trouble(gate)) else "")
                 for gate in self._given
             )
         return (
@@ -327,7 +328,7 @@ class Finder:
         names: tuple[str, str],
         on_found: Callable[[Address, Process], None],
         on_lost: Callable[[], None] = lambda: None,
-        gates: Sequence[Address] = (),
+        gates: Callable[[], Sequence[Address]] = tuple,
     ) -> None:
         self._port = port
         self._names = names
@@ -353,7 +354,7 @@ class Finder:
 
     @property
     def _gates(self) -> Sequence[Address]:
-        return self._own_gates or self._port.gates
+        return self._own_gates() or self._port.gates
 
     def stop(self) -> None:
         """Follow it no more."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.binding import check_leaders, read_binding
+from understudy.actors.binding import check_others, read_binding
 from understudy.actors.capacity import read_capacity
 from understudy.core.config import NO_LIMIT, HTTPOptions, validated
 from understudy.core.errors import InvalidRequestError
@@ -193,7 +193,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
     binding = read_binding(values)
     admin_port = _admin_port(values)
     if values.get("address") is None:  # else the port is of another host
-        check_leaders(binding, admin_port)
+        check_others(binding, admin_port)
     return HostSettings(
         state_dir=Path(values.get("state_dir") or _default_state_dir(environ)).absolute(),
         admin_port=admin_port,
@@ -259,7 +259,10 @@ def _is_of_this_host(address: str) -> bool:
 
 def _host_name(values: Mapping[str, Any]) -> str:
     name = str(values.get("host_name") or socket.gethostname() or "localhost")
-    if wrong := wrong_with(name, MAX_TAG_BYTES):
+    wrong = wrong_with(name, MAX_TAG_BYTES)
+    if wrong is None and ("/" in name or name in (".", "..")):  # leaders have folders of that name
+        wrong = "expected what can be a folder's name"
+    if wrong:
         raise InvalidRequestError(f"host_name={name!r}: {wrong}")
     return name
 

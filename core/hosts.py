@@ -257,6 +257,8 @@ class Hosts:
 
     def evict(self, name: str, now: float) -> None:
         """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
+        if name == self._own:
+            raise ConflictError(f"host {name!r} is RUNNING, and leads; stop it first")
         if name not in self._states:
             known = ", ".join(sorted(self._states)) or "none"
             raise UnknownNameError(f"no other host is named {name!r}; there are: {known}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from understudy.actors import system
 from understudy.actors.admin_messages import EvictHost, RebalanceHosts, RotateKey, StopCluster
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings
+from understudy.actors.transport import admission
 from understudy.core.errors import InvalidRequestError, UnderstudyError
 from understudy.serve import changes, differences, operations, rollouts
 from understudy.serve.deployments import Application
@@ -30,6 +32,8 @@ ROTATE_TIMEOUT_S = 60.0
 @contextlib.contextmanager
 def connected(settings: HostSettings) -> Iterator[Connection]:
     """Connect for the time of a command."""
+    # What cannot be reached, and why, is in the error that follows, if nobody else can.
+    logging.getLogger(admission.__name__).setLevel(logging.ERROR)
     connection = Connection.open(settings)
     try:
         yield connection

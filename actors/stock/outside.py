@@ -20,6 +20,8 @@ from thespian.actors import WatchMessage
 from thespian.system.transport import ExternalInterfaceTransportInit, ReceiveEnvelope
 from thespian.system.transport.TCPTransport import TCPTransport
 
+from understudy.actors.transport.admission import Trouble
+
 STOP_TIMEOUT_S = 5.0
 _LONGEST_RUN = timedelta(minutes=1)
 
@@ -62,9 +64,9 @@ class OutsideTransport:
     def watch_remote(self, *_args: Any) -> None:
         """Watch nothing: everybody is on this host."""
 
-    def trouble_with(self, _gate: Any) -> str:
+    def trouble_with(self, _gate: Any) -> Trouble:
         """Return nothing: there is no other host."""
-        return ""
+        return Trouble()
 
     def scheduleTransmit(self, _manager: Any, intent: Any) -> None:
         """Send; what completes the intent runs on the loop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from understudy.actors.transport.addresses import ProcessAddress
 from understudy.actors.transport.strangers import WINDOW_S, Refusals, Strangers
@@ -12,6 +12,16 @@ from understudy.actors.transport.strangers import WINDOW_S, Refusals, Strangers
 logger = logging.getLogger(__name__)
 
 MAX_TROUBLES = 1_000  # strangers' addresses are among them
+
+
+class Trouble(NamedTuple):
+    """Why the other end was not reached the last time; false if it is unknown."""
+
+    reason: str = ""
+    is_refusal: bool = False  # to try again will not help
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
 
 
 class Stranger(Protocol):
@@ -27,7 +37,7 @@ class Admission:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.strangers: Strangers[Stranger] = Strangers()
         self._refusals = Refusals()
-        self._troubles: dict[str, str] = {}  # the last with each gate, by its host and port
+        self._troubles: dict[str, Trouble] = {}  # the last with each gate, by host and port
         self._loop = loop
         self._sweep: asyncio.TimerHandle | None = None
         self._summary: asyncio.TimerHandle | None = None
@@ -50,22 +60,22 @@ class Admission:
 
     def refused(self, source: str, reason: str) -> None:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
-        self._say("refused the connection with", source, reason)
+        self._say("refused the connection with", source, Trouble(reason, is_refusal=True))
 
     def gave_up(self, target: str, reason: str) -> None:
         """Say that ``target``, an address, cannot be reached; or only count it."""
-        self._say("gave up", target, reason)
+        self._say("gave up", target, Trouble(reason))
 
-    def trouble_with(self, gate: ProcessAddress) -> str:
-        """Return the last reason for which a gate was given up, or refused us; "" without one."""
-        return self._troubles.get(f"{gate.host}:{gate.port}", "")
+    def trouble_with(self, gate: ProcessAddress) -> Trouble:
+        """Return why a gate was given up, or refused us, the last time."""
+        return self._troubles.get(f"{gate.host}:{gate.port}", Trouble())
 
-    def _say(self, what: str, address: str, reason: str) -> None:
+    def _say(self, what: str, address: str, trouble: Trouble) -> None:
         if len(self._troubles) >= MAX_TROUBLES:
             self._troubles.clear()
-        self._troubles[address] = reason
-        if self._refusals.say(address.rpartition(":")[0], reason, self._loop.time()):
-            logger.warning("%s %s: %s", what, address, reason)
+        self._troubles[address] = trouble
+        if self._refusals.say(address.rpartition(":")[0], trouble.reason, self._loop.time()):
+            logger.warning("%s %s: %s", what, address, trouble.reason)
         if self._summary is None:
             self._summary = self._loop.call_later(WINDOW_S, self._sum_up)
 

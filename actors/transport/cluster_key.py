@@ -33,9 +33,11 @@ def read_key(path: Path) -> bytes:
             f"the cluster key {path} cannot be read: {error.strerror}; a host that joins gets it "
             "from one that runs, by --key-file"
         ) from None
-    with os.fdopen(fd, "rb") as file:
-        _check(path, os.fstat(fd))
-        return file.read()
+    try:
+        _check(path, os.fstat(fd))  # a file object could not be made of a folder
+        return os.read(fd, KEY_SIZE)
+    finally:
+        os.close(fd)
 
 
 def _check(path: Path, status: os.stat_result) -> None:

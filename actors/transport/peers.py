@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
+from understudy.actors.transport.admission import Trouble
 from understudy.actors.transport.channel import Channel, Stream
 from understudy.actors.transport.dialing import Dialing
 from understudy.actors.transport.events import (
@@ -54,7 +55,6 @@ FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
 MAX_OVERFLOW = 256 * 1024 * 1024  # what may wait for one peer behind its window
 BACKLOG_RETRY_S = 0.005
 PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
-ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
 FIRST_RETRY_S, LAST_RETRY_S = 0.01, 1.0
 
 
@@ -137,9 +137,9 @@ class Peers:
             if not self._in_turn:
                 self._need_turn()
 
-    def trouble_with(self, address: ProcessAddress) -> str:
-        """Return why the host of ``address`` could not be reached the last time; "" if unknown."""
-        return "" if self._remote is None else self._remote.admission.trouble_with(address)
+    def trouble_with(self, address: ProcessAddress) -> Trouble:
+        """Return why the host of ``address`` could not be reached the last time."""
+        return Trouble() if self._remote is None else self._remote.admission.trouble_with(address)
 
     def write(self, address: ProcessAddress) -> None:
         """Write what was sent to ``address`` now, if it is connected, not at the turn's end."""
@@ -376,7 +376,7 @@ class Peers:
             self._dirty[peer] = None  # dialed at the end of this turn
             return
         if channel.source and self._remote is not None:
-            self._remote.retry(peer, ENDED_EARLY)
+            self._remote.ended_early(peer)
             return
         delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
         peer.retry = self.loop.call_later(delay_s, self.dial, peer)

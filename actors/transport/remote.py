@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 GIVE_UP_S = 1.5  # after the first failure to reach a peer
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
 LOOK_AT_KEYS_S = 1.0
+ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
 
 
 class Remote:
@@ -162,6 +163,11 @@ class Remote:
         if is_refusal:
             self.admission.refused(_gate_of(peer), reason)
         self.retry(peer, "" if is_refusal else reason)
+
+    def ended_early(self, peer: Peer) -> None:
+        """Dial a peer again whose connection ended during the handshake, or give it up."""
+        is_told = self.admission.trouble_with(peer.address).is_refusal
+        self.retry(peer, "" if is_told else ENDED_EARLY)
 
     def retry(self, peer: Peer, reason: str) -> None:
         """Dial a peer again after a failure, or give it up; ``reason`` is said then, if any."""

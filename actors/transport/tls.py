@@ -186,6 +186,10 @@ def describe(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: its certificate is not one of --tls-ca: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
+        _, is_alert, alert = error.reason.partition("_ALERT_")
+        if is_alert and ("CERTIFICATE" in alert or alert == "UNKNOWN_CA"):
+            told = alert.replace("_", " ").lower()
+            return f"TLS: it does not believe this host's --tls-cert: {told}"
         return f"TLS: {error.reason.replace('_', ' ').lower()}; do both hosts use TLS, by one CA?"
     return f"TLS: {error}; do both hosts use TLS, by one CA?"
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy.actors.transport.addresses import ProcessAddress
+from understudy.actors.transport.admission import Trouble
 from understudy.actors.transport.peers import Peers
 
 OnLost = Callable[[bool], None]  # gets whether the process is certainly dead
@@ -35,7 +36,7 @@ class Watches:
 
         return cancel
 
-    def trouble_with(self, gate: Any) -> str:
+    def trouble_with(self, gate: Any) -> Trouble:
         """See :class:`understudy.actors.bases.Attached`."""
         return self.peers.trouble_with(gate.addressDetails)
 

@@ -16,6 +16,7 @@ from understudy.actors import binding
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.actors.transport.addresses import parse_address
 from understudy.actors.transport.base import install
+from understudy.actors.transport.cluster_key import ensure_key
 from understudy.core.errors import InvalidRequestError, StartError
 
 
@@ -97,7 +98,12 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
             wait_until(lambda: members_of(leader) == [member.settings.own_address], 10, "joined")
             assert member.settings.cluster_key.read_bytes() == Path(*key.values()).read_bytes()
         wait_until(lambda: not members_of(leader), 10, "left")
-        other = RunningSystem(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE="")
+        without = RunningSystem(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE="")
+        with pytest.raises(StartError, match=r"without the cluster's key: copy cluster\.key from"):
+            without.start()
+        other_key = tmp_path / "other.key"
+        ensure_key(other_key)
+        other = RunningSystem(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE=str(other_key))
         refused = (
             f"cannot join {leads}: it closed the connection; it may hold another cluster's key"
         )
@@ -136,6 +142,18 @@ def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) 
 
 
 FROM_PROC = ("cmdline", "environ")
+
+
+@pytest.mark.parametrize("join", ["10.0.0.1:1900", "10.0.0.2:1900,10.0.0.1:1900"])
+def test_a_host_cannot_join_itself(tmp_path: Path, join: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"10\.0\.0\.1:1900 is this host itself"):
+        settings(tmp_path, UNDERSTUDY_BIND="10.0.0.1", UNDERSTUDY_JOIN=join)
+
+
+@pytest.mark.parametrize("name", ["a/b", "/tmp/elsewhere", "..", "."])
+def test_a_host_name_that_is_no_folders_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected what can be a folder's name"):
+        settings(tmp_path, UNDERSTUDY_HOST_NAME=name)
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "host", "10.0.0", "::1", "224.0.0.1", "10.0.0.1:1900"])

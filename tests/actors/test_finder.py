@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from understudy.actors import admin_messages as am
-from understudy.actors import connection
+from understudy.actors import connection, joining
 from understudy.actors.messages import Process
 from understudy.actors.port import CONTROLLER, Finder
+from understudy.actors.settings import read_settings
 from understudy.core.errors import StateNotSavedError
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
@@ -70,6 +72,23 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() 
     port.known = ("at", OLD, 2)
     finder.doubt()
     assert finder.found == ("there", NEW)
+
+
+def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joining, "resolved_gates", lambda settings: settings.gates)
+    asked: list[str] = []
+    port: Any = Port()
+    port.locate = lambda _kind, _name, _told, gate: asked.append(gate.addressDetails.text)
+    membership: Any = SimpleNamespace(hosts=(), lost_controller=lambda: None)
+    given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900"}
+    finder = joining.find_controller(port, read_settings({}, **given), membership, lambda: None)
+    membership.hosts = ("10.0.0.1:1900", "10.0.0.2:1900")  # as its controller has answered
+    finder.start()
+    while len(asked) < 3:
+        port.later.pop()()
+    assert {"10.0.0.1:1900", "10.0.0.2:1900"} <= set(asked)
 
 
 class StoppedAndSucceeded(Port):

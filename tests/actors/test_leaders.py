@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systems import RunningSystem, free_port
+from tests.support.systems import RunningSystem, free_port, running_system
 from understudy.actors.settings import read_settings
 from understudy.core.errors import InvalidRequestError, StartError
 
@@ -51,14 +51,13 @@ def test_leaders_keep_what_is_theirs_apart_in_the_folder_that_they_share(tmp_pat
 
 def leader(tmp_path: Path, name: str, bind: str, port: int, **more: str) -> RunningSystem:
     leaders = ",".join(sorted({f"{OWN}:{port}", f"{OTHER}:{port}"}, reverse=True))
-    return RunningSystem(
-        tmp_path,
-        UNDERSTUDY_BIND=bind,
-        UNDERSTUDY_ADMIN_PORT=str(port),
-        UNDERSTUDY_LEADERS=leaders,
-        UNDERSTUDY_HOST_NAME=name,
-        **more,
-    )
+    environ = {
+        "UNDERSTUDY_BIND": bind,
+        "UNDERSTUDY_ADMIN_PORT": str(port),
+        "UNDERSTUDY_LEADERS": leaders,
+        "UNDERSTUDY_HOST_NAME": name,
+    }
+    return RunningSystem(tmp_path, **{**environ, **more})
 
 
 def test_who_is_not_first_does_not_begin_alone_with_a_state_dir_nobody_led_from(
@@ -72,6 +71,31 @@ def test_who_is_not_first_does_not_begin_alone_with_a_state_dir_nobody_led_from(
     assert first.startswith(OTHER)
     assert f"cannot join {first}: nothing listens at its port" in told
     assert f"start {first} first, or name the folder that all leaders share" in told
+    assert not alone.pids()
+
+
+def test_leaders_with_different_lists_are_told_so(tmp_path: Path) -> None:
+    port = free_port()
+    first = leader(tmp_path, "one", OTHER, port)
+    first.start()
+    try:
+        other_way_round = f"{OWN}:{port},{OTHER}:{port}"
+        second = leader(tmp_path, "two", OWN, port, UNDERSTUDY_LEADERS=other_way_round)
+        with pytest.raises(StartError, match=r"the same list, in the same order"):
+            second.start()
+        assert [host["name"] for host in first.status()["hosts"]] == ["one"]
+    finally:
+        first.stop()
+
+
+def test_the_first_does_not_begin_anew_where_another_holds_another_key(tmp_path: Path) -> None:
+    """As when the shared folder is not mounted: it would serve none of what was deployed."""
+    port = free_port()
+    with running_system(tmp_path / "other", UNDERSTUDY_BIND=OWN, UNDERSTUDY_ADMIN_PORT=str(port)):
+        alone = leader(tmp_path / "alone", "one", OTHER, port)
+        with pytest.raises(StartError, match="may hold another cluster's key") as refused:
+            alone.start()
+    assert "name the folder that all leaders share" in str(refused.value)
     assert not alone.pids()
 
 

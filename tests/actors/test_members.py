@@ -79,14 +79,14 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     assert len(port.asked) == 2
 
 
-def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
-    """Return where a replica that is nobody's is told to go, as its host reports it."""
+def reported(tmp_path: Path, host: str, epoch: int, **led: str) -> list[tuple[str, Any]]:
+    """Return what is sent, and where to, when a host reports a replica that is nobody's."""
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
-    settings = replace(read_settings({}, state_dir=str(tmp_path)), host_name="a")
+    settings = replace(read_settings({}, state_dir=str(tmp_path)), host_name="a", **led)  # type: ignore[arg-type]
     ensure_key(settings.cluster_key)
     loop: Any = FakeLoop()
-    led = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)
+    members = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)
     report = cm.HostReported(
         host=host,
         process=this_process(),
@@ -99,8 +99,22 @@ def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
         keys=KeyIds("a key"),
         store_id="",
     )
-    led.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
-    return [at for at, message in loop.sent if isinstance(message, cm.StopReplica)]
+    members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    members.close()
+    return loop.sent  # type: ignore[no-any-return]
+
+
+def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
+    """Return where a replica that is nobody's is told to go, as its host reports it."""
+    sent = reported(tmp_path, host, epoch)
+    return [at for at, message in sent if isinstance(message, cm.StopReplica)]
+
+
+def test_a_host_that_may_not_lead_is_told_of_those_that_may(tmp_path: Path) -> None:
+    leaders = "10.0.0.1:1900,10.0.0.2:1900"
+    sent = reported(tmp_path, "c", 1, leaders=leaders)
+    (told,) = [message for _, message in sent if isinstance(message, cm.HostAnswered)]
+    assert told.hosts == tuple(leaders.split(","))
 
 
 def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(

@@ -224,6 +224,8 @@ def test_only_a_lost_host_can_be_evicted(three: Hosts) -> None:
     hosts = three.cluster.hosts
     with pytest.raises(UnknownNameError, match="no other host is named 'q'; there are: x, y"):
         hosts.evict("q", three.now)
+    with pytest.raises(ConflictError, match="is RUNNING, and leads"):
+        hosts.evict(hosts._own, three.now)
     with pytest.raises(ConflictError, match="host 'x' is RUNNING; stop it first"):
         hosts.evict("x", three.now)
     lose_and_replace(three)

@@ -48,6 +48,7 @@ from understudy.actors import (
     user_logging,
 )
 from understudy.actors.transport import addresses, key_files
+from understudy.actors.transport.admission import Trouble
 from understudy.core.routing import Router
 from understudy.persistence import writer
 from understudy.persistence.filesystem import FileStore
@@ -89,8 +90,8 @@ class Transport:
     def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
         return self._world.links.watch(self.loop, target.resolved(), on_lost)
 
-    def trouble_with(self, _gate: Any) -> str:
-        return "nobody answers"
+    def trouble_with(self, _gate: Any) -> Trouble:
+        return Trouble("nobody answers")
 
     def write(self, _target: Any) -> None:
         """Do nothing: what was sent is on its way."""

@@ -89,6 +89,8 @@ def test_a_key_that_is_missing_or_no_file_is_refused(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(ClusterKeyError, match="no regular file"):
         read_key(path)
+    with pytest.raises(ClusterKeyError, match="no regular file"):
+        read_key(path.parent)
 
 
 def test_a_folder_that_cannot_be_written_is_named(path: Path) -> None:

@@ -373,8 +373,8 @@ def test_a_process_that_is_reached_for_is_known_to_be_dead_or_only_out_of_reach(
     one.peers.reach(away)  # its kernel says that nothing listens there
     world.until(lambda: one.gone == [nobody, away])
     assert one.certain == [True, True]
-    assert one.peers.trouble_with(away) == "nothing listens at its port"
-    assert one.peers.trouble_with(other.address) == ""
+    assert one.peers.trouble_with(away) == ("nothing listens at its port", False)
+    assert not one.peers.trouble_with(other.address)
 
 
 def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, hosts, port):
@@ -386,7 +386,7 @@ def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, ho
         one.peers.reach(target)
         world.until(lambda: one.gone == [target])
     assert one.certain == [False]
-    assert "no answer within" in one.peers.trouble_with(target)
+    assert "no answer within" in one.peers.trouble_with(target).reason
 
 
 @pytest.mark.parametrize("dials", ["who gave up", "who was given up"])

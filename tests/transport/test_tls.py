@@ -142,7 +142,22 @@ def test_a_certificate_of_another_ca_is_refused(world, port, folder, there_tls, 
     other_ca = certificate(folder, "elsewhere", "another-ca")
     _, other = world.host(THERE, port, tls=there_tls)
     _, one = world.host(HERE, port, tls=load(other_ca))
-    refused_on_both_sides(world, one, other, caplog, ("not one of --tls-ca", "TLS: "))
+    said = ("not one of --tls-ca", "does not believe this host's --tls-cert: unknown ca")
+    refused_on_both_sides(world, one, other, caplog, said)
+
+
+def test_a_certificate_that_the_other_end_does_not_believe_is_named(
+    world, port, folder, here_tls, caplog
+):
+    strange = certificate(folder, "strange", "strange-ca")
+    believes_ours = Tls.load(strange.certificate, strange.key, certificate(folder, "here").ca)
+    _, other = world.host(THERE, port, tls=here_tls)
+    _, one = world.host(HERE, port, tls=believes_ours)
+    one.send(other)
+    world.until(lambda: one.dead)
+    trouble = one.peers.trouble_with(other.address)
+    assert trouble.is_refusal
+    assert "do both hosts use TLS" not in trouble.reason
 
 
 def test_who_shows_no_certificate_is_refused(world, hosts, port, caplog):
