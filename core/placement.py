@@ -149,7 +149,9 @@ class Placement:
         named = list(reasons.items())[:MAX_HOSTS_NAMED]
         told = "; ".join(f"host {name}: {reason}" for name, reason in named)
         others = len(reasons) - len(named)
-        return told + (f"; and {others} other hosts" if others else "") + "; or another host joins"
+        if others:
+            told += f"; and {others} other host{'s' if others > 1 else ''}"
+        return f"{told}; or another host joins"
 
     def shown(self, host: str | None = None) -> dict[str, dict[str, float]]:
         """Return resource -> total and taken, of one host or of all that are open together."""

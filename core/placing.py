@@ -80,7 +80,7 @@ class Placing(Sized):
             max_per_host=self.config.max_replicas_per_host,
         )
         for _ in range(count):
-            siblings = self._by_host()
+            siblings = self._by_host(release)
             host = self.placement.choose(request, siblings)
             if host is None:
                 self.waiting = self.placement.why_not(request, siblings)
@@ -89,10 +89,11 @@ class Placing(Sized):
             self.replicas[tag] = Replica(tag, release, host, since=now)
             self._take_room(self.replicas[tag])
 
-    def _by_host(self) -> Counter[str]:
+    def _by_host(self, release: int) -> Counter[str]:
         # Not those that leave: code that cannot start on a host would be moved about, and found out
-        # or not by chance.
-        return Counter(replica.host for replica in self._live())
+        # or not by chance. Nor those of another release, which go as these come: where every host
+        # has as many as it may, nothing could ever be updated.
+        return Counter(r.host for r in self._live() if r.release == release)
 
     def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
         if any(replica.recovering for replica in live):

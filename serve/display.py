@@ -266,7 +266,7 @@ def _applications(applications: Mapping[str, Any], has_several_hosts: bool) -> T
         table.add_row(_text(name), route, _state(application["status"]))
         for deployment, state in application["deployments"].items():
             replicas = state.get("replicas") or []
-            told = f"  {deployment}: {len(replicas)} of {state.get('target_replicas', '?')}"
+            told = f"  {deployment}: {_running_of(state)}"
             table.add_row(_text(told), "", _state(state["status"]))
             for replica in replicas:
                 host = (_text(replica.get("host")),) if has_several_hosts else ()
@@ -286,16 +286,23 @@ def _show_backends(console: Console, report: Mapping[str, Any]) -> None:
         return
     table = _table("backend", "version", "replicas", "state", "pids")
     for tag, state in backends.items():
-        replicas = state.get("replicas") or ()
-        running = [replica for replica in replicas if replica.get("state") == "RUNNING"]
         table.add_row(
             _text(tag),
             _text(state.get("version")),
-            f"{len(running)} of {state.get('target_replicas', '?')}",
+            _running_of(state),
             _state(state.get("status")),
-            " ".join(_text(replica.get("pid")) for replica in running),
+            " ".join(_text(replica.get("pid")) for replica in _running(state)),
         )
     console.print(table)
+
+
+def _running(state: dict[str, Any]) -> list[dict[str, Any]]:
+    replicas = state.get("replicas") or ()
+    return [replica for replica in replicas if replica.get("state") == "RUNNING"]
+
+
+def _running_of(state: dict[str, Any]) -> str:
+    return f"{len(_running(state))} of {state.get('target_replicas', '?')}"
 
 
 def _show_endpoints(console: Console, report: Mapping[str, Any]) -> None:

@@ -261,6 +261,20 @@ def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacem
     assert world.request(lambda cluster: cluster.hosts.rebalance()) == 0
 
 
+def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
+    """One on each host, as of a cache or an agent."""
+    world = Hosts("x", "y")
+    config = {"num_replicas": 3, "max_replicas_per_host": 1}
+    world.request(ask.deploy("a", Spec("d", b"one", config), route="/a"))
+    world.settle()
+    assert world.spread() == {"": 1, "x": 1, "y": 1}
+    world.request(ask.deploy("a", Spec("d", b"two", config), route="/a"))
+    world.settle()
+    backend = world.cluster.backends["a#d"]
+    assert {r.release for r in backend.replicas.values()} == {backend.record.release}
+    assert world.spread() == {"": 1, "x": 1, "y": 1}
+
+
 def test_what_nobody_can_take_over_finishes_before_its_host_leaves() -> None:
     world = Hosts("x")
     world.request(deploy(8, num_cpus=1))

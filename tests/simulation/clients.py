@@ -53,7 +53,7 @@ class Client:
         self._port.on(am.RequestReply, self._replied)
         gates = [Address(self.simulation.admin_number(n)) for n in range(self.simulation.size)]
         self._controller = Finder(
-            self._port, CONTROLLER, lambda *_: self._send(), lambda: None, gates
+            self._port, CONTROLLER, lambda *_: self._send(), lambda: None, lambda: gates
         )
         self._controller.start()
         self._go_on(None)

@@ -1,0 +1,38 @@
+"""What the command line shows of a status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from understudy.serve.display import show_status
+
+
+def replica(tag: str, state: str, host: str) -> dict[str, Any]:
+    return {"tag": tag, "pid": 1, "host": host, "state": state, "ongoing": 0}
+
+
+def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deployment = {
+        "status": "HEALTHY",
+        "message": "",
+        "version": "1",
+        "target_replicas": 1,
+        "replicas": [
+            replica("shop#d#aaaaaa", "LOST", "a"),
+            replica("shop#d#bbbbbb", "RUNNING", "b"),
+        ],
+    }
+    shop = {
+        "status": "RUNNING",
+        "message": "",
+        "route_prefix": "/",
+        "deployments": {"d": deployment},
+    }
+    show_status({"hosts": [], "applications": {"shop": shop}, "backends": {}, "endpoints": {}})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "d: 1 of 1 HEALTHY" in shown
+    assert "aaaaaa LOST" in shown
