@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 IDS_PER_EPOCH = 2**32
 NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1
-MAX_DELETED = 1_000  # deletions that are remembered at least, for listeners that have yet to hear
+KEPT_DELETED = 1_000  # deletions that are remembered at least, for listeners that have yet to hear
 
 Snapshots = dict[str, tuple[int, Any]]
 
@@ -50,7 +50,7 @@ class LongPoll:
         self._lowest: list[tuple[int, int, Hashable]] = []  # a heap of what listeners have seen
         self._order = itertools.count()
         self._has_news = False  # perhaps; a listener that parks lacks nothing, while it is open
-        self._forget_at = MAX_DELETED
+        self._forget_at = KEPT_DELETED
         self._everything = News({}, NOTHING_SEEN, True)  # for those who have seen nothing
 
     def open(self) -> None:
@@ -163,4 +163,4 @@ class LongPoll:
         known = [k for k, changed in self._changes.items() if changed > heard or k in self._values]
         self._changes = {key: self._changes[key] for key in known}
         self._forgotten = max(self._forgotten, heard)
-        self._forget_at = 2 * len(known) + MAX_DELETED
+        self._forget_at = 2 * len(known) + KEPT_DELETED

@@ -22,7 +22,7 @@ from understudy.serve.responses import in_event_loop, wake
 class DeploymentResponseGenerator:
     """The values of a generator in a replica, as they are made: for ``for`` and ``async for``.
 
-    The generator is at most 256 KiB ahead of what was taken. It ends when this is closed, or
+    The generator is at most 768 KiB ahead of what was taken. It ends when this is closed, or
     dropped before its end, and with the query on whose behalf it was called. What it raises is
     raised here, after the values before. For one thread or task at a time.
     """

@@ -45,6 +45,12 @@ def test_the_newest_logs_of_each_deployment_stay(logs_dir: Path) -> None:
     assert stems(logs_dir) == sorted(["controller", "replica", *new_code, *plain[1:]])
 
 
+def test_twenty_logs_of_a_deployment_stay(logs_dir: Path) -> None:
+    make_logs(logs_dir, *(f"replica-app#a#code#{number}" for number in range(25)))
+    prune_replica_logs(logs_dir, [])
+    assert len(stems(logs_dir)) == 20
+
+
 def test_the_log_of_a_running_replica_stays_however_old_it_is(logs_dir: Path) -> None:
     names = [f"replica-app#a#code#{number}" for number in range(4)]
     make_logs(logs_dir, *names)

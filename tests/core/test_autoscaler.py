@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.core import status
-from understudy.core.autoscaler import KEPT_DECISIONS, LOST_S
+from understudy.core.autoscaler import LOST_S
 from understudy.core.autoscaling import Outcome
 from understudy.core.definitions import BACKEND, differences
 from understudy.core.effects import AskPolicy, Start, Stop
@@ -593,11 +593,11 @@ def test_the_latest_decisions_are_kept_with_their_inputs_and_equal_ones_as_one()
     world = Scaled()
     world.request(scaled(max_replicas=30, downscale_delay_s=5))
     world.settle()
-    for round_ in range(KEPT_DECISIONS):
+    for round_ in range(20):
         world.set_load("a", 0 if round_ % 2 else 20)
         world.run(20)
     kept = world.cluster.autoscaler.decisions("a")
-    assert len(kept) == KEPT_DECISIONS
+    assert len(kept) == 20
     assert max(each.times for each in kept) > 1
     shown = status.autoscaling(world.cluster, world.now, 1e9)["a"]
     assert shown["target_replicas"] == world.target()

@@ -11,7 +11,7 @@ import pytest
 from understudy.core import deploying
 from understudy.core.cluster import Cluster
 from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.history import CODE_KEPT, KEPT, Author, described
+from understudy.core.history import Author, described
 from understudy.core.records import HistoryRecord
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
@@ -102,12 +102,12 @@ def test_a_repeated_request_is_answered_and_changes_nothing_even_after_a_crash()
 
 
 def test_entries_survive_and_the_oldest_go(world: World) -> None:
-    for number in range(KEPT + 5):
+    for number in range(205):
         change(world, deploy(num_replicas=2, user_config=number))
     world.boot()
     kept = entries(world)
-    assert len(kept) == len(world.records["history"]) == KEPT
-    assert kept[-1].id == KEPT + 6
+    assert len(kept) == len(world.records["history"]) == 200
+    assert kept[-1].id == 206
     assert [entry.id for entry in kept] == sorted(entry.id for entry in kept)
     with pytest.raises(UnknownNameError, match=r"no change has the id 1 \(any more\); kept are 7"):
         undo(world, 1)
@@ -213,8 +213,10 @@ def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World)
 def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> None:
     change(world, ask.undeploy("app"), "delete it")
     world.settle()
-    for number in range(CODE_KEPT):
+    for number in range(19):
         change(world, ask.create(f"b{number}", f"code {number}".encode()))
+    assert b"one" in world.code.values(), "the last 20 changes can be undone"
+    change(world, ask.create("b19", b"code 19"))
     assert b"one" not in world.code.values()
     refused(world, 2, "backend 'app#d'", "no longer stored", "deploy it from its source")
 
@@ -230,7 +232,7 @@ def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(worl
     """The history had forgotten it, and takes it up in the step in which the backend lets it go."""
     change(world, deploy_alone(BROKEN))
     world.settle()
-    for number in range(CODE_KEPT):
+    for number in range(20):
         change(world, ask.create(f"b{number}", f"code {number}".encode()))
     assert BROKEN in world.code.values()
     change(world, deploy_alone(b"two"))
@@ -263,7 +265,7 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
     world.settle()
     change(world, works_in(b"zip two"))  # without sending it again
     world.settle()
-    for number in range(CODE_KEPT):
+    for number in range(20):
         change(world, ask.create(f"b{number}", f"code {number}".encode()))
     assert b"zip one" not in world.code.values()
     assert b"zip two" in world.code.values()

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from understudy.core.long_poll import IDS_PER_EPOCH, MAX_DELETED, NOTHING_SEEN, LongPoll, News
+from understudy.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News
 
 
 class Listener:
@@ -217,13 +217,19 @@ def test_old_deletions_are_forgotten_and_who_missed_them_is_told_all() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("kept", 1)
     listener.listen(poll)
-    old = listener.seen
-    for number in range(5 * MAX_DELETED):
+    old, most, news = listener.seen, 0, None
+    for number in range(5_000):
         poll.publish(f"k{number}", 1)
         poll.publish(f"k{number}", None)
         if number % 100 == 0:
             listener.listen(poll)
-    assert len(poll._changes) < 3 * MAX_DELETED
+        if number == 900:
+            news = poll.listen("in time", old)
+            poll.forget("in time")
+        most = max(most, len(poll._changes))
+    assert news is not None
+    assert (len(news.snapshots), news.complete) == (901, False), "a thousand are remembered"
+    assert most < 1_300
     assert poll.held_by_all("k1")
     news = poll.listen("late", old)
     assert news is not None
@@ -235,7 +241,7 @@ def test_deletions_that_somebody_has_yet_to_hear_of_are_kept() -> None:
     poll.publish("first", 1)
     silent.listen(poll)
     poll.publish("first", None)
-    for number in range(3 * MAX_DELETED):
+    for number in range(3_000):
         poll.publish(f"k{number}", 1)
         poll.publish(f"k{number}", None)
         listener.listen(poll)

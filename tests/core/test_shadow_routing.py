@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.core.copies import MAX_COPIED_BYTES
 from understudy.core.holders import SATURATED_S
-from understudy.core.queueing import MAX_COPIES_QUEUED
 from understudy.core.routing import Router
 from understudy.core.tables import BackendTable, EndpointTable
 from understudy.core.tickets import Assign, Cancel, Compare, Dropped, Ended, Refuse, Starved
@@ -54,6 +52,7 @@ def finish(made: Router, effects: list[Any], replica: str, now: float = 1.0) -> 
     return made.finished(replica, [(number, 200) for number in numbers], now)
 
 
+MIB = 1024 * 1024
 S1 = backend("s1", tag="s", limit=2)
 
 
@@ -192,12 +191,12 @@ def test_a_full_shadow_queues_a_bounded_number_and_drops_the_rest() -> None:
     effects = submit(made, *range(1, 201))
     assert len(originals(effects)) == 200
     assert copies(effects) == [("s1", 1)]
-    assert only(Dropped, effects) == [Dropped("e", "s")] * (199 - MAX_COPIES_QUEUED)
-    assert load(made)["s"] == (MAX_COPIES_QUEUED, 1)
+    assert only(Dropped, effects) == [Dropped("e", "s")] * 99
+    assert load(made)["s"] == (100, 1)
     assert only(Refuse, effects) == []
 
 
-@pytest.mark.parametrize(("limit", "waiting"), [(0, 0), (3, 3), (1_000, MAX_COPIES_QUEUED)])
+@pytest.mark.parametrize(("limit", "waiting"), [(0, 0), (3, 3), (1_000, 100)])
 def test_the_shadows_own_queue_limit_holds_where_it_is_lower(limit: int, waiting: int) -> None:
     made = shadowed(
         backend("r1", limit=10_000), backend("s1", tag="s", limit=1, max_queued_requests=limit)
@@ -208,7 +207,7 @@ def test_the_shadows_own_queue_limit_holds_where_it_is_lower(limit: int, waiting
 
 def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
     made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=3))
-    body = bytes(MAX_COPIED_BYTES // 4)
+    body = bytes(8 * MIB)
     effects = submit(made, *range(1, 10), call=body)
     assert len(copies(effects)) == 3
     assert load(made)["s"] == (1, 3)
@@ -219,7 +218,7 @@ def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
 
 def test_one_copy_of_any_size_is_let_in() -> None:
     made = shadowed(backend("r1", limit=99), S1)
-    effects = submit(made, 1, 2, call=bytes(MAX_COPIED_BYTES + 1))
+    effects = submit(made, 1, 2, call=bytes(32 * MIB + 1))
     assert copies(effects) == [("s1", 1)]
     assert only(Dropped, effects) == [Dropped("e", "s")]
 
@@ -497,7 +496,7 @@ def test_an_answer_is_compared_nowhere_where_its_copy_was_dropped() -> None:
 
 def test_copies_that_wait_are_paired_too_and_those_that_are_dropped_are_not() -> None:
     made = shadowed(backend("r1", limit=999), backend("s1", tag="s", limit=1), compares=COMPARES)
-    waits = [submit(made, number)[0].ticket for number in range(MAX_COPIES_QUEUED + 2)]
+    waits = [submit(made, number)[0].ticket for number in range(102)]
     assert all(ticket.compare for ticket in waits[:-1])
     assert not waits[-1].compare
 
