@@ -43,10 +43,14 @@ class Changed(Message):
 
 @message
 class MeetController(Message):
-    """Host process to proxy: the controller lives here (again). Repeats are safe."""
+    """Host process to proxy: the controller lives here (again). Repeats are safe.
+
+    ``by`` is the host process. What one of before said may come after what its successor says.
+    """
 
     controller: Address
     process: Process
+    by: Process
     epoch: int = 0
 
 

@@ -36,13 +36,22 @@ class Following:
         self._obedience = Obedience(loop)
         self._told_by: Process | None = None  # the controller that the tables are of
         self._met: tuple[Address, Process] | None = None  # perhaps without tables as yet
+        self._introduced_by: Process | None = None
         self.seen = NOTHING_SEEN  # it holds everything up to this snapshot id
         self.controller: Address | None = None
 
     def meets(self, message: MeetController) -> bool:
-        """Listen to this controller from now on; False when it is one of before."""
+        """Listen to this controller from now on; False when it is one of before.
+
+        A host process knows which of two controllers is the later one, and one of before, which may
+        have known only a dead controller, is told by its start: it ran on this host, too.
+        """
         if not self._obedience.accepts(message.epoch, message.controller):
             return False
+        last = self._introduced_by
+        if last is not None and message.by.start_ticks < last.start_ticks:
+            return False  # late, of a host process that has died since
+        self._introduced_by = message.by
         self.controller = message.controller
         self._met = (message.controller, message.process)
         return True

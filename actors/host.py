@@ -261,8 +261,9 @@ class Host:
     def _introduce(self) -> None:
         if self._controller.found is not None and self._proxy.found is not None:
             address, process = self._controller.found
-            epoch = self._controller.epoch
-            meet = MeetController(controller=address, process=process, epoch=epoch)
+            meet = MeetController(
+                controller=address, process=process, by=self.process, epoch=self._controller.epoch
+            )
             self.port.loop.send(self._proxy.found[0], meet)
         if self._controller.found is not None:
             self.membership.met_controller(*self._controller.found)

@@ -9,6 +9,7 @@ from understudy.actors.following import Following, Obedience
 from understudy.actors.messages import Process
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
+HOST, LATER_HOST = Process(9, 10, "host"), Process(3, 11, "later host")
 
 
 class FakeLoop:
@@ -17,6 +18,11 @@ class FakeLoop:
 
     def send(self, target: str, message: Any) -> None:
         self.sent.append((target, message))
+
+
+def meet(process: Process, epoch: int = 0, *, by: Process = HOST) -> MeetController:
+    address = process.incarnation
+    return MeetController(controller=address, process=process, by=by, epoch=epoch)
 
 
 def changed(by: Process, epoch: int, upto: int = 1, *, complete: bool = True) -> Changed:
@@ -41,7 +47,7 @@ def test_tables_are_taken_of_the_latest_controller_only() -> None:
     assert following.known() == ("old", OLD, 1)
     assert following.takes(changed(NEW, 2), "new")
     assert not following.takes(changed(OLD, 1, upto=9), "old")
-    assert not following.meets(MeetController(controller="old", process=OLD, epoch=1))
+    assert not following.meets(meet(OLD, 1))
     assert loop.sent == [("old", Superseded(epoch=2))] * 2
     assert (following.controller, following.known()) == ("new", ("new", NEW, 2))
 
@@ -58,8 +64,8 @@ def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_tak
 
 def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors() -> None:
     following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
-    assert following.meets(MeetController(controller="old", process=OLD))
-    assert following.meets(MeetController(controller="new", process=NEW))
+    assert following.meets(meet(OLD))
+    assert following.meets(meet(NEW))
     assert following.takes(changed(NEW, 0, upto=2**33), "new")
     following.seen = 2**33
     assert not following.takes(changed(OLD, 0, upto=2**32), "old")
@@ -70,5 +76,16 @@ def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken() ->
     following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
     assert following.takes(changed(OLD, 0, upto=2**33), "old")
     following.seen = 2**33
-    assert following.meets(MeetController(controller="new", process=NEW))
+    assert following.meets(meet(NEW))
     assert following.takes(changed(NEW, 0, upto=2**32), "new")
+
+
+def test_what_a_dead_host_process_says_of_a_dead_controller_is_not_believed_when_it_is_late() -> (
+    None
+):
+    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    assert following.meets(meet(OLD))
+    assert following.meets(meet(NEW, by=LATER_HOST))
+    assert not following.meets(meet(OLD))
+    assert (following.controller, following.known()) == ("new", ("new", NEW, 0))
+    assert following.meets(meet(OLD, by=LATER_HOST)), "who lives knows best"

@@ -140,7 +140,7 @@ def test_tables_come_bit_by_bit_and_go(proxy: ProxyByHand) -> None:
 def test_what_is_not_in_a_complete_set_is_gone(proxy: ProxyByHand) -> None:
     proxy.tell(tables("/a", "/b"), upto=5)
     later = proxy.hand.router()
-    meet = cm.MeetController(controller=proxy.hand.address, process=later)
+    meet = cm.MeetController(controller=proxy.hand.address, process=later, by=proxy.hand.process)
     proxy.hand.send(proxy.address, meet)
     proxy.tell(tables("/b", "/c"), upto=3, complete=True, controller=later)
     assert proxy.routes() == {"/b", "/c"}, "another controller's ids are its own"

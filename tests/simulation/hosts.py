@@ -139,7 +139,7 @@ class HostProcess:
     def __init__(self, simulation: Simulation, number: int, process: SimProcess) -> None:
         settings = simulation.settings[number]
         port: Any = Port(PORT, process.identity, process)  # type: ignore[arg-type]
-        self._port = port
+        self._port, self._process = port, process.identity
         records: Any = Records(simulation, number)
         self.membership = Membership(
             settings, process.identity, records, port, lambda: {"name": settings.host_name}
@@ -166,7 +166,7 @@ class HostProcess:
         address, process = found
         if proxy is not None:
             meet = cm.MeetController(
-                controller=address, process=process, epoch=self.controller.epoch
+                controller=address, process=process, by=self._process, epoch=self.controller.epoch
             )
             self._port.loop.send(proxy[0], meet)
         self.membership.met_controller(address, process)
