@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,21 @@ def run(
 def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
     """Start a system on this host, unless one runs; it is stopped when this process ends.
 
-    ``http_options`` count only for a system that this call starts.
+    ``http_options`` count only for a system that this call starts; one that runs goes on with its
+    own, and a warning names those that it was not started with here.
     """
-    if http_options is not None:
-        options = _http_options(http_options)
-        settings = session.current().settings
-        if options != settings.http:
-            session.use(dataclasses.replace(settings, http=options))
-    session.current().ensure_running()
+    ours = session.current()
+    options = ours.settings.http if http_options is None else _http_options(http_options)
+    if options != ours.settings.http and not ours.is_running:
+        ours = session.use(dataclasses.replace(ours.settings, http=options))
+    ours.ensure_running()
+    if http_options is not None and (dropped := ours.lacks(options, _named(http_options))):
+        told = ", ".join(f"{name}={getattr(options, name)!r}" for name in dropped)
+        warnings.warn(
+            f"serve.start: the system runs already, with the options of its start; not taken: "
+            f"{told}. To change any, stop it first",
+            stacklevel=2,
+        )
 
 
 def shutdown() -> list[str]:
@@ -126,6 +134,10 @@ def _http_options(given: HTTPOptions | Mapping[str, Any]) -> HTTPOptions:
         raise InvalidRequestError(f"http_options={given!r}: must be HTTPOptions or a dict")
     current = session.current().settings.http.model_dump()
     return validated(HTTPOptions, {**current, **given})
+
+
+def _named(given: HTTPOptions | Mapping[str, Any]) -> Iterable[str]:
+    return given.model_fields_set if isinstance(given, HTTPOptions) else given
 
 
 def _logging_config(given: LoggingConfig | Mapping[str, Any]) -> LoggingConfig:

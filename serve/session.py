@@ -12,13 +12,14 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from understudy.actors import system
 from understudy.actors.admin_messages import DeleteApplication
 from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.config import HTTPOptions
 from understudy.core.errors import NotRunningError, UnderstudyError
 from understudy.serve import operations
 from understudy.serve.operations import new
@@ -44,6 +45,18 @@ class Session:
         """Whether this process made it, rather than inherited it by a fork."""
         return self._pid == os.getpid()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the system runs; one at an address is never this process's to start."""
+        return self.settings.address is not None or system.is_running(self.settings)
+
+    def lacks(self, options: HTTPOptions, names: Iterable[str]) -> list[str]:
+        """Return which of the named options the system may lack: it has those of its start."""
+        own = self.settings.http if self._started else None
+        return sorted(
+            name for name in names if own is None or getattr(own, name) != getattr(options, name)
+        )
+
     def connect(self) -> Connection:
         """Return the connection, opened if need be; NotRunningError when nothing runs."""
         with self._lock:
@@ -57,7 +70,7 @@ class Session:
         A system named by an address is never started from here.
         """
         with self._lock:
-            if self.settings.address is None and not system.is_running(self.settings):
+            if not self.is_running:
                 self.disconnect()  # it belonged to a system that is gone
                 if system.start(self.settings, on_progress=on_progress):
                     self._started = True

@@ -167,8 +167,28 @@ def test_blocking_ends_with_ctrl_c_and_deletes_the_application(controller, monke
 def test_start_takes_http_options(system):
     serve.start(http_options={"port": 9000})
     assert system.settings.http.port == 9000
+    serve.shutdown()
     serve.start(http_options=HTTPOptions(port=9001))
     assert system.settings.http.port == 9001
+
+
+def test_a_system_that_runs_keeps_its_http_options_and_what_is_dropped_is_named(system):
+    serve.start(http_options={"port": 9000})
+    serve.run(Adder.bind(), name="a")
+    serve.start(http_options={"port": 9000})
+    serve.start()
+    with pytest.warns(UserWarning, match=r"not taken: workers=2\. To change any, stop it") as told:
+        serve.start(http_options={"port": 9000, "workers": 2})
+    assert told[0].filename == __file__
+    assert system.calls == ["start"]
+    assert "a" in system.controller.applications
+
+
+@pytest.mark.parametrize("options", [{"port": 9000}, HTTPOptions(port=9000)])
+def test_all_http_options_for_a_system_that_somebody_else_started_are_named(running, options):
+    with pytest.warns(UserWarning, match=r"not taken: port=9000\."):
+        serve.start(http_options=options)
+    assert running.calls == []
 
 
 @pytest.mark.parametrize("options", [{"prt": 1}, {"port": -1}, 8000])
