@@ -127,4 +127,4 @@ def _check(
         # Refused here, because the first deployments of a list must not come up without the last.
         check_code(f"application {name!r}", spec)
     others = [e for e in cluster.endpoints.at(route_prefix) if e.application != name]
-    check_free(others, qualified(name, ingress), check_route(route_prefix))
+    check_free(others, qualified(name, ingress), check_route("route_prefix", route_prefix))

@@ -126,7 +126,7 @@ def wanted(
                 f"{what} {name!r} exists, and is not a deployment's; choose another name, or "
                 "delete it first"
             )
-    check_free(cluster.endpoints.at(route_prefix), name, check_route(route_prefix))
+    check_free(cluster.endpoints.at(route_prefix), name, check_route("route_prefix", route_prefix))
     return {
         (BACKEND, name): backend_of(spec),
         (ENDPOINT, name): endpoint_of(cluster, name, route_prefix, name),

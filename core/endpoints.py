@@ -17,33 +17,44 @@ from understudy.core.tables import EndpointTable
 
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 RESERVED_PREFIX = "/-"
+_NEVER_ASKED_FOR = {"", ".", ".."}  # segments that clients take out of a path
 SUM_TOLERANCE = 1e-6
 
 
-def check_route(route: str | None) -> str | None:
-    """Return the route, or raise InvalidRequestError saying what is wrong with it."""
+def route_problem(parameter: str, route: object) -> str | None:
+    """Say what is wrong with a route, or None; a route that is None is well, and "headless"."""
     if route is None or route == "/":
-        return route
-    problem = None
-    if not route.startswith("/"):
-        problem = "must start with '/'"
-    elif route.endswith("/"):
-        problem = "must not end with '/'"
+        return None
+    if not isinstance(route, str) or not route.startswith("/"):
+        return f"{parameter}={route!r}: must start with '/', or be None for no route"
+    wrong = None
+    if route.endswith("/"):
+        wrong = "must not end with '/'"
     elif re.search(r"[{}?#%\s]", route):
-        problem = "must not contain braces, '?', '#', '%' or white space; paths are matched decoded"
+        wrong = "must not contain braces, '?', '#', '%' or white space; paths are matched decoded"
+    elif not _NEVER_ASKED_FOR.isdisjoint(route[1:].split("/")):
+        wrong = "must not contain '//', nor '.' or '..' between slashes: no client asks for such"
     elif (route + "/").startswith(RESERVED_PREFIX + "/"):
-        problem = "is reserved for Understudy's own pages"
-    if problem:
-        raise InvalidRequestError(f"route {route!r} {problem}; for example '/predict'")
+        wrong = "is reserved for Understudy's own pages"
+    return f"{parameter}={route!r}: {wrong}; for example '/predict'" if wrong else None
+
+
+def check_route(parameter: str, route: str | None) -> str | None:
+    """Return the route, or raise InvalidRequestError saying what is wrong with it."""
+    if problem := route_problem(parameter, route):
+        raise InvalidRequestError(problem)
     return route
 
 
-def check_methods(methods: Iterable[str]) -> tuple[str, ...]:
-    """Return the methods in upper case, or raise InvalidRequestError naming the bad ones."""
+def check_methods(methods: object) -> tuple[str, ...]:
+    """Return the methods in upper case, or raise InvalidRequestError saying what they may be."""
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        example = [methods] if isinstance(methods, str) else ["GET"]
+        raise InvalidRequestError(f"methods={methods!r}: must be a list, such as {example!r}")
     upper = tuple(dict.fromkeys(str(method).upper() for method in methods))
-    bad = [method for method in upper if method not in HTTP_METHODS]
-    if bad or not upper:
-        raise InvalidRequestError(f"methods {bad or '()'}: expected some of {HTTP_METHODS}")
+    if not upper or not set(upper) <= set(HTTP_METHODS):
+        known = ", ".join(HTTP_METHODS)
+        raise InvalidRequestError(f"methods={methods!r}: expected some of {known}")
     return upper
 
 
@@ -99,7 +110,7 @@ def new_endpoint(
         raise InvalidRequestError(f"endpoint name {name!r}: {wrong}")
     return EndpointRecord(
         name=name,
-        route=check_route(route),
+        route=check_route("route", route),
         methods=check_methods(methods),
         retryable=check_retryable(name, retryable),
         traffic={backend: 1.0},

@@ -15,6 +15,7 @@ from understudy.core.config import HTTPOptions, LoggingConfig, validated
 from understudy.core.errors import InvalidRequestError, NotRunningError
 from understudy.serve import local_testing, operations, session
 from understudy.serve.build import not_an_application
+from understudy.serve.checks import check_name, check_path
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.schema import ServeStatus
@@ -52,7 +53,7 @@ def run(
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(name)
-    folder = None if working_dir is None else Path(working_dir)
+    folder = None if working_dir is None else check_path("working_dir", working_dir)
     handle = operations.deploy(connection, target, name, route_prefix, logging, working_dir=folder)
     if blocking:
         _wait_for_interrupt(name)
@@ -90,6 +91,7 @@ def shutdown() -> list[str]:
 
 def delete(name: str) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
+    check_name("name", name)
     if not local_testing.delete(name):
         operations.delete(session.current().connect(), name)
 
@@ -106,6 +108,7 @@ def status() -> ServeStatus:
 
 def get_app_handle(name: str) -> DeploymentHandle:
     """Return a handle of an application's ingress; UnknownNameError if there is none."""
+    check_name("name", name)
     ingress = local_testing.ingress_of(name)
     if ingress is None:
         report = operations.read_report(session.current().connect())
@@ -118,7 +121,10 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
 
     Without ``app_name`` it is of the application whose code asks; outside of any, of "default".
     """
-    if app_name is None:
+    check_name("deployment_name", deployment_name)
+    if app_name is not None:
+        check_name("app_name", app_name)
+    else:
         replica = user_context.replica_context()
         app_name = (replica.app_name if replica is not None else "") or "default"
     if not local_testing.has_deployment(app_name, deployment_name):

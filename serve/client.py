@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -40,7 +39,13 @@ from understudy.actors.connection import Connection
 from understudy.actors.settings import HostSettings, read_settings
 from understudy.core.comparing import Compare
 from understudy.core.config import ActorOptions, BackendConfig, Settings, validated
-from understudy.core.endpoints import check_proportion, check_retryable, check_weights
+from understudy.core.endpoints import (
+    check_methods,
+    check_proportion,
+    check_retryable,
+    check_route,
+    check_weights,
+)
 from understudy.core.errors import (
     InvalidRequestError,
     UnderstudyError,
@@ -56,6 +61,13 @@ from understudy.core.rollout_settings import (
     check_settings,
 )
 from understudy.serve import operations
+from understudy.serve.checks import (
+    check_list,
+    check_mapping,
+    check_name,
+    check_path,
+    check_timeout,
+)
 from understudy.serve.deployments import Deployment
 from understudy.serve.differences import CompareFunction, packed_compare
 from understudy.serve.handle import DeploymentHandle
@@ -66,7 +78,6 @@ from understudy.serve.schema import ServeStatus
 
 S = TypeVar("S", bound=Settings)
 _BY_NAME = "/<name>"  # no route; stands for the deployment's name
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 class Client:
@@ -93,7 +104,8 @@ class Client:
         host's takes only who has the cluster's key, in ``key_file`` or in the file that
         UNDERSTUDY_KEY_FILE names.
         """
-        settings = read_settings(address=address, key_file=key_file)
+        key = None if key_file is None else check_path("key_file", key_file)
+        settings = read_settings(address=address, key_file=key)
         return cls(Connection.open(settings), settings)
 
     def close(self) -> None:
@@ -125,7 +137,7 @@ class Client:
 
         ``working_dir`` is a folder of which replicas get a copy, as with :func:`serve.run`.
         """
-        _check_name("tag", tag)
+        check_name("tag", tag)
         what = f"backend {tag!r}"
         options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, _callable(what, func_or_class), init_args, {}, version)
@@ -145,9 +157,9 @@ class Client:
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> str | None:
         """Change the given settings of a backend and no others; returns the goal's id."""
-        _check_name("tag", tag)
+        check_name("tag", tag)
         if not isinstance(config, BackendConfig):
-            _check_mapping("config", config)
+            check_mapping("config", config)
         changes = packed_changes(f"backend {tag!r}", config)
         return self._goal(new(UpdateBackendConfig, tag=tag, changes=changes))
 
@@ -177,16 +189,14 @@ class Client:
         ``retryable``: whether a query may be run again when its replica died under it; None leaves
         it to the backend's own setting, and where there is none to the HTTP method.
         """
-        _check_name("name", name)
-        _check_name("backend", backend)
-        if problem := operations.route_problem("route", route):
-            raise InvalidRequestError(problem)
+        check_name("name", name)
+        check_name("backend", backend)
         request = new(
             CreateEndpoint,
             name=name,
             backend=backend,
-            route=route,
-            methods=_methods(methods),
+            route=check_route("route", route),
+            methods=check_methods(methods),
             retryable=check_retryable(name, retryable),
         )
         self._connection.request(request)
@@ -205,7 +215,7 @@ class Client:
         Each weight is from 0 to 1, and they sum to 1. Queries with a shard key stay where they are,
         as far as the weights allow; the others are drawn.
         """
-        _check_name("endpoint", endpoint)
+        check_name("endpoint", endpoint)
         checked = check_weights(endpoint, weights)
         self._connection.request(new(SetTraffic, endpoint=endpoint, weights=checked))
 
@@ -227,8 +237,8 @@ class Client:
         of both answers, each with ``status``, ``headers``, ``body``, ``value`` and ``json()``. It
         returns None or True for no difference, else a text that names it, or False.
         """
-        _check_name("endpoint", endpoint)
-        _check_name("backend", backend)
+        check_name("endpoint", endpoint)
+        check_name("backend", backend)
         checked = check_proportion(endpoint, backend, proportion)
         what = f"shadow {backend!r} of endpoint {endpoint!r}"
         request = new(
@@ -266,7 +276,7 @@ class Client:
         backend which keeps all limits is sent back for its evidence is at most ``alpha``. The page
         docs/rollouts.md has the method.
         """
-        _check_name("endpoint", endpoint)
+        check_name("endpoint", endpoint)
         settings = check_settings(
             to=to,
             steps=steps,
@@ -314,7 +324,7 @@ class Client:
         own options count where none are given here. ``working_dir`` is a folder of which replicas
         get a copy, as with :func:`serve.run`; changed files are another version's.
         """
-        _check_name("name", name)
+        check_name("name", name)
         if isinstance(func_or_class, Deployment):
             version = func_or_class.version if version is None else version
             config = func_or_class.config if config is None else config
@@ -322,11 +332,12 @@ class Client:
             actor_options = own if actor_options is None else actor_options
         for field, value in (("version", version), ("prev_version", prev_version)):
             if value is not None:
-                _check_name(field, value)
+                check_name(field, value)
         route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
-        if problem := operations.route_problem("route_prefix", route):
-            raise InvalidRequestError(problem)
-        _check_arguments(init_args, init_kwargs)
+        check_route("route_prefix", route)
+        check_list("init_args", init_args)
+        if init_kwargs is not None:
+            check_mapping("init_kwargs", init_kwargs)
         what = f"deployment {name!r}"
         target = _callable(what, func_or_class)
         options, folders = self._working_in(working_dir, actor_options)
@@ -374,6 +385,7 @@ class Client:
 
     def get_handle(self, endpoint: str, missing_ok: bool = False) -> DeploymentHandle:
         """Return a handle of an endpoint; UnknownNameError if it is missing, unless that is ok."""
+        check_name("endpoint", endpoint)
         if not missing_ok:
             endpoints = self.list_endpoints()
             if endpoint not in endpoints:
@@ -386,6 +398,7 @@ class Client:
 
         Raises TimeoutError, or what made the change fail: the constructor's exception, say.
         """
+        check_timeout("timeout_s", timeout_s)
         operations.wait_for_goal(self._connection, goal_id, timeout_s)
 
     def status(self) -> ServeStatus:
@@ -426,7 +439,7 @@ class Client:
         options = _made(ActorOptions, actor_options).model_dump()
         if working_dir is None:
             return options, ()
-        folder = operations.packed(Path(working_dir))
+        folder = operations.packed(check_path("working_dir", working_dir))
         folders = operations.missing_of(self._connection, folder)
         return {**options, "working_dir": folder.digest}, folders
 
@@ -444,38 +457,10 @@ def _callable(what: str, func_or_class: Any) -> Any:
     return target
 
 
-def _check_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidRequestError(f"{what}={name!r}: must be a non-empty string")
-
-
-def _check_mapping(what: str, value: object) -> None:
-    if not isinstance(value, Mapping):
-        raise InvalidRequestError(f"{what}={value!r}: must be a dict")
-
-
-def _check_arguments(init_args: object, init_kwargs: object) -> None:
-    if not isinstance(init_args, list | tuple):
-        raise InvalidRequestError(f"init_args={init_args!r}: must be a list")
-    if init_kwargs is not None:
-        _check_mapping("init_kwargs", init_kwargs)
-
-
 def _made(model: type[S], given: S | Mapping[str, Any] | None) -> S:
     if isinstance(given, model):
         return given
     if given is not None:
-        _check_mapping(model.__name__, given)
+        check_mapping(model.__name__, given)
     values: Mapping[str, Any] = given or {}  # type: ignore[assignment]  # checked above
     return validated(model, values)
-
-
-def _methods(methods: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(methods, str) or not isinstance(methods, Iterable):
-        example = [methods] if isinstance(methods, str) else ["GET"]
-        raise InvalidRequestError(f"methods={methods!r}: must be a list, such as {example!r}")
-    upper = tuple(dict.fromkeys(str(method).upper() for method in methods))
-    bad = [method for method in upper if method not in METHODS]
-    if bad or not upper:
-        raise InvalidRequestError(f"methods={methods!r}: expected some of {', '.join(METHODS)}")
-    return upper

@@ -19,6 +19,7 @@ from understudy.actors.admin_messages import (
     Request,
     WaitForGoal,
 )
+from understudy.core.endpoints import route_problem
 from understudy.core.errors import (
     DeployFailedError,
     InvalidRequestError,
@@ -51,19 +52,6 @@ def check_target(name: str, route_prefix: str | None) -> None:
     problems = [name_problem("name", name), route_problem("route_prefix", route_prefix)]
     if told := [problem for problem in problems if problem]:
         raise InvalidRequestError("; ".join(told))
-
-
-def route_problem(what: str, route: object) -> str | None:
-    """Say what is wrong with a route, or None; None as a route is "headless"."""
-    if route is None:
-        return None
-    if not isinstance(route, str) or not route.startswith("/"):
-        return f"{what}={route!r}: must start with '/', or be None for no route"
-    if route != "/" and route.endswith("/"):
-        return f"{what}={route!r}: must not end with '/'; say {route.rstrip('/') or '/'!r}"
-    if "{" in route or "}" in route:
-        return f"{what}={route!r}: must not contain braces; a prefix has no parameters"
-    return None
 
 
 def deploy(

@@ -20,6 +20,7 @@ from understudy.actors.messages import Input, ValueAnswer
 from understudy.actors.query_client import PendingQuery
 from understudy.core.errors import RequestCancelledError
 from understudy.serve.answers import Outcome, decode
+from understudy.serve.checks import check_timeout
 
 
 class DeploymentResponse:
@@ -52,6 +53,7 @@ class DeploymentResponse:
             raise RuntimeError(
                 f"result() of {self._what} would block the running event loop; await the response"
             )
+        check_timeout("timeout_s", timeout_s)
         with contextlib.suppress(CancelledError):
             try:
                 self._pending.future.exception(timeout_s)

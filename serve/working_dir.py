@@ -38,7 +38,7 @@ def pack(folder: Path) -> Folder:
 
     Left out are ``.pyc`` files, virtual environments, and folders named as in ``LEFT_OUT``.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path.is_dir, false for whatever text
         raise InvalidRequestError(f"working_dir={str(folder)!r}: no such folder")
     root = folder.resolve()
     files = sorted(_files(root))

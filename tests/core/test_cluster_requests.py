@@ -176,21 +176,21 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "a route without a slash",
         ask.endpoint("new", "b", route="x"),
         InvalidRequestError,
-        "route 'x' must start with '/'; for example '/predict'",
+        "route='x': must start with '/', or be None for no route",
     ),
     (
         "a route that ends in a slash",
         ask.endpoint("new", "b", route="/x/"),
         InvalidRequestError,
-        "route '/x/' must not end with '/'; for example '/predict'",
+        "route='/x/': must not end with '/'; for example '/predict'",
     ),
     (
         "a route with braces",
         ask.endpoint("new", "b", route="/{x}"),
         InvalidRequestError,
         (
-            "route '/{x}' must not contain braces, '?', '#', '%' or white space; paths are matched "
-            "decoded; for example '/predict'"
+            "route='/{x}': must not contain braces, '?', '#', '%' or white space; paths are "
+            "matched decoded; for example '/predict'"
         ),
     ),
     (
@@ -198,33 +198,42 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         ask.endpoint("new", "b", route="/%C3%BC"),
         InvalidRequestError,
         (
-            "route '/%C3%BC' must not contain braces, '?', '#', '%' or white space; paths are "
+            "route='/%C3%BC': must not contain braces, '?', '#', '%' or white space; paths are "
             "matched decoded; for example '/predict'"
         ),
+    ),
+    *(
+        (
+            f"the route {route}",
+            ask.endpoint("new", "b", route=route),
+            InvalidRequestError,
+            (
+                f"route={route!r}: must not contain '//', nor '.' or '..' between slashes: no "
+                "client asks for such; for example '/predict'"
+            ),
+        )
+        for route in ("/.", "/..", "/a//b", "/a/../b", "/./a")
     ),
     (
         "a reserved route",
         ask.endpoint("new", "b", route="/-/routes"),
         InvalidRequestError,
-        "route '/-/routes' is reserved for Understudy's own pages; for example '/predict'",
+        "route='/-/routes': is reserved for Understudy's own pages; for example '/predict'",
     ),
     (
         "unknown methods",
         ask.endpoint("new", "b", methods=("get", "FETCH")),
         InvalidRequestError,
         (
-            "methods ['FETCH']: expected some of ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', "
-            "'OPTIONS', 'TRACE')"
+            "methods=('get', 'FETCH'): expected some of GET, HEAD, POST, PUT, PATCH, DELETE, "
+            "OPTIONS, TRACE"
         ),
     ),
     (
         "no methods",
         ask.endpoint("new", "b", methods=()),
         InvalidRequestError,
-        (
-            "methods (): expected some of ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', "
-            "'OPTIONS', 'TRACE')"
-        ),
+        "methods=(): expected some of GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE",
     ),
     (
         "deleting an application's endpoint",
@@ -248,7 +257,7 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "an application on a bad route",
         ask.deploy("new", Spec("d", b"x", {}), route="bad"),
         InvalidRequestError,
-        "route 'bad' must start with '/'; for example '/predict'",
+        "route_prefix='bad': must start with '/', or be None for no route",
     ),
     (
         "names with a number sign",

@@ -1,0 +1,45 @@
+"""What callers give to the functions of serve: the parameter and the value are in every refusal."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from understudy.core.errors import InvalidRequestError
+
+
+def check_name(parameter: str, name: object) -> None:
+    """Raise InvalidRequestError unless it may be the name of something."""
+    _expect(isinstance(name, str) and name, parameter, name, "a non-empty string")
+
+
+def check_mapping(parameter: str, value: object) -> None:
+    """Raise InvalidRequestError unless it is a dict, or alike."""
+    _expect(isinstance(value, Mapping), parameter, value, "a dict")
+
+
+def check_list(parameter: str, value: object) -> None:
+    """Raise InvalidRequestError unless it is a list or a tuple."""
+    _expect(isinstance(value, list | tuple), parameter, value, "a list")
+
+
+def check_timeout(parameter: str, value: object) -> None:
+    """Raise InvalidRequestError unless one can wait for so many seconds; None is no limit."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = number and 0 <= value <= threading.TIMEOUT_MAX  # type: ignore[operator]  # a number
+    expected = "a number of seconds, 0 or more, or None for no limit"
+    _expect(value is None or fits, parameter, value, expected)
+
+
+def check_path(parameter: str, value: object) -> Path:
+    """Return a path; InvalidRequestError where it is none."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    _expect(isinstance(path, str) and path, parameter, value, "a path, as str or pathlib.Path")
+    return Path(path)  # type: ignore[arg-type]  # a string, as was checked
+
+
+def _expect(right: object, parameter: str, value: object, expected: str) -> None:
+    if not right:
+        raise InvalidRequestError(f"{parameter}={value!r}: must be {expected}")

@@ -1,0 +1,72 @@
+"""Values of wrong types in calls of serve's functions: each refusal names parameter and value."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from understudy import serve
+from understudy.core.errors import InvalidRequestError
+from understudy.serve.checks import check_path, check_timeout
+
+TIMEOUT = "must be a number of seconds, 0 or more, or None for no limit"
+NAME = "must be a non-empty string"
+PATH = "must be a path, as str or pathlib.Path"
+
+
+@serve.deployment
+class Adder:
+    def __call__(self, number: int) -> int:
+        return number + 1
+
+
+def refused(told, call, *args, **kwargs):
+    with pytest.raises(InvalidRequestError, match=f"^{re.escape(told)}$"):
+        call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("value", ["5", [], True, -1, -0.001, math.nan, math.inf, 1e300])
+def test_a_timeout_that_is_none_is_refused_wherever_one_waits(running, value):
+    response = serve.run(Adder.bind()).remote(1)
+    told = f"timeout_s={value!r}: {TIMEOUT}"
+    refused(told, response.result, timeout_s=value)
+    with serve.Client.connect() as client:
+        refused(told, client.wait_for_goal, "goal", timeout_s=value)
+    assert response.result(timeout_s=5) == 2
+
+
+@pytest.mark.parametrize("value", [None, 0, 0.5, 10**9])
+def test_a_timeout_is_a_number_or_none(value):
+    check_timeout("timeout_s", value)
+
+
+@pytest.mark.parametrize("name", [5, b"x", "", ["a"], {}, math.nan])
+def test_a_name_that_is_none_is_refused_where_something_is_looked_up(running, name):
+    refused(f"name={name!r}: {NAME}", serve.get_app_handle, name)
+    refused(f"name={name!r}: {NAME}", serve.delete, name)
+    refused(f"deployment_name={name!r}: {NAME}", serve.get_deployment_handle, name)
+    refused(f"app_name={name!r}: {NAME}", serve.get_deployment_handle, "Adder", name)
+    with serve.Client.connect() as client:
+        for missing_ok in (False, True):
+            refused(f"endpoint={name!r}: {NAME}", client.get_handle, name, missing_ok)
+
+
+@pytest.mark.parametrize("path", [5, b"x", "", ["a"], math.nan])
+def test_a_path_that_is_none_is_refused(running, path):
+    told = f"working_dir={path!r}: {PATH}"
+    refused(told, serve.run, Adder.bind(), working_dir=path)
+    refused(f"key_file={path!r}: {PATH}", serve.Client.connect, key_file=path)
+    with serve.Client.connect() as client:
+        refused(told, client.create_backend, "b", dict, working_dir=path)
+        refused(told, client.deploy, "d", dict, working_dir=path)
+    assert running.controller.requests == []
+
+
+@pytest.mark.parametrize("name", ["x" * 500, "nul\0"])
+def test_a_folder_that_cannot_be_there_is_refused_like_one_that_is_not(running, name):
+    refused(f"working_dir={name!r}: no such folder", serve.run, Adder.bind(), working_dir=name)
+
+
+def test_a_path_is_a_string_or_a_path():
+    assert check_path("working_dir", "a/b") == check_path("working_dir", Path("a/b"))
