@@ -415,8 +415,11 @@ class UserCode:
             kind = type(self._callable)
             methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
             public = [each for each in methods if each == "__call__" or not each.startswith("_")]
+            if not public:  # no mistake of who asks
+                raise UnderstudyError("the deployment has no method that can be called")
             raise _RefusedError(
-                f"the deployment has no method {name!r}; it has: {', '.join(public) or 'none'}"
+                f"the deployment has no method {name!r}; it has: {', '.join(public)}; HTTP "
+                "requests name one in the header X-Serve-Call-Method"
             )
         return method
 

@@ -416,7 +416,9 @@ class Cluster:
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
         self._changes.delete("backend", tag)
         self.code_use.hold(("backend", tag), ())
-        self._of_application.get(removed.application, set()).discard(tag)
+        self._of_application[removed.application].discard(tag)
+        if not self._of_application[removed.application]:
+            del self._of_application[removed.application]
 
     def _progress(self, subject: Subject) -> Progress:
         kind, name = subject

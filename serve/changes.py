@@ -31,7 +31,7 @@ def plan(
     working_dir: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Return what deploying an application would change."""
-    built, _ = build_in(working_dir, application, name)
+    built, _ = build_in(working_dir, application, name, route_prefix)
     check_needs(connection, built)
     request = new(
         PlanApplication,

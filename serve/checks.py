@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from understudy.actors.user_code import ASGI_APP
 from understudy.core.errors import InvalidRequestError
+
+_HOOKS = {"reconfigure", "check_health"}  # called by its replica
 
 
 def check_name(parameter: str, name: object) -> None:
@@ -38,6 +42,18 @@ def check_path(parameter: str, value: object) -> Path:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     _expect(isinstance(path, str) and path, parameter, value, "a path, as str or pathlib.Path")
     return Path(path)  # type: ignore[arg-type]  # a string, as was checked
+
+
+def check_answers_http(what: str, target: object) -> None:
+    """Raise InvalidRequestError for a class of which HTTP requests can call nothing, ever."""
+    if not inspect.isclass(target) or hasattr(target, ASGI_APP) or hasattr(target, "__getattr__"):
+        return
+    methods = {name for name in dir(target) if name == "__call__" or not name.startswith("_")}
+    if not methods - _HOOKS:
+        raise InvalidRequestError(
+            f"{what}: {target!r} has no __call__ and no other method for HTTP requests, and would "
+            "answer none; give it one, or None in place of the route"
+        )
 
 
 def _expect(right: object, parameter: str, value: object, expected: str) -> None:

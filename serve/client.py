@@ -62,6 +62,7 @@ from understudy.core.rollout_settings import (
 )
 from understudy.serve import operations
 from understudy.serve.checks import (
+    check_answers_http,
     check_list,
     check_mapping,
     check_name,
@@ -334,12 +335,15 @@ class Client:
             if value is not None:
                 check_name(field, value)
         route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
-        check_route("route_prefix", route)
+        if route_prefix is not _BY_NAME:  # else it is the name that is wrong
+            check_route("route_prefix", route)
         check_list("init_args", init_args)
         if init_kwargs is not None:
             check_mapping("init_kwargs", init_kwargs)
         what = f"deployment {name!r}"
         target = _callable(what, func_or_class)
+        if route is not None:
+            check_answers_http(what, target)
         options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
         spec = DeploymentSpec(

@@ -30,6 +30,7 @@ from understudy.core.logging_config import LoggingConfig
 from understudy.serve import by_value
 from understudy.serve.answers import with_note
 from understudy.serve.build import BuiltApplication, build
+from understudy.serve.checks import check_answers_http
 from understudy.serve.deployments import Application
 from understudy.serve.handle import DeploymentHandle
 from understudy.serve.options import name_problem
@@ -68,7 +69,7 @@ def deploy(
     ``logging_config`` is for the deployments without one. ``on_wait`` is told now and then what it
     still waits for. ``working_dir`` is the folder that replicas get a copy of.
     """
-    built, folder = build_in(working_dir, application, name)
+    built, folder = build_in(working_dir, application, name, route_prefix)
     built = built.logging_as(logging_config)
     check_needs(connection, built)
     missing = () if folder is None else missing_of(connection, folder)
@@ -89,13 +90,17 @@ def deploy(
 
 
 def build_in(
-    working_dir: Path | None, application: Application, name: str
+    working_dir: Path | None, application: Application, name: str, route_prefix: str | None
 ) -> tuple[BuiltApplication, Folder | None]:
-    """Build an application, and pack the folder that its replicas are to work in."""
-    if working_dir is None:
-        return build(application, name), None
-    folder = packed(working_dir)
-    return build(application, name).working_in(folder.digest), folder
+    """Build an application, and pack the folder that its replicas are to work in.
+
+    InvalidRequestError where there is a route, and HTTP requests could call nothing there.
+    """
+    folder = None if working_dir is None else packed(working_dir)
+    built = build(application, name)
+    if route_prefix is not None:
+        check_answers_http(f"deployment {built.ingress!r}", application.deployment.func_or_class)
+    return (built if folder is None else built.working_in(folder.digest)), folder
 
 
 def packed(working_dir: Path) -> Folder:

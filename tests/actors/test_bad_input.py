@@ -318,6 +318,7 @@ def test_a_method_that_there_is_not_is_refused_by_name(victim: RunningSystem) ->
     answer = send(victim, X_Serve_Call_Method="nothing")
     assert answer.status == 400
     assert b"'nothing'" in answer.body
+    assert b"HTTP requests name one in the header X-Serve-Call-Method" in answer.body
     assert send(victim, X_Serve_Call_Method="__init__").status == 400
 
 

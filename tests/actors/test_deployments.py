@@ -183,6 +183,8 @@ def test_a_constructor_that_ends_its_process_fails_the_deployment(
         def __init__(self) -> None:
             exec(how, {"sys": sys, "os": os})
 
+        def __call__(self) -> None: ...
+
     with pytest.raises(UnderstudyError):
         deployed(Ends.bind())
     application = running.status()["applications"][name]

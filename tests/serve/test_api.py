@@ -30,11 +30,15 @@ class Sum:
     def __init__(self, *parts):
         self.parts = parts
 
+    def __call__(self): ...
+
 
 @serve.deployment
 class Broken:
     def __init__(self):
         raise LookupError("no weights")
+
+    def __call__(self): ...
 
 
 def test_run_starts_a_system_deploys_and_returns_the_ingress(system):

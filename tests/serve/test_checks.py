@@ -70,3 +70,46 @@ def test_a_folder_that_cannot_be_there_is_refused_like_one_that_is_not(running, 
 
 def test_a_path_is_a_string_or_a_path():
     assert check_path("working_dir", "a/b") == check_path("working_dir", Path("a/b"))
+
+
+class NoMethods:
+    def __init__(self) -> None:
+        self._secret = 1
+
+    def _private(self) -> None: ...
+
+    def reconfigure(self, _user_config: object) -> None: ...
+
+
+class Named(NoMethods):
+    def predict(self) -> int:
+        return 1
+
+
+class Anything(NoMethods):
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(name)
+
+
+@serve.ingress(lambda: None)
+class Ingress: ...
+
+
+def test_a_class_that_no_request_could_ever_call_is_not_given_a_route(running):
+    told = (
+        f"deployment 'NoMethods': {NoMethods!r} has no __call__ and no other method for HTTP "
+        "requests, and would answer none; give it one, or None in place of the route"
+    )
+    app = serve.deployment(NoMethods).bind()
+    refused(told, serve.run, app)
+    with serve.Client.connect() as client:
+        refused(told, client.deploy, "NoMethods", NoMethods)
+        assert running.controller.requests == []
+        client.create_backend("b", NoMethods)
+    serve.run(app, route_prefix=None)
+
+
+@pytest.mark.parametrize("cls", [Named, Anything, Ingress])
+def test_a_class_that_requests_may_call_by_any_method_has_a_route(running, cls):
+    serve.run(serve.deployment(name="d")(cls).bind())
+    assert "d" in running.controller.applications["default"]["deployments"]

@@ -30,6 +30,8 @@ class Broken:
     def __init__(self):
         raise LookupError("no weights")
 
+    def __call__(self): ...
+
 app = Model.bind(1)
 broken = Broken.bind()
 build = lambda args: Model.bind(args)

@@ -147,6 +147,8 @@ class Broken:
     def __init__(self):
         raise ValueError("no model")
 
+    def __call__(self): ...
+
 def test_it(understudy_run):
     with pytest.raises(ValueError, match="no model"):
         understudy_run(Broken.bind())
