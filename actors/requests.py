@@ -25,6 +25,7 @@ from understudy.core.tables import ENDPOINT_PREFIX
 logger = logging.getLogger(__name__)
 
 MAX_SETTLED = 1_000  # answers that are kept for repeats
+ASKED_S = 60.0  # clients repeat what they wait for: who has not for so long is gone
 HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
 
 Reply = Callable[[], am.RequestReply | None]
@@ -33,10 +34,10 @@ Reply = Callable[[], am.RequestReply | None]
 class _Parked(NamedTuple):
     """A request whose answer waits for something."""
 
-    request_id: str
     sender: Address
     answer: Reply
     give_up_at: float
+    while_asked: bool
 
 
 class Requests:
@@ -48,7 +49,7 @@ class Requests:
 
     def __init__(self, cluster: Cluster, own: dict[type[am.Request], Callable[[Any], Any]]) -> None:
         self._cluster = cluster
-        self._parked: list[_Parked] = []
+        self._parked: dict[str, _Parked] = {}  # by request id
         self._answers: list[tuple[Address, am.RequestReply]] = []
         self._settled: dict[str, am.RequestReply] = {}  # by request id, the oldest first
         self._taken: dict[str, Address] = {}  # by request id, since the last save
@@ -110,7 +111,8 @@ class Requests:
         kind: Any = type(message)
         if isinstance(message, am.WaitForGoal):
             self._cluster.goal(message.goal_id)
-            self.park(message, sender, lambda: self._goal_reply(message))
+            reply = lambda: self._goal_reply(message)  # noqa: E731
+            self.park(message, sender, reply, ASKED_S, while_asked=True)
         elif kind in self._held_requests:
             self._change(message, sender, self._held_requests[kind])
             name: str = getattr(message, "name", "") or getattr(message, "endpoint", "")
@@ -129,40 +131,46 @@ class Requests:
         return self._cluster.change(author, what, lambda: make(message), time.time())
 
     def park(
-        self, message: am.Request, sender: Address, answer: Reply, timeout_s: float = float("inf")
+        self,
+        message: am.Request,
+        sender: Address,
+        answer: Reply,
+        timeout_s: float = float("inf"),
+        *,
+        while_asked: bool = False,
     ) -> None:
         """Answer when ``answer`` has a reply; a repeat of the request replaces the first.
 
-        The time limit stays that of the first: clients repeat more often than that.
+        The time limit stays that of the first: clients repeat more often than that. With
+        ``while_asked`` each repeat begins it anew, and past it the request is forgotten.
         """
         give_up_at = time.monotonic() + timeout_s
-        for earlier in [p for p in self._parked if p.request_id == message.request_id]:
+        earlier = self._parked.pop(message.request_id, None)
+        if earlier is not None and not while_asked:
             give_up_at = min(give_up_at, earlier.give_up_at)
-            self._parked.remove(earlier)
-        self._parked.append(_Parked(message.request_id, sender, answer, give_up_at))
+        self._parked[message.request_id] = _Parked(sender, answer, give_up_at, while_asked)
 
     def take_answers(self) -> list[tuple[Address, am.RequestReply]]:
         """Return what is to be answered now; everything that it tells of must be saved."""
         self._taken.clear()
         now = time.monotonic()
-        waiting = []
-        for parked in self._parked:
-            reply = self._reply_to(parked)
-            if reply is None and now > parked.give_up_at:
+        for request_id, parked in list(self._parked.items()):
+            reply = self._reply_to(request_id, parked)
+            is_over = now > parked.give_up_at
+            if reply is None and is_over and not parked.while_asked:
                 text = "saved, but not every proxy has taken it yet; it will when it answers again"
                 reply = am.RequestReply(
-                    request_id=parked.request_id, error_kind="UnderstudyError", error=text
+                    request_id=request_id, error_kind="UnderstudyError", error=text
                 )
-            if reply is None:
-                waiting.append(parked)
-            else:
+            if reply is not None:
                 self._answer(parked.sender, reply)
-        self._parked = waiting
+            if reply is not None or is_over:
+                del self._parked[request_id]
         answers, self._answers = self._answers, []
         return answers
 
     @staticmethod
-    def _reply_to(parked: _Parked) -> am.RequestReply | None:
+    def _reply_to(request_id: str, parked: _Parked) -> am.RequestReply | None:
         """Return the answer, where it is time; one that fails must not end the controller.
 
         Its client would only ask the next one, and that would end as well.
@@ -172,9 +180,7 @@ class Requests:
         except Exception as error:
             logger.exception("the answer to a request that waits failed")
             text = f"{type(error).__name__}: {error}"
-            return am.RequestReply(
-                request_id=parked.request_id, error_kind="UnderstudyError", error=text
-            )
+            return am.RequestReply(request_id=request_id, error_kind="UnderstudyError", error=text)
 
     def not_saved(
         self, changes: Changes, error: Exception
@@ -202,7 +208,7 @@ class Requests:
 
     def due_at(self) -> float:
         """Return when :meth:`take_answers` has to look again, if nothing happens before."""
-        return min((parked.give_up_at for parked in self._parked), default=float("inf"))
+        return min((each.give_up_at for each in self._parked.values()), default=float("inf"))
 
     # --- Answers that wait ----------------------------------------------------------------------
 

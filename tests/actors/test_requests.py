@@ -71,6 +71,32 @@ def test_a_repeat_of_what_changed_nothing_changes_nothing_later() -> None:
     assert "b" not in cluster.backends
 
 
+def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, requests = cluster_with_requests()
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    goal = ask(requests, create(1)).value
+
+    def wait(number: int) -> None:
+        requests.take(am.WaitForGoal(request_id=f"wait {number}", goal_id=goal), Client())
+
+    wait(0)
+    for number in range(1, 1_000):
+        now += 2.0
+        wait(0)  # repeats, as clients do
+        wait(number)  # gave up soon
+        assert requests.take_answers() == []
+    parked: Any = requests._parked
+    assert len(parked) == 32
+    requests.take(delete(2), Client())  # a later goal of the same backend ends this one
+    answered = {reply.request_id for _, reply in requests.take_answers()}
+    assert answered > {"2", "wait 0", "wait 999"}
+    assert len(answered) == 33
+    assert requests.due_at() == float("inf")
+
+
 def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> None:
     _, requests = cluster_with_requests()
     for number in range(1_010):
