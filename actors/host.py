@@ -309,7 +309,7 @@ class Host:
         while self._admin is not None and is_alive(self._admin) and time.monotonic() < deadline:
             ours = {process.pid for process in self.records.alive()}  # a replica may be called so
             children = set(child_pids(self._admin.pid)) - ours
-            loggers = [pid for pid in children if "ogger" in command_line(pid)]
+            loggers = [pid for pid in children if _is_logger(pid)]
             found = identify(loggers[0]) if loggers else None
             if found is not None:
                 logger.warning("the actor system's logger died; its new pid is %d", found.pid)

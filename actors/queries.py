@@ -253,7 +253,7 @@ class Queries:
         """Tell all proxies which models are here; callable from any thread."""
 
         def tell() -> None:
-            for proxy in self._news:
+            for proxy in list(self._news):  # one that cannot be reached is forgotten
                 self._tell(proxy, ("models", held_models.all_ids()))
 
         self._loop.post(tell)

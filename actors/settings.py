@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +169,6 @@ class HostSettings:
         if path == "http.middlewares_dir" and self.http.middlewares:
             return self.http.middlewares_dir or Path.cwd()  # the host's processes leave it
         return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)
-
-    def with_http(self, **changes: Any) -> HostSettings:
-        """Return a copy whose HTTP options have ``changes``; the bad ones are all named."""
-        options = validated(HTTPOptions, {**self.http.model_dump(), **changes})
-        return replace(self, http=options)
 
 
 def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any) -> HostSettings:

@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from understudy.core.loads import Load
+from understudy.core.number import is_number
 from understudy.core.scaling_config import AutoscalingConfig
 
 PERIOD_S = 1.0  # between two steps of a backend that may have to change
@@ -338,8 +339,8 @@ def first_target(config: AutoscalingConfig, before: AutoscalingConfig | None, cu
 
 def number_from(value: object) -> float:
     """Return what a policy of the user's wants; raise ValueError saying what is wrong with it."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"it returned {value!r}, which is no number")  # noqa: TRY004
+    if not is_number(value):
+        raise ValueError(f"it returned {value!r}, which is no number")
     if not math.isfinite(value) or not 0 <= value <= MAX_WANTED:
         raise ValueError(f"it returned {value!r}, which is no number of replicas")
     return float(value)

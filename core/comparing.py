@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, ValidationError, field_validator
 
 from understudy.core.errors import InvalidRequestError
+from understudy.core.number import is_number
 from understudy.core.validation import Settings, describe
 
 MAX_BODY_BYTES = 256 * 1024  # of an answer that is compared by more than its status
@@ -196,16 +197,12 @@ def _pointer(path: tuple[str, ...]) -> str:
 
 
 def _is_equal(settings: Compare, old: Any, new: Any) -> bool:
-    if not (_is_number(old) and _is_number(new)):
+    if not (is_number(old) and is_number(new)):
         return type(old) is type(new) and bool(old == new)
     if math.isnan(old) or math.isnan(new):
         return math.isnan(old) and math.isnan(new)
     relative, absolute = settings.relative_tolerance, settings.absolute_tolerance
     return math.isclose(old, new, rel_tol=relative, abs_tol=absolute)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:

@@ -7,11 +7,12 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from understudy.core.comparing import check_compare
 from understudy.core.errors import ConflictError, InvalidRequestError
 from understudy.core.names import MAX_TAG_BYTES, wrong_with
+from understudy.core.number import is_number
 from understudy.core.records import BackendRecord, CompareRecord, EndpointRecord
 from understudy.core.tables import EndpointTable
 
@@ -168,7 +169,7 @@ def check_proportion(endpoint: str, backend: str, proportion: object) -> float:
             f"shadow {backend!r} of endpoint {endpoint!r}: proportion={proportion!r}: must be a "
             "number from 0 to 1; 0 ends it"
         )
-    return float(proportion)  # type: ignore[arg-type]  # checked
+    return float(proportion)
 
 
 def with_shadow(
@@ -204,8 +205,8 @@ def check_known(what: str, field: str, tags: Iterable[str], known: Collection[st
         )
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+def _is_share(value: object) -> TypeGuard[float]:
+    return is_number(value) and 0 <= value <= 1
 
 
 def is_made_alike(present: EndpointRecord, asked: EndpointRecord) -> bool:

@@ -106,10 +106,6 @@ class Hosts:
             return S.DRAINING if self.is_own_draining else S.RUNNING
         return self._states.get(name, S.LOST)
 
-    def is_judged(self, name: str) -> bool:
-        """Tell whether this host has joined, and is another one than the controller's."""
-        return name in self._states
-
     def note_own(self, record: HostRecord) -> None:
         """Have the record of the controller's own host for one that will lead from elsewhere."""
         if self._own_record != record:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from understudy.core.errors import InvalidRequestError
+from understudy.core.number import is_number
 from understudy.core.sequential import excess, increase
 from understudy.core.tallies import BUCKETS, Tally, bound_of, bucket_of
 
@@ -67,9 +68,12 @@ def _wrong(name: object, value: Any) -> str:
     rule = RULES.get(name) if isinstance(name, str) else None
     if rule is None:
         return f"[{name!r}]: no such rule; there are: {', '.join(RULES)}"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     low = "above" if rule.above_least else "from"
-    if is_number and rule.least <= value < rule.most and (value != rule.least or low == "from"):
+    if (
+        is_number(value)
+        and rule.least <= value < rule.most
+        and (value != rule.least or low == "from")
+    ):
         return ""
     return f"[{name!r}]={value!r}: must be a number {low} {rule.least:g} and below {rule.most:g}"
 

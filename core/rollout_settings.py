@@ -8,6 +8,7 @@ from typing import Any
 
 from understudy.core.errors import InvalidRequestError
 from understudy.core.judging import check_rules
+from understudy.core.number import is_number
 from understudy.core.records import RolloutRecord
 
 MAX_STEPS = 50
@@ -39,9 +40,9 @@ def check_settings(
     problems += [
         f"{name}={value!r}: must be a number of seconds above 0 and at most {most}"
         for name, value, most in limits
-        if not _is_number(value) or not 0 < value <= most
+        if not is_number(value) or not 0 < value <= most
     ]
-    if not _is_number(alpha) or not 0 < alpha <= 0.5:
+    if not is_number(alpha) or not 0 < alpha <= 0.5:
         problems.append(f"alpha={alpha!r}: must be a number above 0 and at most 0.5")
     if not isinstance(min_samples, int) or isinstance(min_samples, bool) or min_samples < 1:
         problems.append(f"min_samples={min_samples!r}: must be a whole number above 0")
@@ -62,14 +63,10 @@ def check_settings(
     }
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _checked_steps(steps: Any) -> tuple[float, ...] | None:
     if not isinstance(steps, list | tuple) or not 0 < len(steps) <= MAX_STEPS:
         return None
-    if not all(_is_number(step) and 0 < step <= 1 for step in steps):
+    if not all(is_number(step) and 0 < step <= 1 for step in steps):
         return None
     grows = all(a < b for a, b in itertools.pairwise(steps))
     return tuple(float(step) for step in steps) if grows and steps[-1] == 1 else None

@@ -101,11 +101,6 @@ class Checkpoints:
                 values[key] = blob
         self._store.apply(values, [_key(kind, name) for kind, name in deletes])
 
-    def save_code(self, blob: bytes) -> str:
-        """Save a code blob unless it is there already; return its digest. Durable on return."""
-        self.save({}, code=[blob])
-        return code_digest(blob)
-
     def load_code(self, digest: str) -> bytes:
         """Return the blob with this digest; raises CorruptValueError where it is lost."""
         key = _key(CODE, digest)
@@ -131,7 +126,7 @@ def code_digest(blob: bytes) -> str:
 
 def _record_kind(kind: str) -> str:
     if kind == CODE:
-        raise ValueError(f"kind {CODE!r} is for code blobs; use code=, save_code and load_code")
+        raise ValueError(f"kind {CODE!r} is for code blobs; use code= and load_code")
     return kind
 
 

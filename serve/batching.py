@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from understudy.actors import user_context
 from understudy.core.batching import Batches
 from understudy.core.errors import UnderstudyError
+from understudy.core.number import is_number
 from understudy.serve.batch_items import Item, Outcome, Running, StreamedItem
 from understudy.serve.per_instance import PerInstance, PicklesAsNew
 
@@ -81,7 +82,7 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _check_wait(value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not is_number(value):
         raise TypeError(f"batch_wait_timeout_s={value!r}: must be a number of seconds, 0 or more")
     if not 0 <= value < math.inf:
         raise ValueError(f"batch_wait_timeout_s={value}: must be a number of seconds, 0 or more")

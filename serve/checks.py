@@ -10,6 +10,7 @@ from pathlib import Path
 
 from understudy.actors.user_code import ASGI_APP
 from understudy.core.errors import InvalidRequestError
+from understudy.core.number import is_number
 
 _HOOKS = {"reconfigure", "check_health"}  # called by its replica
 
@@ -31,10 +32,9 @@ def check_list(parameter: str, value: object) -> None:
 
 def check_timeout(parameter: str, value: object) -> None:
     """Raise InvalidRequestError unless one can wait for so many seconds; None is no limit."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = number and 0 <= value <= threading.TIMEOUT_MAX  # type: ignore[operator]  # a number
+    right = value is None or (is_number(value) and 0 <= value <= threading.TIMEOUT_MAX)
     expected = "a number of seconds, 0 or more, or None for no limit"
-    _expect(value is None or fits, parameter, value, expected)
+    _expect(right, parameter, value, expected)
 
 
 def check_path(parameter: str, value: object) -> Path:

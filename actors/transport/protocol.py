@@ -118,11 +118,6 @@ class Connection:
             or self._unacknowledged_bytes >= PATIENT_BYTES
         )
 
-    @property
-    def ack_due_bytes(self) -> int:
-        """Return how many bytes those messages have, about; the peer's window waits for them."""
-        return self._unacknowledged_bytes if self.ack_due else 0
-
     def receive_data(self, received: Buffer) -> list[Event]:
         """Take the next bytes of the stream; return what they make happen. Never raises for them.
 

@@ -142,11 +142,6 @@ class Session:
         self._said_full = True
         return False
 
-    @property
-    def has_waiting(self) -> bool:
-        """Return whether a message has still to be handed out."""
-        return bool(self._waiting)
-
     def send(
         self, buffers: Sequence[Buffer], tag: object = None, *, is_patient: bool = False
     ) -> None:

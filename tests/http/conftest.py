@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from understudy.actors.settings import HostSettings, read_settings
+from understudy.core.config import HTTPOptions, validated
 from understudy.http_front.app import make_app
 from understudy.http_front.fake import FakeDispatcher
 from understudy.http_front.front import Front
@@ -88,7 +89,8 @@ class AppClient:
         self.front: Front = make_app(settings, self.dispatcher)
 
     def rebuild(self, **http: Any) -> "AppClient":
-        self.settings = self.settings.with_http(**http)
+        options = validated(HTTPOptions, {**self.settings.http.model_dump(), **http})
+        self.settings = replace(self.settings, http=options)
         self.front = make_app(self.settings, self.dispatcher)
         return self
 
