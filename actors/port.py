@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
@@ -46,8 +47,18 @@ OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 1.0
+MAX_UNANSWERED = 1_000  # of each kind; who asks does so again, some times a second at most
 CONTROLLER = ("understudy.actors.controller.Controller", "understudy.controller")
 PROXY = ("understudy.actors.proxy.Proxy", "understudy.proxy")
+
+
+class _Unanswered(dict[Any, Callable[..., None]]):
+    """Who waits for an answer, by what was asked; the oldest go, for the dead never answer."""
+
+    def __setitem__(self, asked: Any, on_answer: Callable[..., None]) -> None:
+        super().__setitem__(asked, on_answer)
+        if len(self) > MAX_UNANSWERED:
+            del self[next(iter(self))]
 
 
 class Port:
@@ -79,10 +90,10 @@ class Port:
             QueryAck: self._acknowledged,
         }
         self._instances = itertools.count(1)
-        self._locating: dict[int, Callable[[Address | None], None]] = {}
-        self._identifying: dict[str, Callable[[Address, Process, int], None]] = {}
-        self._asking: dict[str, Callable[[Any], None]] = {}
-        self._probing: list[Callable[[bool], None]] = []
+        self._locating = _Unanswered()
+        self._identifying = _Unanswered()
+        self._asking = _Unanswered()
+        self._probing: deque[Callable[[bool], None]] = deque(maxlen=MAX_UNANSWERED)
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
         """Have ``handler(message, sender)`` called for this class."""
@@ -212,7 +223,7 @@ class Port:
         self._tell_probed(answers=not message.inShutdown)
 
     def _tell_probed(self, *, answers: bool) -> None:
-        probing, self._probing = self._probing, []
+        probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
         for on_probed in probing:
             on_probed(answers)
 

@@ -59,3 +59,31 @@ def test_who_reaches_again_at_each_failure_is_called_once_for_each(
     assert len(failures) == 12
     reaching.loop.close()
     loop.close()
+
+
+class Deaf(FakeTransport):
+    """Whatever is sent is taken, and never answered."""
+
+    admin_address = ActorAddress(AWAY)
+
+    def send(self, *_args: Any) -> bool:
+        return True
+
+
+def test_what_nobody_ever_answers_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.new_event_loop()
+    transport = Deaf(loop)
+    monkeypatch.setattr(bases, "get", lambda _: type("B", (), {"attach": lambda *_: transport}))
+    asking = port.Port(1900, this_process(), loop)
+    address, probed = ActorAddress(AWAY), []
+    for number in range(5_000):
+        asking.identify(address, lambda *_: None)
+        asking.ask_proxy(address, "routes", lambda _: None)
+        asking.locate(*port.PROXY, lambda _: None)
+        asking.probe(lambda answers, number=number: probed.append((number, answers)))  # type: ignore[misc]
+    asked: list[Any] = [asking._identifying, asking._asking, asking._locating, asking._probing]
+    assert [len(each) for each in asked] == [1_000] * 4
+    asking._tell_probed(answers=True)
+    assert probed == [(number, True) for number in range(4_000, 5_000)], "the last are told"
+    asking.loop.close()
+    loop.close()
