@@ -47,7 +47,7 @@ OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 1.0
-MAX_UNANSWERED = 1_000  # of each kind; who asks does so again, some times a second at most
+MAX_UNANSWERED = 10_000  # of each kind: more than replicas are asked for at once
 CONTROLLER = ("understudy.actors.controller.Controller", "understudy.controller")
 PROXY = ("understudy.actors.proxy.Proxy", "understudy.proxy")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_NAME_BYTES = 75  # application#deployment#hash, with what a store puts before it, is one key
+HOOKS = frozenset({"reconfigure", "check_health"})  # methods of a class for its replica alone
 MAX_TAG_BYTES = 150  # of a backend or an endpoint of its own, which stands alone
 
 

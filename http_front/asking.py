@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from understudy.actors.large_bytes import beside
 from understudy.actors.messages import Query
 from understudy.core.errors import InvalidRequestError
+from understudy.core.names import HOOKS
 from understudy.http_front.dispatcher import Dispatcher, Feed, Outcome
 from understudy.http_front.exchange import Exchange
 
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
-HOOKS = frozenset({"reconfigure", "check_health"})
 
 
 class Ask(Protocol):

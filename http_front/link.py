@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from understudy.actors.dispatch import Caller
 from understudy.actors.messages import (
-    Address,
     AnswerQueries,
-    AskProxy,
-    AskProxyReply,
     AttachCallerReply,
     FailedAnswer,
     Process,
@@ -48,7 +44,6 @@ class Link:
         self._finder: Finder | None = None
         self._connecting: asyncio.Task[None] | None = None
         self.next_id = itertools.count(1).__next__
-        self._asked: dict[str, asyncio.Future[Any]] = {}
 
     async def start(self) -> None:
         """Begin to connect, in the background, until an actor system answers."""
@@ -112,7 +107,6 @@ class Link:
         self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
         port.on(AnswerQueries, caller.answered)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))
-        port.on(AskProxyReply, self._proxy_replied)
         self._finder.start()
 
     def _met(self) -> None:
@@ -127,20 +121,12 @@ class Link:
         found = self._finder.found if self._finder is not None else None
         if found is None or self._port is None:
             return None
-        request_id = secrets.token_hex(8)
-        future = self._asked[request_id] = self._loop.create_future()
-        self._port.loop.send(found[0], AskProxy(request_id=request_id, what=what))
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._port.ask_proxy(found[0], what, partial(_settle, future))
         try:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)
         except asyncio.TimeoutError:  # its own class until 3.11
             return None
-        finally:
-            del self._asked[request_id]
-
-    def _proxy_replied(self, message: AskProxyReply, _sender: Address) -> None:
-        future = self._asked.get(message.request_id)
-        if future is not None:
-            _settle(future, message.value)
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from understudy.actors.user_code import ASGI_APP
 from understudy.core.errors import InvalidRequestError
+from understudy.core.names import HOOKS
 from understudy.core.number import is_number
-
-_HOOKS = {"reconfigure", "check_health"}  # called by its replica
 
 
 def check_name(parameter: str, name: object) -> None:
@@ -49,7 +48,7 @@ def check_answers_http(what: str, target: object) -> None:
     if not inspect.isclass(target) or hasattr(target, ASGI_APP) or hasattr(target, "__getattr__"):
         return
     methods = {name for name in dir(target) if name == "__call__" or not name.startswith("_")}
-    if not methods - _HOOKS:
+    if not methods - HOOKS:
         raise InvalidRequestError(
             f"{what}: {target!r} has no __call__ and no other method for HTTP requests, and would "
             "answer none; give it one, or None in place of the route"

@@ -76,14 +76,14 @@ def test_what_nobody_ever_answers_is_forgotten_in_the_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(bases, "get", lambda _: type("B", (), {"attach": lambda *_: transport}))
     asking = port.Port(1900, this_process(), loop)
     address, probed = ActorAddress(AWAY), []
-    for number in range(5_000):
+    for number in range(12_000):
         asking.identify(address, lambda *_: None)
         asking.ask_proxy(address, "routes", lambda _: None)
         asking.locate(*port.PROXY, lambda _: None)
         asking.probe(lambda answers, number=number: probed.append((number, answers)))  # type: ignore[misc]
     asked: list[Any] = [asking._identifying, asking._asking, asking._locating, asking._probing]
-    assert [len(each) for each in asked] == [1_000] * 4
+    assert [len(each) for each in asked] == [10_000] * 4
     asking._tell_probed(answers=True)
-    assert probed == [(number, True) for number in range(4_000, 5_000)], "the last are told"
+    assert probed == [(number, True) for number in range(2_000, 12_000)], "the last are told"
     asking.loop.close()
     loop.close()
