@@ -18,6 +18,7 @@ from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import RunningSystem, wait_until
 from understudy.actors import control_messages as cm
 from understudy.actors import messages as m
+from understudy.actors.logs import replica_log
 from understudy.serve.answers import decode
 from understudy.serve.packing import pack_code
 
@@ -555,6 +556,24 @@ def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
     assert report.state == "failed"
     assert "cannot be unpickled on host" in report.error
     assert replica.check(1)[0].state == "failed"
+    replica.stop(drain_s=1)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+
+
+def test_a_state_dir_that_takes_nothing_is_reported_and_not_waited_for(
+    running: RunningSystem, hand: Hand
+) -> None:
+    """As on a host whose disk is full: the replica was told to start again and again."""
+    replica = hand.new_replica()
+    in_the_way = running.settings.logs_dir / f"{replica_log(replica.tag)}.log"
+    in_the_way.mkdir()
+    try:
+        report = replica.start(pack_code("by hand", Misbehaves, (), {}, None).pickled)
+        assert report.state == "failed"
+        assert f"the state dir {running.settings.state_dir} takes nothing: " in report.error
+        assert "Is a directory" in report.error
+    finally:
+        in_the_way.rmdir()
     replica.stop(drain_s=1)
     wait_until(lambda: not replica.alive, 5, "the replica exits")
 
