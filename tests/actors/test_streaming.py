@@ -297,6 +297,8 @@ def test_a_replica_that_dies_midway_cuts_the_connection_and_is_not_asked_twice(
     pid = int(own_get("pid").read())
     response = own_get("gated")
     assert response.readline() == b"0\n"
+    for _ in range(3):  # with whose ends the router is told that this answer has begun
+        assert int(own_get("pid").read()) == pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(http.client.IncompleteRead):
         response.read()

@@ -59,7 +59,7 @@ def change_over_and_over(key: str, enough: Path) -> tuple[list[str], int]:
     made: list[str] = []
     failed = 0
     with serve.Client.connect("10.77.0.1:1900", key_file=key) as client:  # which is to die
-        handle = client.get_handle("default#Who")
+        handle = client.get_handle("default#Who").options(retryable=True)  # its proxy dies as well
         client.wait_for_goal(client.create_backend("mine", lambda _: "mine"), timeout_s=20)
         while not enough.exists():
             name = f"made-{len(made) + failed}"
