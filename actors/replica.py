@@ -178,7 +178,8 @@ class Replica(LoopActor):
                 folder=order.working_dir,
             )
         except OSError as error:
-            text = f"the state dir {self.settings.state_dir} takes nothing: {error}"
+            where = f"{self.settings.state_dir} of host {self.settings.host_name!r}"
+            text = f"the state dir {where} takes nothing: {error}"
             return Failure.of(DeployFailedError(text))
         return None
 

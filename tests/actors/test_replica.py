@@ -570,7 +570,7 @@ def test_a_state_dir_that_takes_nothing_is_reported_and_not_waited_for(
     try:
         report = replica.start(pack_code("by hand", Misbehaves, (), {}, None).pickled)
         assert report.state == "failed"
-        assert f"the state dir {running.settings.state_dir} takes nothing: " in report.error
+        assert f"the state dir {running.settings.state_dir} of host '" in report.error
         assert "Is a directory" in report.error
     finally:
         in_the_way.rmdir()
