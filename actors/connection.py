@@ -125,6 +125,11 @@ class Connection:
             time.sleep(GONE_POLL_S)
         return True
 
+    def _absence(self) -> str:
+        if self._controller.found is not None:
+            return ""
+        return ", for no controller was found: the host that leads may be stopped, or cut off"
+
     def _wait(
         self, future: Future[RequestReply], request: Request, timeout_s: float | None
     ) -> RequestReply:
@@ -137,8 +142,8 @@ class Connection:
                 self._port.loop.post(lambda: self._send_again(request.request_id))
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"{type(request).__name__} was not answered within {timeout_s:g} s; it may "
-                    "have been carried out"
+                    f"{type(request).__name__} was not answered within {timeout_s:g} s"
+                    f"{self._absence()}; it may have been carried out"
                 )
             if self._gone_for() > GONE_S:
                 raise NotRunningError(
