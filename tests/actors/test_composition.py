@@ -291,6 +291,9 @@ class Broken:
     def __init__(self) -> None:
         raise OSError("broken on purpose")
 
+    def __call__(self) -> str:
+        return "never"
+
 
 def test_a_call_of_what_is_gone_or_cannot_start_says_so_at_once(
     running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
