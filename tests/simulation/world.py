@@ -150,7 +150,26 @@ class SimProcess:
             return
         self._woken = False
         if not self.stands:  # else what is there is taken when the turn goes on
+            self._mix()
             self.world.turn(self)
+
+    def _mix(self) -> None:
+        """Have what gathered be read in any order of the connections; each keeps its own."""
+        if len(self.queue) < 2:
+            return
+        ways: dict[Channel | None, deque[Message | Step]] = {}
+        for what in self.queue:
+            way = what.channel if isinstance(what, Message) else None
+            ways.setdefault(way, deque()).append(what)
+        if len(ways) == 1:
+            return
+        self.queue.clear()
+        left = list(ways.values())
+        while left:
+            chosen = self.world.rng.choice(left)
+            self.queue.append(chosen.popleft())
+            if not chosen:
+                left.remove(chosen)
 
     def resume(self) -> None:
         """Go on, if it is stopped."""
@@ -322,12 +341,13 @@ class World:
 
     def _cut(self, channel: Channel) -> None:
         sent = [each for each in channel.under_way if each.departs <= self.now]
-        if channel.owner.role == "controller":  # before anybody hears of the next one
+        is_here = not sent or host_of(sent[0].to) == channel.owner.host
+        if channel.owner.role == "controller" and is_here:  # before the next one has begun
             sent = [each for each in sent if each.arrives <= self.now + LEFT_S]
         kept = self.rng.randint(0, len(sent))
         for each in itertools.islice(channel.under_way, kept, None):
             each.dropped = True
-        channel.stalled.clear()
+        self.links.left(channel)
 
     def _tell(self, watcher: SimProcess, call: Step, fd: int) -> None:
         if watcher.alive:
