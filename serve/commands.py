@@ -33,12 +33,14 @@ ROTATE_TIMEOUT_S = 60.0
 def connected(settings: HostSettings) -> Iterator[Connection]:
     """Connect for the time of a command."""
     # What cannot be reached, and why, is in the error that follows, if nobody else can.
-    logging.getLogger(admission.__name__).setLevel(logging.ERROR)
-    connection = Connection.open(settings)
+    warnings = logging.getLogger(admission.__name__)
+    before = warnings.level
+    warnings.setLevel(logging.ERROR)
     try:
-        yield connection
+        with contextlib.closing(Connection.open(settings)) as connection:
+            yield connection
     finally:
-        connection.close()
+        warnings.setLevel(before)
 
 
 def shutdown(settings: HostSettings) -> None:

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -336,6 +337,15 @@ def test_reload_deploys_again_and_keeps_the_old_when_the_new_is_broken(
     assert result.stdout.count("files have changed; deploying again") == 2
     assert "SyntaxError" in result.stderr
     assert "the earlier version serves on" in result.stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_command_leaves_the_logging_of_its_process_as_it_was(invoke, request, is_there):
+    request.getfixturevalue("running" if is_there else "system")
+    warnings = logging.getLogger("understudy.actors.transport.admission")
+    before = warnings.level
+    assert invoke("deploy", "demo").exit_code == (0 if is_there else 1)
+    assert warnings.level == before
 
 
 def test_deploy_needs_a_system_that_runs(invoke, system):
