@@ -340,12 +340,12 @@ def test_reload_deploys_again_and_keeps_the_old_when_the_new_is_broken(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_command_leaves_the_logging_of_its_process_as_it_was(invoke, request, is_there):
+def test_a_command_leaves_the_logging_of_its_process_as_it_was(invoke, request, caplog, is_there):
     request.getfixturevalue("running" if is_there else "system")
-    warnings = logging.getLogger("understudy.actors.transport.admission")
-    before = warnings.level
+    name = "understudy.actors.transport.admission"
+    caplog.set_level(logging.INFO, logger=name)
     assert invoke("deploy", "demo").exit_code == (0 if is_there else 1)
-    assert warnings.level == before
+    assert logging.getLogger(name).level == logging.INFO
 
 
 def test_deploy_needs_a_system_that_runs(invoke, system):
