@@ -70,7 +70,7 @@ class _Heard:
 
     incarnation: str = ""  # of its host process
     running: frozenset[str] = frozenset()  # replicas that have a process there
-    since: float = float("inf")  # when it was last seen to be there
+    since: float = float("inf")  # when that was heard of first
     was_stable: bool = False  # when it was lost
 
 
@@ -141,7 +141,9 @@ class Hosts:
             self._cluster.placement.set_host(name, record.capacity, record.labels)
         heard = self._heard[name]
         heard.running = frozenset(running)
-        is_started_anew, heard.incarnation = heard.incarnation != incarnation, incarnation
+        is_started_anew = heard.incarnation != incarnation
+        if is_started_anew:
+            heard.incarnation, heard.since = incarnation, now
         if name not in self._states:
             self._states[name] = S.EXPECTED
             self._cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
@@ -189,7 +191,7 @@ class Hosts:
 
     def _seen(self, name: str, now: float) -> None:
         was_lost, heard = self._states[name] is S.LOST, self._heard[name]
-        heard.since, heard.was_stable = now, False
+        heard.was_stable = False
         self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
         self._cluster.placement.open_host(name)
         for tag, backend in self._cluster.backends.items():

@@ -318,6 +318,14 @@ def test_a_host_that_ended_and_is_started_again_counts_again_at_once(three: Host
     assert sum(three.spread().values()) == 6
 
 
+def test_a_host_whose_link_was_cut_before_it_ended_counts_again_at_once_too(three: Hosts) -> None:
+    lose_and_replace(three)
+    three.join("x")
+    three.wait(STEADY_S + 1)
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+    assert end_and_start_again(three, "x", "second") is HostState.RUNNING
+
+
 def test_a_late_report_of_a_host_that_ended_does_not_have_it_count(three: Hosts) -> None:
     three.wait(STABLE_S)
     assert end_and_start_again(three, "x", "first") is HostState.LOST
