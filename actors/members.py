@@ -133,10 +133,10 @@ class Members:
         """Return why a host that may lead cannot be one of those who take turns here."""
         name, ours = message.host, self._settings.leader_addresses
         if message.store_id == self._store_id:
+            if message.leaders == ours:
+                return ""
             return (
-                ""
-                if message.leaders == ours
-                else f"host {name!r} is started with --leaders {','.join(message.leaders)}, and "
+                f"host {name!r} is started with --leaders {','.join(message.leaders)}, and "
                 f"{self._own!r}, which leads, with {','.join(ours)}; start all that may lead with "
                 "the same list, in the same order"
             )

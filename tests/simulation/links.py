@@ -25,7 +25,7 @@ HOST = 1_000_000  # of numbers of addresses; those of a host's admin are below z
 OUTSIDE = 90  # where clients are, whose links nobody cuts
 PORT = 1900
 GIVE_UP_S = (1.6, 3.7)  # after which a process counts another as unreachable
-LEFT_S = (0.0, 2.0)  # for which the system of a dead process tries to deliver what that had sent
+LATE_S = (0.0, 2.0)  # for which the system of a dead process tries to deliver what that had sent
 LOST_PACKETS = 0.3
 RESEND_S = (0.2, 1.2)  # what is lost comes that much later
 INBOX = 200  # datagrams that a socket keeps
@@ -144,7 +144,7 @@ class Links:
         """Have what a dead process sent over a cut arrive after all, if that heals soon."""
         if channel.stalled:
             channel.untold.clear()
-            self._world.after(self._world.rng.uniform(*LEFT_S), lambda: self._end(channel))
+            self._world.after(self._world.rng.uniform(*LATE_S), lambda: self._end(channel))
 
     def _end(self, channel: Channel) -> None:
         self._flush(channel)
