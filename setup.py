@@ -1,7 +1,7 @@
 """Package metadata: each folder at the top is the subpackage of the same name.
 
-``understudy`` itself is a PEP 420 namespace without a folder; the mapping below puts ``actors/`` at
-``understudy.actors`` and so on, because bare names such as ``persistence`` collide in
+``greenroom`` itself is a PEP 420 namespace without a folder; the mapping below puts ``actors/`` at
+``greenroom.actors`` and so on, because bare names such as ``persistence`` collide in
 site-packages.
 """
 
@@ -20,16 +20,16 @@ SUBPACKAGES = (
 )
 
 setup(
-    name="understudy",
+    name="greenroom",
     version="0.1.0",
     description="Python functions and classes as replicated HTTP endpoints, in pure Python",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=[f"understudy.{name}" for name in SUBPACKAGES],
-    package_dir={f"understudy.{name}": name.replace(".", "/") for name in SUBPACKAGES},
-    package_data={f"understudy.{name}": ["py.typed"] for name in SUBPACKAGES},
+    packages=[f"greenroom.{name}" for name in SUBPACKAGES],
+    package_dir={f"greenroom.{name}": name.replace(".", "/") for name in SUBPACKAGES},
+    package_data={f"greenroom.{name}": ["py.typed"] for name in SUBPACKAGES},
     install_requires=[
         "thespian==4.0.1",  # its inside is used in actors/transport and actors/stock
         "cloudpickle>=3.0",
@@ -54,8 +54,8 @@ setup(
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
     },
     entry_points={
-        "console_scripts": ["understudy=understudy.serve.cli:main"],
-        "pytest11": ["understudy=understudy.serve.testing"],
+        "console_scripts": ["greenroom=greenroom.serve.cli:main"],
+        "pytest11": ["greenroom=greenroom.serve.testing"],
     },
     classifiers=[
         "Development Status :: 3 - Alpha",

@@ -7,8 +7,8 @@ from dataclasses import field, fields
 from types import NoneType
 from typing import Any, NamedTuple
 
-from understudy.actors.messages import Message, message
-from understudy.core.errors import InvalidRequestError
+from greenroom.actors.messages import Message, message
+from greenroom.core.errors import InvalidRequestError
 
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {  # annotation -> what a value of it may be
     "str": ((str,), "a string"),
@@ -297,7 +297,7 @@ class ListEndpoints(Request):
 
 @message
 class GetStatus(Request):
-    """Answers the object that ``understudy status --json`` prints."""
+    """Answers the object that ``greenroom status --json`` prints."""
 
 
 @message

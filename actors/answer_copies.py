@@ -15,9 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from understudy.actors.large_bytes import size_of
-from understudy.actors.loop import Loop
-from understudy.actors.messages import (
+from greenroom.actors.large_bytes import size_of
+from greenroom.actors.loop import Loop
+from greenroom.actors.messages import (
     Address,
     Answer,
     Assignment,
@@ -28,7 +28,7 @@ from understudy.actors.messages import (
     HttpAnswer,
     ValueAnswer,
 )
-from understudy.core.comparing import MAX_BODY_BYTES
+from greenroom.core.comparing import MAX_BODY_BYTES
 
 GATHER_S = 0.1
 WAIT_S = 1.0

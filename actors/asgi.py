@@ -10,11 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
-from understudy.actors.messages import HttpCall
-from understudy.actors.responses import AsgiReply
-from understudy.actors.sockets import AsgiSocket, make_socket_scope
-from understudy.actors.user_code import Reply
-from understudy.core.errors import DeployFailedError
+from greenroom.actors.messages import HttpCall
+from greenroom.actors.responses import AsgiReply
+from greenroom.actors.sockets import AsgiSocket, make_socket_scope
+from greenroom.actors.user_code import Reply
+from greenroom.core.errors import DeployFailedError
 
 ASGI = {"version": "3.0", "spec_version": "2.4"}
 

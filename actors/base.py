@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 
 from thespian.actors import Actor, ActorExitRequest
 
-from understudy.actors.control_messages import Identify, IdentifyReply
-from understudy.actors.logs import configure_logging
-from understudy.actors.loop import Loop
-from understudy.actors.memory import keep_freed_memory
-from understudy.actors.messages import Address, Process
-from understudy.actors.processes import RunRecords, this_process
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.actors.signals import be_as_usual
+from greenroom.actors.control_messages import Identify, IdentifyReply
+from greenroom.actors.logs import configure_logging
+from greenroom.actors.loop import Loop
+from greenroom.actors.memory import keep_freed_memory
+from greenroom.actors.messages import Address, Process
+from greenroom.actors.processes import RunRecords, this_process
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.signals import be_as_usual
 
 logger = logging.getLogger(__name__)
 
 
 class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
-    """An actor with a :class:`~understudy.actors.loop.Loop`.
+    """An actor with a :class:`~greenroom.actors.loop.Loop`.
 
     A message of class X goes to ``receiveMsg_X(message, sender)``. An exception there is logged and
     given to :meth:`handler_failed`; it never reaches Thespian, which would run the handler a second

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from thespian.system.utilis import thesplog_control
 
-from understudy.actors.loop import Transport
-from understudy.actors.settings import STOCK
-from understudy.actors.transport import base as own
-from understudy.actors.transport.admission import Trouble
-from understudy.actors.transport.network import Way
+from greenroom.actors.loop import Transport
+from greenroom.actors.settings import STOCK
+from greenroom.actors.transport import base as own
+from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.network import Way
 
 if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
     thesplog_control(logging.WARNING, useLogging=False, tmpFileMaxSize=0)
@@ -38,7 +38,7 @@ class Attached(Transport, Protocol):
         """Return why the host of an address could not be reached the last time."""
 
     def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
-        """See :class:`understudy.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.loop.Transport`."""
 
     def close(self) -> None:
         """Leave the system."""
@@ -61,9 +61,9 @@ class Base(Protocol):
 
 
 def get(transport: str) -> Base:
-    """Return the base that ``UNDERSTUDY_TRANSPORT`` names."""
+    """Return the base that ``GREENROOM_TRANSPORT`` names."""
     if transport == STOCK:
-        from understudy.actors.stock import base as stock  # noqa: PLC0415  # see above
+        from greenroom.actors.stock import base as stock  # noqa: PLC0415  # see above
 
         return stock
     return own

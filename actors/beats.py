@@ -24,12 +24,12 @@ import struct
 import time
 from collections.abc import Callable
 
-from understudy.actors.messages import Address
-from understudy.actors.settings import LOOPBACK, HostSettings
-from understudy.actors.transport.greeting import LABEL
-from understudy.actors.transport.key_files import KeyFiles, Keys
-from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
-from understudy.core.liveness import BEAT_S, LOST_AFTER_S
+from greenroom.actors.messages import Address
+from greenroom.actors.settings import LOOPBACK, HostSettings
+from greenroom.actors.transport.greeting import LABEL
+from greenroom.actors.transport.key_files import KeyFiles, Keys
+from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.core.liveness import BEAT_S, LOST_AFTER_S
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from thespian.actors import ActorAddress
 
-from understudy.actors.messages import Address
-from understudy.actors.port import PROXY, Port
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport.addresses import parse_address
-from understudy.core.leases import Bid
+from greenroom.actors.messages import Address
+from greenroom.actors.port import PROXY, Port
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.leases import Bid
 
 ASK_S = 0.5
 HEARD_S = 2.0  # since a host has answered: it is reached

@@ -12,19 +12,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress
-from understudy.actors.transport.cluster_key import ClusterKeyError, ensure_key
-from understudy.actors.transport.network import TLS_FILES, Way, tls_of
-from understudy.actors.transport.tls import TlsError
-from understudy.core.errors import InvalidRequestError, NotRunningError, StartError
+from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
+from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
+from greenroom.actors.transport.network import TLS_FILES, Way, tls_of
+from greenroom.actors.transport.tls import TlsError
+from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 
 if TYPE_CHECKING:
-    from understudy.actors.settings import HostSettings
+    from greenroom.actors.settings import HostSettings
 
 
 TLS = ("tls_cert", "tls_key", "tls_ca")
-LEADS = "Understudy Leads"  # the capability of hosts on which the controller may be
-MAY_LEAD = "Understudy May Lead"  # of those on which one may be that has its host's word
+LEADS = "Greenroom Leads"  # the capability of hosts on which the controller may be
+MAY_LEAD = "Greenroom May Lead"  # of those on which one may be that has its host's word
 NETWORK_FILE = "network.json"
 
 
@@ -124,7 +124,7 @@ def prepare(settings: HostSettings) -> None:
         tls_of(settings.to_environ())
     except (ClusterKeyError, TlsError) as error:
         raise StartError(str(error)) from None
-    os.environ["UNDERSTUDY_KEY_FILE"] = str(settings.cluster_key)
+    os.environ["GREENROOM_KEY_FILE"] = str(settings.cluster_key)
     if settings.bind is not None:
         _try_address(settings.bind)
 
@@ -207,7 +207,7 @@ def way_to(settings: HostSettings) -> Way | None:
         environ = {**json.loads(known), **environ}
     try:
         if key.exists():
-            environ["UNDERSTUDY_KEY_FILE"] = str(key)
+            environ["GREENROOM_KEY_FILE"] = str(key)
     except OSError as error:
         raise InvalidRequestError(
             f"the cluster key {key} cannot be looked at: {error.strerror}; run this as the "
@@ -215,10 +215,10 @@ def way_to(settings: HostSettings) -> Way | None:
         ) from None
     if not settings.remote_addresses:
         return Way((), environ)
-    if "UNDERSTUDY_KEY_FILE" not in environ:
+    if "GREENROOM_KEY_FILE" not in environ:
         raise InvalidRequestError(
             f"address={settings.address!r}: a system of another host takes only who has the "
-            f"cluster's key; name its file with --key-file or UNDERSTUDY_KEY_FILE ({key} is not "
+            f"cluster's key; name its file with --key-file or GREENROOM_KEY_FILE ({key} is not "
             "there)"
         )
     return Way(tuple(_resolved(settings.remote_addresses)), environ)

@@ -16,18 +16,18 @@ from functools import partial
 
 from thespian.actors import ActorAddress
 
-from understudy.actors.bidding import Bidding
-from understudy.actors.leading import SeenLease, leave_word, read_lease
-from understudy.actors.messages import Address, Process
-from understudy.actors.port import CONTROLLER, Finder, ThreadPort
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport.addresses import parse_address
-from understudy.core.leases import BEATS_S, LOOK_S, Bid, Succession
-from understudy.persistence.errors import StoreError
+from greenroom.actors.bidding import Bidding
+from greenroom.actors.leading import SeenLease, leave_word, read_lease
+from greenroom.actors.messages import Address, Process
+from greenroom.actors.port import CONTROLLER, Finder, ThreadPort
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.leases import BEATS_S, LOOK_S, Bid, Succession
+from greenroom.persistence.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-LEADING_CONTROLLER = ("understudy.actors.controller.LeadingController", CONTROLLER[1])
+LEADING_CONTROLLER = ("greenroom.actors.controller.LeadingController", CONTROLLER[1])
 FIRST_S = 1.0  # for which who leads first of all looks whether another does, from another folder
 
 
@@ -85,7 +85,7 @@ class Candidate:
 
     def start(self) -> None:
         """Begin to look."""
-        threading.Thread(target=self._watch, name="understudy-lease", daemon=True).start()
+        threading.Thread(target=self._watch, name="greenroom-lease", daemon=True).start()
 
     def stop(self) -> None:
         """Decide nothing any more; from any thread."""

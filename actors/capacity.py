@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError
 
 _BUILT_IN = ("num_cpus", "num_gpus", "memory")
 

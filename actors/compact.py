@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from understudy.actors.messages import (
+from greenroom.actors.messages import (
     AnswerQueries,
     Assignment,
     HttpAnswer,

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from understudy.actors.answer_copies import TOO_MANY
-from understudy.actors.messages import Address, CompareAnswers, ComparedAnswer
-from understudy.actors.port import Port
-from understudy.core.comparing import (
+from greenroom.actors.answer_copies import TOO_MANY
+from greenroom.actors.messages import Address, CompareAnswers, ComparedAnswer
+from greenroom.actors.port import Port
+from greenroom.core.comparing import (
     SAME,
     Compare,
     Function,
@@ -36,7 +36,7 @@ from understudy.core.comparing import (
     Response,
     compare,
 )
-from understudy.core.differences import Differences, Place, Plain
+from greenroom.core.differences import Differences, Place, Plain
 
 logger = logging.getLogger(__name__)
 

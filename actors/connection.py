@@ -14,17 +14,17 @@ from typing import Any
 
 import cloudpickle
 
-from understudy.actors.admin_messages import ListHosts, Request, RequestReply
-from understudy.actors.binding import way_to
-from understudy.actors.dispatch import Caller
-from understudy.actors.loop import Repeats
-from understudy.actors.messages import Address, AnswerQueries, AttachCallerReply
-from understudy.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
-from understudy.actors.processes import this_process
-from understudy.actors.query_client import CallerClient, QueryClient
-from understudy.actors.settings import HostSettings
-from understudy.actors.system import is_running
-from understudy.core.errors import NotRunningError, StateNotSavedError, error_from
+from greenroom.actors.admin_messages import ListHosts, Request, RequestReply
+from greenroom.actors.binding import way_to
+from greenroom.actors.dispatch import Caller
+from greenroom.actors.loop import Repeats
+from greenroom.actors.messages import Address, AnswerQueries, AttachCallerReply
+from greenroom.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
+from greenroom.actors.processes import this_process
+from greenroom.actors.query_client import CallerClient, QueryClient
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.system import is_running
+from greenroom.core.errors import NotRunningError, StateNotSavedError, error_from
 
 GONE_POLL_S = 0.05
 GONE_S = 15.0  # longer than any restart of the actor system takes
@@ -147,8 +147,8 @@ class Connection:
                 )
             if self._gone_for() > GONE_S:
                 raise NotRunningError(
-                    f"the actor system on port {self._port.admin_port} is gone; see `understudy "
-                    "status`, or start it with `understudy start`"
+                    f"the actor system on port {self._port.admin_port} is gone; see `greenroom "
+                    "status`, or start it with `greenroom start`"
                 )
 
     def _met_controller(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.actors.large_bytes import LargeBytes
-from understudy.actors.messages import Address, Message, Process, message
+from greenroom.actors.large_bytes import LargeBytes
+from greenroom.actors.messages import Address, Message, Process, message
 
 # --- Long poll: proxy -> controller -----------------------------------------------------------
 

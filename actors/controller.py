@@ -17,39 +17,39 @@ from typing import Any
 
 from thespian.actors import ActorExitRequest
 
-from understudy.actors import admin_messages as am
-from understudy.actors import control_messages as cm
-from understudy.actors import messages as m
-from understudy.actors.base import LoopActor
-from understudy.actors.binding import LEADS, MAY_LEAD
-from understudy.actors.capacity import capacity_of
-from understudy.actors.leading import NAMESPACE, Reign, store_id
-from understudy.actors.loop import Timer
-from understudy.actors.members import Members
-from understudy.actors.messages import Address
-from understudy.actors.policies import Policies
-from understudy.actors.replica import Replica
-from understudy.actors.requests import Requests, failure
-from understudy.actors.status_file import StatusFile
-from understudy.actors.supervisor import Supervisor
-from understudy.actors.unsaved import Unsaved, saving
-from understudy.core import effects as fx
-from understudy.core import status
-from understudy.core.changes import Changes
-from understudy.core.cluster import Cluster
-from understudy.core.effects import AskPolicy
-from understudy.core.errors import StateNotSavedError
-from understudy.core.leases import RENEW_S
-from understudy.core.long_poll import News
-from understudy.core.placement import Placement
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import (
+from greenroom.actors import admin_messages as am
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.actors.base import LoopActor
+from greenroom.actors.binding import LEADS, MAY_LEAD
+from greenroom.actors.capacity import capacity_of
+from greenroom.actors.leading import NAMESPACE, Reign, store_id
+from greenroom.actors.loop import Timer
+from greenroom.actors.members import Members
+from greenroom.actors.messages import Address
+from greenroom.actors.policies import Policies
+from greenroom.actors.replica import Replica
+from greenroom.actors.requests import Requests, failure
+from greenroom.actors.status_file import StatusFile
+from greenroom.actors.supervisor import Supervisor
+from greenroom.actors.unsaved import Unsaved, saving
+from greenroom.core import effects as fx
+from greenroom.core import status
+from greenroom.core.changes import Changes
+from greenroom.core.cluster import Cluster
+from greenroom.core.effects import AskPolicy
+from greenroom.core.errors import StateNotSavedError
+from greenroom.core.leases import RENEW_S
+from greenroom.core.long_poll import News
+from greenroom.core.placement import Placement
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import (
     StaleWriterError,
     StoreError,
     StoreLockedError,
     StoreNotWritableError,
 )
-from understudy.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from understudy.actors.feeds import Feed, Outlets
-from understudy.actors.large_bytes import (
+from greenroom.actors.feeds import Feed, Outlets
+from greenroom.actors.large_bytes import (
     LargeBytes,
     PartedAnswer,
     arrived,
     part_arrived,
     put_together,
 )
-from understudy.actors.loop import Callback, Loop, Outbox, Timer, nothing
-from understudy.actors.messages import (
+from greenroom.actors.loop import Callback, Loop, Outbox, Timer, nothing
+from greenroom.actors.messages import (
     Address,
     Answer,
     AnswerPart,
@@ -47,10 +47,10 @@ from understudy.actors.messages import (
     StreamPart,
     SubmitQueries,
 )
-from understudy.actors.streams import Stream
-from understudy.actors.value_streams import ValueStream
-from understudy.core.repeats import RepeatBudget
-from understudy.core.tickets import SOCKET
+from greenroom.actors.streams import Stream
+from greenroom.actors.value_streams import ValueStream
+from greenroom.core.repeats import RepeatBudget
+from greenroom.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1

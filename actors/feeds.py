@@ -16,9 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from understudy.actors.large_bytes import part_arrived, part_travelling
-from understudy.actors.loop import Callback, Loop, Outbox, Outboxes
-from understudy.actors.messages import (
+from greenroom.actors.large_bytes import part_arrived, part_travelling
+from greenroom.actors.loop import Callback, Loop, Outbox, Outboxes
+from greenroom.actors.messages import (
     END,
     MORE,
     Address,
@@ -29,8 +29,8 @@ from understudy.actors.messages import (
     Query,
     StreamPart,
 )
-from understudy.actors.processes import is_alive
-from understudy.actors.streams import (
+from greenroom.actors.processes import is_alive
+from greenroom.actors.streams import (
     BODY_WINDOW,
     MAX_BODY_PART,
     Parts,
@@ -38,7 +38,7 @@ from understudy.actors.streams import (
     cost,
     pieces,
 )
-from understudy.core.errors import ReplicaUnavailableError
+from greenroom.core.errors import ReplicaUnavailableError
 
 KEPT = BODY_WINDOW + MAX_BODY_PART  # more than can be sent to a replica that takes nothing
 DEATH_S = 1.0  # by when a process whose connection has broken is known to be dead

@@ -22,8 +22,8 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from understudy.actors.loop import Loop, Timer
-from understudy.core.errors import DeployFailedError
+from greenroom.actors.loop import Loop, Timer
+from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
 

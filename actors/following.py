@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from understudy.actors.control_messages import Changed, MeetController, Superseded
-from understudy.actors.loop import Loop
-from understudy.actors.messages import Address, Process
-from understudy.core.leases import Allegiance
-from understudy.core.long_poll import NOTHING_SEEN
+from greenroom.actors.control_messages import Changed, MeetController, Superseded
+from greenroom.actors.loop import Loop
+from greenroom.actors.messages import Address, Process
+from greenroom.core.leases import Allegiance
+from greenroom.core.long_poll import NOTHING_SEEN
 
 
 class Obedience:

@@ -93,7 +93,7 @@ def _be_child(
 def _leave_behind(output: int, keep: Collection[int]) -> None:
     for handled in _HANDLED:
         signal.signal(handled, signal.SIG_DFL)
-    from understudy.actors.logs import log_to_stderr  # noqa: PLC0415  # see uncollected()
+    from greenroom.actors.logs import log_to_stderr  # noqa: PLC0415  # see uncollected()
 
     log_to_stderr()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

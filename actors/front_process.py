@@ -11,16 +11,16 @@ import subprocess
 import sys
 from functools import partial
 
-from understudy.actors import forking
-from understudy.actors.logs import open_log
-from understudy.actors.messages import Process
-from understudy.actors.processes import RunRecords, identify
-from understudy.actors.settings import HostSettings
+from greenroom.actors import forking
+from greenroom.actors.logs import open_log
+from greenroom.actors.messages import Process
+from greenroom.actors.processes import RunRecords, identify
+from greenroom.actors.settings import HostSettings
 
 FRONT_ROLE = "http master"
 _PROGRAM = """
 import sys
-from understudy.actors.front_process import be_front
+from greenroom.actors.front_process import be_front
 be_front(*map(int, sys.argv[1:]))
 """
 
@@ -50,7 +50,7 @@ def be_front(gate: int, listener: int) -> None:
     os.close(gate)
     if is_recorded:
         with forking.uncollected():
-            from understudy.http_front import server  # noqa: PLC0415  # only here
+            from greenroom.http_front import server  # noqa: PLC0415  # only here
         os.environ[server.FD_VARIABLE] = str(listener)
         server.main()
 

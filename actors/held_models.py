@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """What keeps models: see :mod:`understudy.serve.multiplex`."""
+    """What keeps models: see :mod:`greenroom.serve.multiplex`."""
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -24,16 +24,16 @@ from typing import Any
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from understudy.actors import bases, binding, folders, forking, joining
-from understudy.actors.admin_messages import RequestReply, StopCluster
-from understudy.actors.control_messages import MeetController, StopHost
-from understudy.actors.front_process import FRONT_ROLE, start_front
-from understudy.actors.http_port import answers_http, bind_http, describe_holder, url_of
-from understudy.actors.logs import configure_logging, prune_replica_logs
-from understudy.actors.membership import Membership
-from understudy.actors.messages import Address, Process
-from understudy.actors.port import PROXY, Finder, ThreadPort
-from understudy.actors.processes import (
+from greenroom.actors import bases, binding, folders, forking, joining
+from greenroom.actors.admin_messages import RequestReply, StopCluster
+from greenroom.actors.control_messages import MeetController, StopHost
+from greenroom.actors.front_process import FRONT_ROLE, start_front
+from greenroom.actors.http_port import answers_http, bind_http, describe_holder, url_of
+from greenroom.actors.logs import configure_logging, prune_replica_logs
+from greenroom.actors.membership import Membership
+from greenroom.actors.messages import Address, Process
+from greenroom.actors.port import PROXY, Finder, ThreadPort
+from greenroom.actors.processes import (
     RunRecords,
     child_pids,
     command_line,
@@ -44,8 +44,8 @@ from understudy.actors.processes import (
     this_process,
     wait_gone,
 )
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.actors.startup import (
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.startup import (
     become_subreaper,
     check_store,
     last_line,
@@ -54,9 +54,9 @@ from understudy.actors.startup import (
     tell_starter,
     thespian_logging,
 )
-from understudy.actors.system import HOST_ROLE, forget_state, kill_system
-from understudy.actors.unasked import Unasked
-from understudy.core.errors import StartError
+from greenroom.actors.system import HOST_ROLE, forget_state, kill_system
+from greenroom.actors.unasked import Unasked
+from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 START_AGAIN_S = 0.2
-_STARTS_OVER = "UNDERSTUDY_HOST_STARTS_OVER"
-_PROGRAM = "import sys; from understudy.actors.host import main; sys.exit(main())"
+_STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
+_PROGRAM = "import sys; from greenroom.actors.host import main; sys.exit(main())"
 FIND_ADMIN_S, FIND_ADMIN_POLL_S = 2.0, 0.005
 ADMIN_ROLE = "thespian admin"
 LOGGER_ROLE = "thespian logger"
@@ -104,7 +104,7 @@ class Host:
     def start(self) -> None:
         """Take over or start everything; raises StartError with a reason for the user."""
         become_subreaper()
-        inherited = os.environ.pop("UNDERSTUDY_HOST_SOCKET_FD", "")
+        inherited = os.environ.pop("GREENROOM_HOST_SOCKET_FD", "")
         if inherited:
             self._hold(socket.socket(fileno=int(inherited)))
         check_store(self.settings)
@@ -145,11 +145,11 @@ class Host:
         if holder is not None:
             raise StartError(
                 f"admin port {port} is in use by {holder}; stop it, or choose another port with "
-                "--admin-port or UNDERSTUDY_ADMIN_PORT"
+                "--admin-port or GREENROOM_ADMIN_PORT"
             )
         # For the fork; not before the front has been started, which has as much to import.
         with forking.uncollected():
-            from understudy.actors import controller, proxy  # noqa: F401, PLC0415
+            from greenroom.actors import controller, proxy  # noqa: F401, PLC0415
         forking.share_memory()
         try:
             base = bases.get(self.settings.transport).install()
@@ -325,7 +325,7 @@ class Host:
         os.environ[_STARTS_OVER] = "1"
         if self._socket is not None:
             os.set_inheritable(self._socket.fileno(), True)
-            os.environ["UNDERSTUDY_HOST_SOCKET_FD"] = str(self._socket.fileno())
+            os.environ["GREENROOM_HOST_SOCKET_FD"] = str(self._socket.fileno())
         if self._admin is not None:
             self.records.remove(self._admin)
         kill_system(self.records, spare=(HOST_ROLE, FRONT_ROLE, "http worker"))

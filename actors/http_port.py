@@ -6,9 +6,9 @@ import http.client
 import socket
 import ssl
 
-from understudy.actors.processes import command_line
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import StartError
+from greenroom.actors.processes import command_line
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import StartError
 
 
 def bind_http(settings: HostSettings) -> socket.socket:
@@ -26,7 +26,7 @@ def bind_http(settings: HostSettings) -> socket.socket:
         reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"
         raise StartError(
             f"HTTP port {http_options.port} on {http_options.host} {reason}; choose another with "
-            "--http-port or UNDERSTUDY_HTTP_PORT"
+            "--http-port or GREENROOM_HTTP_PORT"
         ) from None
     return listener
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from thespian.actors import ActorAddress
 
-from understudy.actors.binding import resolved_gates
-from understudy.actors.candidate import Candidate
-from understudy.actors.membership import Membership
-from understudy.actors.port import CONTROLLER, Finder, ThreadPort
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport.addresses import parse_address
+from greenroom.actors.binding import resolved_gates
+from greenroom.actors.candidate import Candidate
+from greenroom.actors.membership import Membership
+from greenroom.actors.port import CONTROLLER, Finder, ThreadPort
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport.addresses import parse_address
 
 
 def find_controller(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 
-from understudy.actors.admin_messages import RequestReply, RotateKey
-from understudy.actors.control_messages import GiveKey, HoldKeys, NeedKey
-from understudy.actors.loop import Callback, Loop
-from understudy.actors.messages import Address
-from understudy.actors.port import ThreadPort
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport.cluster_key import ClusterKeyError
-from understudy.actors.transport.key_exchange import Exchange, SealError
-from understudy.actors.transport.key_files import KeyFiles
-from understudy.core.cluster import Cluster
-from understudy.core.errors import UnderstudyError
-from understudy.core.hosts import HostState
-from understudy.core.key_rotation import KeyIds, next_step
+from greenroom.actors.admin_messages import RequestReply, RotateKey
+from greenroom.actors.control_messages import GiveKey, HoldKeys, NeedKey
+from greenroom.actors.loop import Callback, Loop
+from greenroom.actors.messages import Address
+from greenroom.actors.port import ThreadPort
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport.cluster_key import ClusterKeyError
+from greenroom.actors.transport.key_exchange import Exchange, SealError
+from greenroom.actors.transport.key_files import KeyFiles
+from greenroom.core.cluster import Cluster
+from greenroom.core.errors import GreenroomError
+from greenroom.core.hosts import HostState
+from greenroom.core.key_rotation import KeyIds, next_step
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class KeyRotation:
             try:
                 files.begin()
             except ClusterKeyError as error:
-                raise UnderstudyError(str(error)) from None
+                raise GreenroomError(str(error)) from None
             self._begun_by = request_id
         self._advance()
 

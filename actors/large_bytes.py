@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from understudy.actors.messages import (
+from greenroom.actors.messages import (
     Answer,
     AnswerPart,
     FailedAnswer,

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from understudy.actors.bidding import read_bids
-from understudy.actors.loop import Loop
-from understudy.actors.settings import HostSettings
-from understudy.core.leases import RENEW_S, Contest, Lease, Tenure
-from understudy.persistence.errors import StaleWriterError, StoreError
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors.bidding import read_bids
+from greenroom.actors.loop import Loop
+from greenroom.actors.settings import HostSettings
+from greenroom.core.leases import RENEW_S, Contest, Lease, Tenure
+from greenroom.persistence.errors import StaleWriterError, StoreError
+from greenroom.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from understudy.actors.messages import Process
-from understudy.actors.settings import HostSettings
+from greenroom.actors.messages import Process
+from greenroom.actors.settings import HostSettings
 
 # Taken at import: inside an actor Thespian has replaced the logging module's manager, and asking it
 # would give another logger than the one that our modules' loggers are under.
-OUR_LOGGER = logging.getLogger("understudy")
+OUR_LOGGER = logging.getLogger("greenroom")
 KEPT_PER_DEPLOYMENT = 20
 _REPLICA = "replica-"
 

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from thespian.system.transport import TransmitIntent
 
-from understudy.actors.messages import Address, Process
-from understudy.actors.processes import open_pidfd
+from greenroom.actors.messages import Address, Process
+from greenroom.actors.processes import open_pidfd
 
 logger = logging.getLogger(__name__)
 Callback = Callable[[], None]

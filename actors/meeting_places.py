@@ -6,9 +6,9 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from understudy.actors.messages import CompareAt
-from understudy.core.tables import ReplicaTable
-from understudy.core.tickets import Pairing
+from greenroom.actors.messages import CompareAt
+from greenroom.core.tables import ReplicaTable
+from greenroom.core.tickets import Pairing
 
 MAX_PICKLES = 1_000  # of addresses and settings; then all are made anew
 

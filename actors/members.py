@@ -14,25 +14,25 @@ from typing import Any
 
 from thespian.actors import ActorAddress
 
-from understudy.actors import admin_messages as am
-from understudy.actors import control_messages as cm
-from understudy.actors.beats import BeatListener
-from understudy.actors.keys import KeyRotation
-from understudy.actors.loop import Loop
-from understudy.actors.messages import Address, Process
-from understudy.actors.port import Port
-from understudy.actors.settings import LOOPBACK, HostSettings
-from understudy.actors.transport.addresses import parse_address
-from understudy.actors.transport.key_files import KeyFiles
-from understudy.core.cluster import Cluster
-from understudy.core.errors import ConflictError
-from understudy.core.hosts import HostState
-from understudy.core.leases import Lease
-from understudy.core.records import HostRecord
+from greenroom.actors import admin_messages as am
+from greenroom.actors import control_messages as cm
+from greenroom.actors.beats import BeatListener
+from greenroom.actors.keys import KeyRotation
+from greenroom.actors.loop import Loop
+from greenroom.actors.messages import Address, Process
+from greenroom.actors.port import Port
+from greenroom.actors.settings import LOOPBACK, HostSettings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.key_files import KeyFiles
+from greenroom.core.cluster import Cluster
+from greenroom.core.errors import ConflictError
+from greenroom.core.hosts import HostState
+from greenroom.core.leases import Lease
+from greenroom.core.records import HostRecord
 
 logger = logging.getLogger(__name__)
 
-REPLICA = "understudy.actors.replica.Replica"
+REPLICA = "greenroom.actors.replica.Replica"
 LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 

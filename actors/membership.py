@@ -9,20 +9,20 @@ from typing import Any
 
 from thespian.actors import ActorAddress
 
-from understudy.actors.admin_messages import DrainHost, RequestReply
-from understudy.actors.beats import Beater, beater_towards
-from understudy.actors.binding import host_id, resolved_gates
-from understudy.actors.capacity import capacity_of
-from understudy.actors.control_messages import HostAnswered, HostReported, KillReplica
-from understudy.actors.following import Obedience
-from understudy.actors.keys import KeyHolder
-from understudy.actors.leading import store_id
-from understudy.actors.messages import Address, Process
-from understudy.actors.port import ThreadPort
-from understudy.actors.processes import RunRecords, send_signal
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport.addresses import parse_address
-from understudy.core.leases import BEATS_S
+from greenroom.actors.admin_messages import DrainHost, RequestReply
+from greenroom.actors.beats import Beater, beater_towards
+from greenroom.actors.binding import host_id, resolved_gates
+from greenroom.actors.capacity import capacity_of
+from greenroom.actors.control_messages import HostAnswered, HostReported, KillReplica
+from greenroom.actors.following import Obedience
+from greenroom.actors.keys import KeyHolder
+from greenroom.actors.leading import store_id
+from greenroom.actors.messages import Address, Process
+from greenroom.actors.port import ThreadPort
+from greenroom.actors.processes import RunRecords, send_signal
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.leases import BEATS_S
 
 logger = logging.getLogger(__name__)
 

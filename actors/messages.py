@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from typing_extensions import dataclass_transform
 
 if TYPE_CHECKING:
-    from understudy.actors.large_bytes import LargeAnswer, LargeBytes, PartedAnswer, Pieces
+    from greenroom.actors.large_bytes import LargeAnswer, LargeBytes, PartedAnswer, Pieces
 
 Address = Any  # thespian.actors.ActorAddress, which ships no types
 T = TypeVar("T")

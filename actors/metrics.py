@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from understudy.core.counting import LoadByEndpoint
+from greenroom.core.counting import LoadByEndpoint
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BOUNDS = [*(str(float(each)) for each in BUCKETS_S), "+Inf"]
@@ -28,23 +28,23 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._queries = _Family(self._registry, "understudy", "Queries")
-        self._copies = _Family(self._registry, "understudy_shadow", "Copies for shadows")
+        self._queries = _Family(self._registry, "greenroom", "Queries")
+        self._copies = _Family(self._registry, "greenroom_shadow", "Copies for shadows")
         self._dropped = Counter(
-            "understudy_shadow_dropped",
+            "greenroom_shadow_dropped",
             "Copies for shadows that were not run, as the shadow could not follow",
             ["endpoint", "backend"],
             registry=self._registry,
         )
 
         self._repeated = Counter(
-            "understudy_retries",
+            "greenroom_retries",
             "Queries that were sent to another replica because the one that had them died",
             ["endpoint", "backend"],
             registry=self._registry,
         )
         self._not_repeated = Counter(
-            "understudy_retries_refused",
+            "greenroom_retries_refused",
             "Queries that were not, as there were as many retries as queries",
             ["endpoint", "backend"],
             registry=self._registry,

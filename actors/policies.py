@@ -22,14 +22,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from understudy.actors.loop import Loop, Timer
-from understudy.actors.messages import Process
-from understudy.actors.policy_process import HEADER, MAX_FRAME_BYTES, frame
-from understudy.actors.processes import RunRecords, identify
-from understudy.actors.settings import HostSettings
-from understudy.core.cluster import Cluster
-from understudy.core.effects import AskPolicy
-from understudy.core.scaling_config import AutoscalingPolicy
+from greenroom.actors.loop import Loop, Timer
+from greenroom.actors.messages import Process
+from greenroom.actors.policy_process import HEADER, MAX_FRAME_BYTES, frame
+from greenroom.actors.processes import RunRecords, identify
+from greenroom.actors.settings import HostSettings
+from greenroom.core.cluster import Cluster
+from greenroom.core.effects import AskPolicy
+from greenroom.core.scaling_config import AutoscalingPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Policies:
                 fds = (theirs.fileno(), code_fd)
                 arguments = [*map(str, fds), str(os.getpid())]
                 runner.child = subprocess.Popen(
-                    [sys.executable, "-m", "understudy.actors.policy_process", *arguments],
+                    [sys.executable, "-m", "greenroom.actors.policy_process", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from understudy.core.policy_context import AutoscalingContext
+from greenroom.core.policy_context import AutoscalingContext
 
 HEADER = struct.Struct("!I")
 MAX_FRAME_BYTES = 64 * 1024  # with the policy's state; a socket takes that without a reader
@@ -68,7 +68,7 @@ def _load(fd: int) -> Callable[..., Any]:
     with os.fdopen(fd, "rb", closefd=False) as stored:
         code = stored.read()
     if not code:
-        raise ValueError("it came without its code; set it through understudy.serve")
+        raise ValueError("it came without its code; set it through greenroom.serve")
     function: Callable[..., Any] = pickle.loads(code)[0]
     return function
 

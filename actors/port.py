@@ -30,15 +30,15 @@ from thespian.system.messages.admin import (
     QueryExists,
 )
 
-from understudy.actors import bases
-from understudy.actors.control_messages import Identify, IdentifyReply
-from understudy.actors.loop import Callback, Loop
-from understudy.actors.messages import Address, AskProxy, AskProxyReply, Process
-from understudy.actors.settings import default_transport
-from understudy.actors.transport.addresses import parse_address
-from understudy.actors.transport.admission import Trouble
-from understudy.actors.transport.network import Way
-from understudy.core.errors import NotRunningError
+from greenroom.actors import bases
+from greenroom.actors.control_messages import Identify, IdentifyReply
+from greenroom.actors.loop import Callback, Loop
+from greenroom.actors.messages import Address, AskProxy, AskProxyReply, Process
+from greenroom.actors.settings import default_transport
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.network import Way
+from greenroom.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 1.0
 MAX_UNANSWERED = 10_000  # of each kind: more than replicas are asked for at once
-CONTROLLER = ("understudy.actors.controller.Controller", "understudy.controller")
-PROXY = ("understudy.actors.proxy.Proxy", "understudy.proxy")
+CONTROLLER = ("greenroom.actors.controller.Controller", "greenroom.controller")
+PROXY = ("greenroom.actors.proxy.Proxy", "greenroom.proxy")
 
 
 class _Unanswered(dict[Any, Callable[..., None]]):
@@ -243,7 +243,7 @@ class ThreadPort(Port):
         way: Way | None = None,
     ) -> None:
         super().__init__(admin_port, process, asyncio.new_event_loop(), transport, way)
-        self._thread = threading.Thread(target=self._run, name="understudy-port", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="greenroom-port", daemon=True)
 
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
         """Start, and wait until an actor system answers; else close, raise NotRunningError."""
@@ -265,8 +265,8 @@ class ThreadPort(Port):
             )
         return (
             f"no actor system answers on port {self.admin_port} of this host to user "
-            f"{os.geteuid()}; start one with `understudy start`, or name its port with "
-            "UNDERSTUDY_ADMIN_PORT; one of another user answers only them"
+            f"{os.geteuid()}; start one with `greenroom start`, or name its port with "
+            "GREENROOM_ADMIN_PORT; one of another user answers only them"
         )
 
     def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import setproctitle
 
-from understudy.actors.messages import Process
+from greenroom.actors.messages import Process
 
 _STAT_STATE = 0
 _STAT_START_TICKS = 19  # field 22 of proc(5), counted after the command's closing parenthesis
@@ -140,7 +140,7 @@ class RunRecords:
         temporary.write_text(json.dumps(record), encoding="utf-8")
         temporary.replace(path)
         if title is not None:
-            setproctitle.setproctitle(f"understudy: {title}")
+            setproctitle.setproctitle(f"greenroom: {title}")
 
     def remove(self, process: Process) -> None:
         """Forget a process; harmless when there is no record."""

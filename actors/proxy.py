@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from understudy.actors.base import LoopActor
-from understudy.actors.beats import Beater, beater_towards
-from understudy.actors.control_messages import (
+from greenroom.actors.base import LoopActor
+from greenroom.actors.beats import Beater, beater_towards
+from greenroom.actors.control_messages import (
     Changed,
     Listen,
     LoadReported,
@@ -21,10 +21,10 @@ from understudy.actors.control_messages import (
     ReplicaLost,
     TalliesReported,
 )
-from understudy.actors.following import Following
-from understudy.actors.loop import Outbox, Timer
-from understudy.actors.meeting_places import MeetingPlaces
-from understudy.actors.messages import (
+from greenroom.actors.following import Following
+from greenroom.actors.loop import Outbox, Timer
+from greenroom.actors.meeting_places import MeetingPlaces
+from greenroom.actors.messages import (
     Address,
     AnswerQueries,
     AskProxy,
@@ -38,14 +38,14 @@ from understudy.actors.messages import (
     RunQueries,
     SubmitQueries,
 )
-from understudy.actors.metrics import Metrics
-from understudy.actors.processes import is_alive
-from understudy.actors.unreachable import Unreachable
-from understudy.core import tickets
-from understudy.core.copies import COPY_MORE_S, COPY_S
-from understudy.core.holders import SATURATED_S
-from understudy.core.routing import CANCELLED_STATUS, Router
-from understudy.core.tables import (
+from greenroom.actors.metrics import Metrics
+from greenroom.actors.processes import is_alive
+from greenroom.actors.unreachable import Unreachable
+from greenroom.core import tickets
+from greenroom.core.copies import COPY_MORE_S, COPY_S
+from greenroom.core.holders import SATURATED_S
+from greenroom.core.routing import CANCELLED_STATUS, Router
+from greenroom.core.tables import (
     BACKEND_PREFIX,
     ENDPOINT_PREFIX,
     ROLLOUT_PREFIX,
@@ -54,7 +54,7 @@ from understudy.core.tables import (
     backend_of,
     order_of_taking,
 )
-from understudy.core.tallies import OVERDUE_S, Tallies
+from greenroom.core.tallies import OVERDUE_S, Tallies
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class _Link(NamedTuple):
 
 
 class Proxy(LoopActor):
-    """Dispatches callers' queries to replicas as its :class:`~understudy.core.routing.Router` says.
+    """Dispatches callers' queries to replicas as its :class:`~greenroom.core.routing.Router` says.
 
     It holds no hard state: a new one learns its tables from the controller by long poll, and its
     callers attach again when they see that the old one is gone.

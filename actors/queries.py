@@ -20,20 +20,20 @@ import time
 from functools import partial
 from typing import Any
 
-from understudy.actors import held_models, query_client
-from understudy.actors.answer_copies import AnswerCopies
-from understudy.actors.comparisons import Comparisons
-from understudy.actors.control_messages import MeetProxy
-from understudy.actors.dispatch import Caller
-from understudy.actors.feeds import Inflows
-from understudy.actors.large_bytes import (
+from greenroom.actors import held_models, query_client
+from greenroom.actors.answer_copies import AnswerCopies
+from greenroom.actors.comparisons import Comparisons
+from greenroom.actors.control_messages import MeetProxy
+from greenroom.actors.dispatch import Caller
+from greenroom.actors.feeds import Inflows
+from greenroom.actors.large_bytes import (
     PARTED,
     PartedAnswer,
     in_parts,
     size_of,
     travelling,
 )
-from understudy.actors.loop import (
+from greenroom.actors.loop import (
     GATHERED,
     GATHERED_PARTS,
     MAX_BYTES_UNDER_WAY,
@@ -41,7 +41,7 @@ from understudy.actors.loop import (
     Outboxes,
     Timer,
 )
-from understudy.actors.messages import (
+from greenroom.actors.messages import (
     END,
     MORE,
     Address,
@@ -63,13 +63,13 @@ from understudy.actors.messages import (
     StreamEnded,
     StreamPart,
 )
-from understudy.actors.port import Port
-from understudy.actors.query_client import CallerClient
-from understudy.actors.streams import MOST_JOINED, Parts, Sender
-from understudy.actors.user_code import Reply, UserCode
-from understudy.core.closing import RESTARTING, close_frame
-from understudy.core.errors import error_status
-from understudy.core.tickets import SOCKET
+from greenroom.actors.port import Port
+from greenroom.actors.query_client import CallerClient
+from greenroom.actors.streams import MOST_JOINED, Parts, Sender
+from greenroom.actors.user_code import Reply, UserCode
+from greenroom.core.closing import RESTARTING, close_frame
+from greenroom.core.errors import error_status
+from greenroom.core.tickets import SOCKET
 
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's

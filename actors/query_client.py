@@ -12,12 +12,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from understudy.actors.dispatch import CLOSED, Caller
-from understudy.actors.large_bytes import beside
-from understudy.actors.loop import Callback
-from understudy.actors.messages import Answer, Query
-from understudy.actors.value_streams import ValueStream
-from understudy.core.errors import NotRunningError
+from greenroom.actors.dispatch import CLOSED, Caller
+from greenroom.actors.large_bytes import beside
+from greenroom.actors.loop import Callback
+from greenroom.actors.messages import Answer, Query
+from greenroom.actors.value_streams import ValueStream
+from greenroom.core.errors import NotRunningError
 
 
 class PendingQuery:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from understudy.actors import user_context, user_logging
-from understudy.actors.base import LoopActor
-from understudy.actors.comparisons import Comparisons
-from understudy.actors.control_messages import (
+from greenroom.actors import user_context, user_logging
+from greenroom.actors.base import LoopActor
+from greenroom.actors.comparisons import Comparisons
+from greenroom.actors.control_messages import (
     CheckReplica,
     ComparisonsReported,
     FetchFolder,
@@ -25,17 +25,17 @@ from understudy.actors.control_messages import (
     StartReplica,
     StopReplica,
 )
-from understudy.actors.folders import Arrival
-from understudy.actors.following import Obedience
-from understudy.actors.logs import redirect_output, replica_log
-from understudy.actors.messages import Address
-from understudy.actors.port import Port
-from understudy.actors.processes import descendants, kill_all
-from understudy.actors.queries import Queries
-from understudy.actors.user_code import Failure, UserCode
-from understudy.actors.user_loop import give_way_to_messages
-from understudy.core.differences import Place, Plain
-from understudy.core.errors import DeployFailedError
+from greenroom.actors.folders import Arrival
+from greenroom.actors.following import Obedience
+from greenroom.actors.logs import redirect_output, replica_log
+from greenroom.actors.messages import Address
+from greenroom.actors.port import Port
+from greenroom.actors.processes import descendants, kill_all
+from greenroom.actors.queries import Queries
+from greenroom.actors.user_code import Failure, UserCode
+from greenroom.actors.user_loop import give_way_to_messages
+from greenroom.core.differences import Place, Plain
+from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
 

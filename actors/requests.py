@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from understudy.actors import admin_messages as am
-from understudy.actors.messages import Address
-from understudy.actors.unsaved import not_saved
-from understudy.core import deploying, history, status
-from understudy.core.changes import Changes
-from understudy.core.cluster import Cluster
-from understudy.core.errors import InvalidRequestError, UnderstudyError
-from understudy.core.history import Author
-from understudy.core.tables import ENDPOINT_PREFIX
+from greenroom.actors import admin_messages as am
+from greenroom.actors.messages import Address
+from greenroom.actors.unsaved import not_saved
+from greenroom.core import deploying, history, status
+from greenroom.core.changes import Changes
+from greenroom.core.cluster import Cluster
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.history import Author
+from greenroom.core.tables import ENDPOINT_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Requests:
         self._taken[message.request_id] = sender
         try:
             self._take(message, sender)
-        except UnderstudyError as error:
+        except GreenroomError as error:
             self._answer(sender, failure(message, error))
 
     def _take(self, message: am.Request, sender: Address) -> None:
@@ -160,7 +160,7 @@ class Requests:
             if reply is None and is_over and not parked.while_asked:
                 text = "saved, but not every proxy has taken it yet; it will when it answers again"
                 reply = am.RequestReply(
-                    request_id=request_id, error_kind="UnderstudyError", error=text
+                    request_id=request_id, error_kind="GreenroomError", error=text
                 )
             if reply is not None:
                 self._answer(parked.sender, reply)
@@ -180,7 +180,7 @@ class Requests:
         except Exception as error:
             logger.exception("the answer to a request that waits failed")
             text = f"{type(error).__name__}: {error}"
-            return am.RequestReply(request_id=request_id, error_kind="UnderstudyError", error=text)
+            return am.RequestReply(request_id=request_id, error_kind="GreenroomError", error=text)
 
     def not_saved(
         self, changes: Changes, error: Exception
@@ -330,6 +330,6 @@ def _host_of(sender: Address) -> str:
 
 def failure(message: am.Request, error: Exception) -> am.RequestReply:
     """Return the answer to a request that raised."""
-    kind = type(error).__name__ if isinstance(error, UnderstudyError) else "UnderstudyError"
-    text = str(error) if kind != "UnderstudyError" else f"{type(error).__name__}: {error}"
+    kind = type(error).__name__ if isinstance(error, GreenroomError) else "GreenroomError"
+    text = str(error) if kind != "GreenroomError" else f"{type(error).__name__}: {error}"
     return am.RequestReply(request_id=message.request_id, error_kind=kind, error=text)

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message
 
-from understudy.actors.messages import END, HttpAnswer, HttpCall, StreamEnded
-from understudy.actors.streams import Parts
-from understudy.actors.user_code import Reply
-from understudy.core.errors import UnsupportedResultError
+from greenroom.actors.messages import END, HttpAnswer, HttpCall, StreamEnded
+from greenroom.actors.streams import Parts
+from greenroom.actors.user_code import Reply
+from greenroom.core.errors import UnsupportedResultError
 
 HELD_S = 0.01
 HELD_PASSES = 60  # five layers of BaseHTTPMiddleware take 52

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.binding import check_others, read_binding
-from understudy.actors.capacity import read_capacity
-from understudy.core.config import NO_LIMIT, HTTPOptions, validated
-from understudy.core.errors import InvalidRequestError
-from understudy.core.names import MAX_TAG_BYTES, wrong_with
+from greenroom.actors.binding import check_others, read_binding
+from greenroom.actors.capacity import read_capacity
+from greenroom.core.config import NO_LIMIT, HTTPOptions, validated
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.names import MAX_TAG_BYTES, wrong_with
 
 DEFAULT_ADMIN_PORT = 1900
 OWN, STOCK = TRANSPORTS = ("own", "stock")  # actors/transport/, or Thespian's multiprocTCPBase
@@ -24,40 +24,40 @@ LOOPBACK = ("127.0.0.1", "localhost")
 # Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
 # sets the same fields, so each flag has its variable.
 VARIABLES = {
-    "UNDERSTUDY_STATE_DIR": "state_dir",
-    "UNDERSTUDY_ADMIN_PORT": "admin_port",
-    "UNDERSTUDY_ADDRESS": "address",
-    "UNDERSTUDY_TRANSPORT": "transport",
-    "UNDERSTUDY_BIND": "bind",
-    "UNDERSTUDY_JOIN": "join",
-    "UNDERSTUDY_LEADERS": "leaders",
-    "UNDERSTUDY_KEY_FILE": "key_file",
-    "UNDERSTUDY_HOST_NAME": "host_name",
-    "UNDERSTUDY_TLS_CERT": "tls_cert",
-    "UNDERSTUDY_TLS_KEY": "tls_key",
-    "UNDERSTUDY_TLS_CA": "tls_ca",
-    "UNDERSTUDY_HTTP_HOST": "http.host",
-    "UNDERSTUDY_HTTP_PORT": "http.port",
-    "UNDERSTUDY_HTTP_WORKERS": "http.workers",
-    "UNDERSTUDY_HTTP_ROOT_PATH": "http.root_path",
-    "UNDERSTUDY_HTTP_REQUEST_TIMEOUT_S": "http.request_timeout_s",
-    "UNDERSTUDY_HTTP_KEEP_ALIVE_TIMEOUT_S": "http.keep_alive_timeout_s",
-    "UNDERSTUDY_HTTP_HEADER_TIMEOUT_S": "http.header_timeout_s",
-    "UNDERSTUDY_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
-    "UNDERSTUDY_HTTP_BODY_TIMEOUT_S": "http.body_timeout_s",
-    "UNDERSTUDY_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES": "http.max_websocket_message_bytes",
-    "UNDERSTUDY_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
-    "UNDERSTUDY_HTTP_SSL_CERTFILE": "http.ssl_certfile",
-    "UNDERSTUDY_HTTP_MIDDLEWARES": "http.middlewares",
-    "UNDERSTUDY_HTTP_MIDDLEWARES_DIR": "http.middlewares_dir",
-    "UNDERSTUDY_HTTP_CORS": "http.cors",
-    "UNDERSTUDY_NUM_CPUS": "num_cpus",
-    "UNDERSTUDY_NUM_GPUS": "num_gpus",
-    "UNDERSTUDY_MEMORY": "memory",
-    "UNDERSTUDY_RESOURCES": "resources",
+    "GREENROOM_STATE_DIR": "state_dir",
+    "GREENROOM_ADMIN_PORT": "admin_port",
+    "GREENROOM_ADDRESS": "address",
+    "GREENROOM_TRANSPORT": "transport",
+    "GREENROOM_BIND": "bind",
+    "GREENROOM_JOIN": "join",
+    "GREENROOM_LEADERS": "leaders",
+    "GREENROOM_KEY_FILE": "key_file",
+    "GREENROOM_HOST_NAME": "host_name",
+    "GREENROOM_TLS_CERT": "tls_cert",
+    "GREENROOM_TLS_KEY": "tls_key",
+    "GREENROOM_TLS_CA": "tls_ca",
+    "GREENROOM_HTTP_HOST": "http.host",
+    "GREENROOM_HTTP_PORT": "http.port",
+    "GREENROOM_HTTP_WORKERS": "http.workers",
+    "GREENROOM_HTTP_ROOT_PATH": "http.root_path",
+    "GREENROOM_HTTP_REQUEST_TIMEOUT_S": "http.request_timeout_s",
+    "GREENROOM_HTTP_KEEP_ALIVE_TIMEOUT_S": "http.keep_alive_timeout_s",
+    "GREENROOM_HTTP_HEADER_TIMEOUT_S": "http.header_timeout_s",
+    "GREENROOM_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
+    "GREENROOM_HTTP_BODY_TIMEOUT_S": "http.body_timeout_s",
+    "GREENROOM_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES": "http.max_websocket_message_bytes",
+    "GREENROOM_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
+    "GREENROOM_HTTP_SSL_CERTFILE": "http.ssl_certfile",
+    "GREENROOM_HTTP_MIDDLEWARES": "http.middlewares",
+    "GREENROOM_HTTP_MIDDLEWARES_DIR": "http.middlewares_dir",
+    "GREENROOM_HTTP_CORS": "http.cors",
+    "GREENROOM_NUM_CPUS": "num_cpus",
+    "GREENROOM_NUM_GPUS": "num_gpus",
+    "GREENROOM_MEMORY": "memory",
+    "GREENROOM_RESOURCES": "resources",
     # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
-    "UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
-    "UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
+    "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
+    "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
 }
 
 
@@ -205,7 +205,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
 
 def default_transport() -> str:
     """Return which transport this process's environment asks for."""
-    return _transport({"transport": os.environ.get("UNDERSTUDY_TRANSPORT") or DEFAULT_TRANSPORT})
+    return _transport({"transport": os.environ.get("GREENROOM_TRANSPORT") or DEFAULT_TRANSPORT})
 
 
 def _transport(values: Mapping[str, Any]) -> str:
@@ -215,7 +215,7 @@ def _transport(values: Mapping[str, Any]) -> str:
     if value == STOCK and values.get("bind"):
         raise InvalidRequestError(
             f"transport={value!r}: unpickles what anybody sends, so it cannot be bound to "
-            f"{values['bind']}; leave UNDERSTUDY_TRANSPORT out"
+            f"{values['bind']}; leave GREENROOM_TRANSPORT out"
         )
     return value
 
@@ -225,7 +225,7 @@ def _default_state_dir(environ: Mapping[str, str]) -> Path:
         environ.get("XDG_STATE_HOME")
         or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
     )
-    return Path(base) / "understudy"
+    return Path(base) / "greenroom"
 
 
 def _admin_port(values: Mapping[str, Any]) -> int:

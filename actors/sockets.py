@@ -19,12 +19,12 @@ from typing import Any
 from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect
 
-from understudy.actors.messages import BINARY, END, TEXT, HttpAnswer, HttpCall, StreamEnded
-from understudy.actors.responses import make_scope
-from understudy.actors.streams import NobodyListensError, Parts
-from understudy.actors.user_code import Reply
-from understudy.core.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
-from understudy.core.errors import ReplicaUnavailableError, UnsupportedResultError
+from greenroom.actors.messages import BINARY, END, TEXT, HttpAnswer, HttpCall, StreamEnded
+from greenroom.actors.responses import make_scope
+from greenroom.actors.streams import NobodyListensError, Parts
+from greenroom.actors.user_code import Reply
+from greenroom.core.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
+from greenroom.core.errors import ReplicaUnavailableError, UnsupportedResultError
 
 SWITCHING = 101
 SUBPROTOCOL = b"sec-websocket-protocol"

@@ -8,10 +8,10 @@ import fcntl
 import os
 from typing import Any
 
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import StartError
-from understudy.persistence.errors import StoreError, StoreMissingError
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import StartError
+from greenroom.persistence.errors import StoreError, StoreMissingError
+from greenroom.persistence.filesystem import FileStore
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -57,7 +57,7 @@ def last_line(settings: HostSettings, log: str) -> str:
 
 def tell_starter(text: str) -> None:
     """Tell who started us how it went: one line, once."""
-    fd = os.environ.pop("UNDERSTUDY_READY_FD", "")
+    fd = os.environ.pop("GREENROOM_READY_FD", "")
     if fd:
         with contextlib.suppress(BrokenPipeError):  # killed or interrupted; the system is up
             os.write(int(fd), (text.replace("\n", " ") + "\n").encode())

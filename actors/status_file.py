@@ -1,4 +1,4 @@
-"""The status snapshot: what ``understudy status --json`` prints, in a file for outside readers.
+"""The status snapshot: what ``greenroom status --json`` prints, in a file for outside readers.
 
 It is replaced whole, so a reader never sees half of it; and not fsynced, for it is worth nothing
 after a crash of the host. It is written soon after a change and every :data:`HEARTBEAT_S` besides,
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.loop import Loop, Timer
+from greenroom.actors.loop import Loop, Timer
 
 logger = logging.getLogger(__name__)
 

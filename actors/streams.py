@@ -6,7 +6,7 @@ waits. So a slow client slows a generator down, slow user code slows its client,
 memory. The router has no part in it but the query's slot, and may die meanwhile.
 
 Answers go from a :class:`Sender` to a :class:`Stream`. What follows a query goes from a
-:class:`understudy.actors.feeds.Feed` to :class:`Parts` in the replica.
+:class:`greenroom.actors.feeds.Feed` to :class:`Parts` in the replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Protocol
 
-from understudy.actors.messages import (
+from greenroom.actors.messages import (
     END,
     MORE,
     Answer,
@@ -26,7 +26,7 @@ from understudy.actors.messages import (
     StreamEnded,
     StreamPart,
 )
-from understudy.core.tickets import BODY
+from greenroom.core.tickets import BODY
 
 WINDOW = 512 * 1024
 MAX_PART = 256 * 1024

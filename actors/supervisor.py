@@ -9,19 +9,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from understudy.actors import control_messages as cm
-from understudy.actors import messages as m
-from understudy.actors.large_bytes import LargeBytes
-from understudy.actors.loop import Loop, Repeats
-from understudy.actors.members import Members
-from understudy.actors.messages import Address
-from understudy.actors.processes import RunRecords, is_alive, send_signal
-from understudy.actors.user_code import lost_code
-from understudy.core import effects as fx
-from understudy.core.cluster import Cluster
-from understudy.core.config import config_shown
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import StoreError
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.actors.large_bytes import LargeBytes
+from greenroom.actors.loop import Loop, Repeats
+from greenroom.actors.members import Members
+from greenroom.actors.messages import Address
+from greenroom.actors.processes import RunRecords, is_alive, send_signal
+from greenroom.actors.user_code import lost_code
+from greenroom.core import effects as fx
+from greenroom.core.cluster import Cluster
+from greenroom.core.config import config_shown
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import StoreError
 
 logger = logging.getLogger(__name__)
 

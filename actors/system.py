@@ -1,6 +1,6 @@
 """This host's system from outside: start it, stop it, see whether it runs.
 
-The host process (:mod:`understudy.actors.host`) is a clean process of its own session, so that no
+The host process (:mod:`greenroom.actors.host`) is a clean process of its own session, so that no
 descriptor or thread of the caller reaches the actors. A command, which has done nothing but import
 what is needed, forks it; anything else may have whatever in its memory, and starts a program.
 """
@@ -17,21 +17,21 @@ import sys
 import time
 from collections.abc import Callable
 
-from understudy.actors import forking
-from understudy.actors.logs import open_log
-from understudy.actors.messages import Process
-from understudy.actors.processes import (
+from greenroom.actors import forking
+from greenroom.actors.logs import open_log
+from greenroom.actors.messages import Process
+from greenroom.actors.processes import (
     RunRecords,
     descendants,
     kill_all,
     send_signal,
     wait_gone,
 )
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import StartError
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import NewerFormatError, OlderFormatError, StoreError
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import StartError
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
+from greenroom.persistence.filesystem import FileStore
 
 Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
 
@@ -43,7 +43,7 @@ _HOST_PROGRAM = """
 import os, sys
 if os.fork():
     os._exit(0)
-from understudy.actors.system import be_host
+from greenroom.actors.system import be_host
 sys.exit(be_host())
 """
 
@@ -91,7 +91,7 @@ def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[s
     read_fd, write_fd = os.pipe()
     output = open_log(settings, "host")
     try:
-        environ = {**settings.to_environ(), "UNDERSTUDY_READY_FD": str(write_fd)}
+        environ = {**settings.to_environ(), "GREENROOM_READY_FD": str(write_fd)}
         launch(environ, output, write_fd)
     finally:
         os.close(output)
@@ -114,7 +114,7 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
         if time.monotonic() > deadline:
             raise StartError(
                 f"host process {hosts[0].pid} neither answers nor ends; see logs/host.log in "
-                f"{settings.state_dir}, or end it with `understudy stop`"
+                f"{settings.state_dir}, or end it with `greenroom stop`"
             )
         time.sleep(0.02)
     return False
@@ -183,14 +183,14 @@ def _prepare_folders(settings: HostSettings) -> None:
         except OSError as error:
             raise StartError(
                 f"the state dir {settings.state_dir} cannot be used: {folder}: {error.strerror}; "
-                "choose another with --state-dir or UNDERSTUDY_STATE_DIR"
+                "choose another with --state-dir or GREENROOM_STATE_DIR"
             ) from None
 
 
 def be_host() -> int:
     """Be the host process that the environment describes; return its exit status."""
     with forking.uncollected():
-        from understudy.actors import host  # noqa: PLC0415  # only there
+        from greenroom.actors import host  # noqa: PLC0415  # only there
     return host.main()
 
 

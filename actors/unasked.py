@@ -10,8 +10,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection
 
-from understudy.actors.messages import Process
-from understudy.actors.processes import (
+from greenroom.actors.messages import Process
+from greenroom.actors.processes import (
     RunRecords,
     child_pids,
     command_line,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from understudy.actors.loop import Loop
-from understudy.actors.messages import Message
-from understudy.core.tables import ReplicaTable
+from greenroom.actors.loop import Loop
+from greenroom.actors.messages import Message
+from greenroom.core.tables import ReplicaTable
 
 TRY_AGAIN_S = 1.0
 

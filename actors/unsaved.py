@@ -15,15 +15,15 @@ import os
 import time
 from typing import Any
 
-from understudy.actors import admin_messages as am
-from understudy.actors.leading import NAMESPACE
-from understudy.actors.loop import Loop
-from understudy.actors.messages import Address
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import StateNotSavedError
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import StoreError
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors import admin_messages as am
+from greenroom.actors.leading import NAMESPACE
+from greenroom.actors.loop import Loop
+from greenroom.actors.messages import Address
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import StateNotSavedError
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import StoreError
+from greenroom.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 

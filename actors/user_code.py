@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from understudy.actors import held_models, user_context, user_logging, values
-from understudy.actors.callables import Manners, is_async
-from understudy.actors.large_bytes import content_of
-from understudy.actors.messages import (
+from greenroom.actors import held_models, user_context, user_logging, values
+from greenroom.actors.callables import Manners, is_async
+from greenroom.actors.large_bytes import content_of
+from greenroom.actors.messages import (
     MORE,
     Answer,
     FailedAnswer,
@@ -36,23 +36,23 @@ from understudy.actors.messages import (
     Query,
     ValueAnswer,
 )
-from understudy.actors.settings import read_settings
-from understudy.actors.user_context import RunningQuery
-from understudy.actors.user_loop import UserLoop
-from understudy.core.errors import (
+from greenroom.actors.settings import read_settings
+from greenroom.actors.user_context import RunningQuery
+from greenroom.actors.user_loop import UserLoop
+from greenroom.core.errors import (
     PASSED_ON,
     DeployFailedError,
+    GreenroomError,
     InvalidRequestError,
-    UnderstudyError,
     UnsupportedResultError,
 )
-from understudy.core.tickets import SOCKET
+from greenroom.core.tickets import SOCKET
 
 if TYPE_CHECKING:
-    from understudy.actors.asgi import AsgiHost
-    from understudy.actors.streams import Parts
+    from greenroom.actors.asgi import AsgiHost
+    from greenroom.actors.streams import Parts
 
-ASGI_APP = "__understudy_asgi_app__"  # the attribute of a class whose requests an app answers
+ASGI_APP = "__greenroom_asgi_app__"  # the attribute of a class whose requests an app answers
 MAX_THREADS = 32
 NO_KWARGS: dict[str, Any] = {}
 _NO_SOCKETS = (
@@ -269,7 +269,7 @@ class UserCode:
         user_context.constructed(self._callable)
         source = getattr(self._callable, ASGI_APP, None)
         if source is not None:
-            from understudy.actors.asgi import AsgiHost  # noqa: PLC0415  # only for who has one
+            from greenroom.actors.asgi import AsgiHost  # noqa: PLC0415  # only for who has one
 
             self._asgi = AsgiHost(source.app())
             await self._asgi.start()
@@ -337,7 +337,7 @@ class UserCode:
             return await self._answer_http(reply, call)
         except _RefusedError as error:
             return FailedAnswer(query.id, InvalidRequestError.__name__, str(error))
-        except UnderstudyError as error:
+        except GreenroomError as error:
             if isinstance(call, HttpCall) and not isinstance(error, PASSED_ON):
                 return _failed(query, error, is_http=True)
             trace = traceback.format_exc()
@@ -390,7 +390,7 @@ class UserCode:
         return answer
 
     def _import_responses(self) -> Any:
-        from understudy.actors import responses  # noqa: PLC0415
+        from greenroom.actors import responses  # noqa: PLC0415
 
         self._responses = responses
         return responses
@@ -416,7 +416,7 @@ class UserCode:
             methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
             public = [each for each in methods if each == "__call__" or not each.startswith("_")]
             if not public:  # no mistake of who asks
-                raise UnderstudyError("the deployment has no method that can be called")
+                raise GreenroomError("the deployment has no method that can be called")
             raise _RefusedError(
                 f"the deployment has no method {name!r}; it has: {', '.join(public)}; HTTP "
                 "requests name one in the header X-Serve-Call-Method"

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from understudy.actors.messages import Assignment
+from greenroom.actors.messages import Assignment
 
 
 class DeploymentID(NamedTuple):
@@ -137,13 +137,13 @@ class Origin(NamedTuple):
     query: RunningQuery | None = None  # with which to cancel it
 
 
-running: ContextVar[RunningQuery | None] = ContextVar("understudy_query", default=None)
+running: ContextVar[RunningQuery | None] = ContextVar("greenroom_query", default=None)
 running_batch: ContextVar[tuple[RunningQuery | None, ...]] = ContextVar(
-    "understudy_batch", default=()
+    "greenroom_batch", default=()
 )
 _replica: ReplicaContext | None = None
 # What stands for a replica in a process that has several: see serve.local_testing.
-local_replica: ContextVar[ReplicaContext | None] = ContextVar("understudy_replica", default=None)
+local_replica: ContextVar[ReplicaContext | None] = ContextVar("greenroom_replica", default=None)
 
 
 def install(context: ReplicaContext | None) -> None:

@@ -1,6 +1,6 @@
 """What user code logs: where it goes, and which query and replica each record is about.
 
-One handler writes to the replica's log. ``understudy.serve`` has it, whose records are our own:
+One handler writes to the replica's log. ``greenroom.serve`` has it, whose records are our own:
 queries that failed, and the access log. The root logger has it where the deployment says how it
 wants to log; else it is Python's last resort, for as long as user code adds no handler, so that
 ``logging.basicConfig`` works as anywhere. Handlers that user code adds are its own;
@@ -19,17 +19,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.actors import user_context
-from understudy.actors.logs import replica_log
-from understudy.actors.messages import Query
-from understudy.core.logging_config import LoggingConfig
+from greenroom.actors import user_context
+from greenroom.actors.logs import replica_log
+from greenroom.actors.messages import Query
+from greenroom.core.logging_config import LoggingConfig
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
 else:
     _StreamHandler = logging.StreamHandler  # takes no parameter before Python 3.11
 
-OURS = "understudy.serve"
+OURS = "greenroom.serve"
 CONTEXT = (
     "request_id",
     "route",

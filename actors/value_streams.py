@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from understudy.actors.messages import MORE, Answer, FailedAnswer, StreamPart
-from understudy.actors.streams import WINDOW, Source, cost
+from greenroom.actors.messages import MORE, Answer, FailedAnswer, StreamPart
+from greenroom.actors.streams import WINDOW, Source, cost
 
 Callback = Callable[[], None]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from understudy.actors.messages import BINARY, StreamEnded
-from understudy.core.errors import UnsupportedResultError
+from greenroom.actors.messages import BINARY, StreamEnded
+from greenroom.core.errors import UnsupportedResultError
 
 if TYPE_CHECKING:
-    from understudy.actors.user_code import Reply
+    from greenroom.actors.user_code import Reply
 
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 

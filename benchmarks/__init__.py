@@ -1,4 +1,4 @@
-"""Understudy side by side with its peers: `benchmarks.http` for speed, `.survival` for kills.
+"""Greenroom side by side with its peers: `benchmarks.http` for speed, `.survival` for kills.
 
 Every system runs alone, in a virtual environment and a process tree of its own, on 127.0.0.1 only.
 """

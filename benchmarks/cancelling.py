@@ -26,9 +26,9 @@ from benchmarks.options import positive, run_main
 from benchmarks.own_system import own_system
 from benchmarks.processes import pss_bytes
 from benchmarks.report import machine, mib, table, write_json
-from understudy import serve
-from understudy.actors.processes import RunRecords
-from understudy.actors.settings import read_settings
+from greenroom import serve
+from greenroom.actors.processes import RunRecords
+from greenroom.actors.settings import read_settings
 
 REST_S = 60.0
 WARM_UP = 5_000
@@ -146,7 +146,7 @@ def wait_for_rest(port: int) -> None:
 def counted(port: int) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    names = ("understudy_queued", "understudy_ongoing")
+    names = ("greenroom_queued", "greenroom_ongoing")
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from understudy import serve
+from greenroom import serve
 
 ENDPOINT, OLD, NEW = "shop", "shop:v1", "shop:v2"
 COMPARE = {"how": "json", "relative_tolerance": 1e-6}
@@ -193,12 +193,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
-            "UNDERSTUDY_STATE_DIR": str(Path(folder) / "state"),
-            "UNDERSTUDY_HTTP_PORT": str(arguments.port),
-            "UNDERSTUDY_ADMIN_PORT": str(arguments.port + 1),
+            "GREENROOM_STATE_DIR": str(Path(folder) / "state"),
+            "GREENROOM_HTTP_PORT": str(arguments.port),
+            "GREENROOM_ADMIN_PORT": str(arguments.port + 1),
             WORK_VARIABLE: str(arguments.work_s),
         }
-        command = [sys.executable, "-m", "understudy.serve.cli"]
+        command = [sys.executable, "-m", "greenroom.serve.cli"]
         subprocess.run([*command, "start"], check=True)
         try:
             with serve.Client.connect() as client:

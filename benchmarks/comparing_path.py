@@ -20,10 +20,10 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.comparing import show_changes
+from greenroom.actors.messages import PythonCall, QueriesFinished, RunQueries
+from greenroom.core.comparing import check_compare
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.actors.one_process import OneProcess, Place, pickle_messages
-from understudy.actors.messages import PythonCall, QueriesFinished, RunQueries
-from understudy.core.comparing import check_compare
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
 COMPARE = ("by", check_compare({"how": "json", "relative_tolerance": 1e-6}).model_dump())
 MODES: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.options import positive, run_main
 from benchmarks.own_system import own_system
 from benchmarks.report import machine, table, write_json
-from understudy import serve
+from greenroom import serve
 
 Call = Callable[[], Any]
 VALUES = 10_000

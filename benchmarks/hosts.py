@@ -4,7 +4,7 @@
 system, around a switch in a process (tests/support/switch.py). 32 connections send GETs to each of
 two hosts that survive; the third is killed, or cut off and healed, in turn. Times are as the
 controller's status tells them, asked for every 50 ms by a client that stays connected. Those of a
-leader that is stopped are from the return of `understudy stop` on, which first replaces what runs
+leader that is stopped are from the return of `greenroom stop` on, which first replaces what runs
 there. All of it takes some eight minutes; `--parts` leaves some out.
 """
 
@@ -23,7 +23,7 @@ from benchmarks.report import machine, table
 from tests.support.cluster import Cluster, ClusterHost, cluster_of, read_status
 
 APP = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment(num_replicas=3, max_ongoing_requests=64)
 class Echo:
@@ -177,7 +177,7 @@ def idle_bytes(cluster: Cluster, seconds: float) -> float:
 def starts(cluster: Cluster, rounds: int) -> list[tuple[str, ...]]:
     """Return how long hosts take to start, in turn by themselves and joining others that run."""
     host = cluster.hosts[-1]
-    alone = {"UNDERSTUDY_STATE_DIR": str(cluster.folder / "alone")}
+    alone = {"GREENROOM_STATE_DIR": str(cluster.folder / "alone")}
     times: dict[str, list[float]] = {"start by itself": [], "start that joins": []}
     for _ in range(rounds):
         host.check("stop")

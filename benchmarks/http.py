@@ -1,4 +1,4 @@
-"""Load Understudy and its peers with the same POSTed JSON echo: `python -m benchmarks.http`.
+"""Load Greenroom and its peers with the same POSTed JSON echo: `python -m benchmarks.http`.
 
 In each round every system is started, left idle, weighed, warmed up, loaded and ended, one at a
 time; the next round begins with another one, so that none always has the same place in the round.

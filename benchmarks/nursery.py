@@ -2,7 +2,7 @@
 
 `python -m benchmarks.nursery FOLDER COMMAND...` runs the command in the folder.
 
-Ray and Understudy leave daemons that outlive the command, change session and overwrite the memory
+Ray and Greenroom leave daemons that outlive the command, change session and overwrite the memory
 in which /proc shows their environment, so neither sessions nor markers find all of them. This
 process makes itself a child subreaper instead: whatever is orphaned below it becomes its child, and
 the tree under it is the whole system. It reaps what dies at once, so nobody waits for a zombie.

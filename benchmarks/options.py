@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import BenchmarkError
-from benchmarks.systems import PEERS, UNDERSTUDY, System
+from benchmarks.systems import GREENROOM, PEERS, System
 from benchmarks.venvs import (
     Venv,
     default_root,
-    existing_understudy,
+    existing_greenroom,
+    prepare_greenroom,
     prepare_peer,
-    prepare_understudy,
 )
 
 
@@ -40,8 +40,8 @@ def parser(
     shared = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     add = shared.add_argument
     add("--peers", type=peers, default=[], metavar="A,B", help="whom to measure beside")
-    add("--skip-understudy", action="store_true", help="measure the peers alone")
-    add("--understudy-python", type=Path, metavar="FILE", help="an interpreter that has Understudy")
+    add("--skip-greenroom", action="store_true", help="measure the peers alone")
+    add("--greenroom-python", type=Path, metavar="FILE", help="an interpreter that has Greenroom")
     add("--json", type=Path, metavar="FILE", help="write everything measured here")
     add(
         "--venvs",
@@ -54,18 +54,18 @@ def parser(
 
 
 def prepare(options: argparse.Namespace) -> dict[System, Venv]:
-    """Return the systems to measure, Understudy first, each with its environment ready."""
+    """Return the systems to measure, Greenroom first, each with its environment ready."""
     venvs: dict[System, Venv] = {}
     root = options.venvs.absolute()
     root.mkdir(parents=True, exist_ok=True)
-    if options.understudy_python and not options.skip_understudy:
-        venvs[UNDERSTUDY] = existing_understudy(options.understudy_python)
-    elif not options.skip_understudy:
-        venvs[UNDERSTUDY] = prepare_understudy(root)
+    if options.greenroom_python and not options.skip_greenroom:
+        venvs[GREENROOM] = existing_greenroom(options.greenroom_python)
+    elif not options.skip_greenroom:
+        venvs[GREENROOM] = prepare_greenroom(root)
     for peer in options.peers:
         venvs[peer] = prepare_peer(peer, root)
     if not venvs:
-        raise BenchmarkError("--skip-understudy without --peers leaves nothing to measure")
+        raise BenchmarkError("--skip-greenroom without --peers leaves nothing to measure")
     return venvs
 
 

@@ -19,7 +19,7 @@ from benchmarks.open_loop import Clients, Seen
 from benchmarks.options import positive, run_main
 from benchmarks.own_system import own_system
 from benchmarks.report import machine, table, write_json
-from understudy import serve
+from greenroom import serve
 
 SLOTS, RUN_S = 8, 0.04
 QUEUED = 40

@@ -1,4 +1,4 @@
-"""A system of the Understudy that this interpreter has, for one benchmark; ended with it."""
+"""A system of the Greenroom that this interpreter has, for one benchmark; ended with it."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
-from understudy import serve
+from greenroom import serve
 
 
 def _free_port() -> int:
@@ -20,9 +20,9 @@ def own_system() -> Iterator[int]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ |= {
-            "UNDERSTUDY_STATE_DIR": folder,
-            "UNDERSTUDY_HTTP_PORT": str(port),
-            "UNDERSTUDY_ADMIN_PORT": str(_free_port()),
+            "GREENROOM_STATE_DIR": folder,
+            "GREENROOM_HTTP_PORT": str(port),
+            "GREENROOM_ADMIN_PORT": str(_free_port()),
         }
         try:
             serve.start()

@@ -68,7 +68,7 @@ def summarize(rounds: list[dict]) -> dict[str, dict]:
 def http_tables(systems: dict[str, dict]) -> str:
     """Lay out load, then cost; `systems` holds rounds and installed_bytes by system name."""
     summaries = {name: summarize(s["rounds"]) for name, s in systems.items()}
-    lead = summaries.get("understudy", {})
+    lead = summaries.get("greenroom", {})
     loads = []
     for connections in next((s for s in summaries.values() if s), {}):
         for name, summary in summaries.items():
@@ -82,7 +82,7 @@ def http_tables(systems: dict[str, dict]) -> str:
         "p99 ms",
         "non-2xx",
         "socket err",
-        "Understudy is",
+        "Greenroom is",
     )
     costs = [_cost_row(name, s) for name, s in systems.items() if s["rounds"]]
     cost_header = ("system", "start to first 200", "idle PSS", "processes", "installed")
@@ -91,7 +91,7 @@ def http_tables(systems: dict[str, dict]) -> str:
 
 def _load_row(name: str, connections: str, load: dict, lead: dict) -> tuple[str, ...]:
     ratio = "-"
-    if lead and name != "understudy" and load["requests_per_s"]:
+    if lead and name != "greenroom" and load["requests_per_s"]:
         ratio = f"{lead[connections]['requests_per_s'] / load['requests_per_s']:.2f}x"
     return (
         name,

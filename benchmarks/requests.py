@@ -20,8 +20,8 @@ from benchmarks.loads import load, require_wrk
 from benchmarks.options import parser, positive, run_main
 from benchmarks.report import machine, table, write_json
 from benchmarks.running import FAILURES, Running
-from benchmarks.systems import BENTOML, RAY, UNDERSTUDY, System
-from benchmarks.venvs import Venv, prepare_peer, prepare_understudy
+from benchmarks.systems import BENTOML, GREENROOM, RAY, System
+from benchmarks.venvs import Venv, prepare_greenroom, prepare_peer
 
 MB = 1_000_000
 CHUNKS, CHUNK_BYTES = 10_000, 100
@@ -56,10 +56,10 @@ BENTOML_PATHS = Paths(
 )
 SERVE_COMMAND = ("{bin}/python", "{apps}/serve_requests.py")
 OURS = replace(
-    UNDERSTUDY,
-    name="understudy-requests",
+    GREENROOM,
+    name="greenroom-requests",
     requirements=("fastapi", "numpy"),
-    command=(*SERVE_COMMAND, "understudy", "{port}"),
+    command=(*SERVE_COMMAND, "greenroom", "{port}"),
     echo_path="/fastapi/echo",
 )
 PEERS: dict[str, System] = {
@@ -155,7 +155,7 @@ def measure(system: System, venv: Venv, paths: Paths, seconds: int) -> dict[str,
 
 
 def result_table(rounds: dict[str, list[dict[str, float]]]) -> str:
-    """Lay out medians over rounds, with Understudy's ratio: above 1 is better, whatever the row."""
+    """Lay out medians over rounds, with Greenroom's ratio: above 1 is better, whatever the row."""
     names = [name for name, measured in rounds.items() if measured]
     rows = []
     for row in rounds[names[0]][0]:
@@ -178,7 +178,7 @@ def _peers(text: str) -> list[System]:
 
 def prepare(root: Path, peers: list[System]) -> dict[System, Venv]:
     root.mkdir(parents=True, exist_ok=True)
-    return {OURS: prepare_understudy(root, OURS)} | {p: prepare_peer(p, root) for p in peers}
+    return {OURS: prepare_greenroom(root, OURS)} | {p: prepare_peer(p, root) for p in peers}
 
 
 def main() -> int:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import quantiles
 
+from greenroom.core import judging
+from greenroom.core.rollout_settings import DEFAULT_ALPHA, DEFAULT_HOLD_S, DEFAULT_MIN_SAMPLES
+from greenroom.core.tallies import Tally
 from tests.support.judged import STEPS, Version, count
-from understudy.core import judging
-from understudy.core.rollout_settings import DEFAULT_ALPHA, DEFAULT_HOLD_S, DEFAULT_MIN_SAMPLES
-from understudy.core.tallies import Tally
 
 LONGEST_S = 100_000
 SLACK_S = judging.SLACK_S

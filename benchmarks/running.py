@@ -29,7 +29,7 @@ FAILURES = (
     json.JSONDecodeError,
     subprocess.SubprocessError,
 )
-OURS = ("PYTHON", "VIRTUAL_ENV", "UNDERSTUDY_", "RAY_", "BENTOML_", "MOSEC_", "GUNICORN_")
+OURS = ("PYTHON", "VIRTUAL_ENV", "GREENROOM_", "RAY_", "BENTOML_", "MOSEC_", "GUNICORN_")
 
 
 def _free_ports(count: int) -> list[int]:
@@ -98,7 +98,7 @@ class Running:
         return answer["pid"]
 
     def status(self) -> dict:
-        """Return what `understudy status --json` prints."""
+        """Return what `greenroom status --json` prints."""
         done = self._command(self.system.status_command)
         try:
             return json.loads(done.stdout)

@@ -18,15 +18,15 @@ from typing import Any
 
 from benchmarks import report, scale_plot
 from benchmarks.scale_proxy import proxy_updates
-from understudy.actors import admin_messages as am
-from understudy.actors.requests import Requests
-from understudy.core.cluster import Cluster
-from understudy.core.config import ActorOptions, BackendConfig
-from understudy.core.effects import Check
-from understudy.core.records import BackendRecord, EndpointRecord
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.filesystem import FileStore
-from understudy.persistence.memory import MemoryStore
+from greenroom.actors import admin_messages as am
+from greenroom.actors.requests import Requests
+from greenroom.core.cluster import Cluster
+from greenroom.core.config import ActorOptions, BackendConfig
+from greenroom.core.effects import Check
+from greenroom.core.records import BackendRecord, EndpointRecord
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.memory import MemoryStore
 
 SIZES = (10, 1_000, 10_000)
 HOSTS = 500

@@ -6,11 +6,11 @@ import statistics
 import time
 from typing import Any
 
+from greenroom.actors import control_messages as cm
+from greenroom.actors.proxy import Proxy
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.simulation.processes import Manager, replaced
 from tests.simulation.simulation import Simulation
-from understudy.actors import control_messages as cm
-from understudy.actors.proxy import Proxy
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
 
 def proxy_updates(backends: int, rounds: int) -> dict[str, float]:

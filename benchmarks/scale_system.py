@@ -24,17 +24,17 @@ from typing import Any
 from benchmarks import report
 from benchmarks.running import _free_ports
 from benchmarks.scale import CODE, SIZES, _records
-from understudy.actors import control_messages as cm
-from understudy.actors import system
-from understudy.actors.connection import Connection
-from understudy.actors.messages import Process
-from understudy.actors.port import CONTROLLER, Finder, ThreadPort
-from understudy.actors.processes import RunRecords, this_process
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.config import BackendConfig
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.filesystem import FileStore
-from understudy.serve import Client
+from greenroom.actors import control_messages as cm
+from greenroom.actors import system
+from greenroom.actors.connection import Connection
+from greenroom.actors.messages import Process
+from greenroom.actors.port import CONTROLLER, Finder, ThreadPort
+from greenroom.actors.processes import RunRecords, this_process
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.config import BackendConfig
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.filesystem import FileStore
+from greenroom.serve import Client
 
 LISTENERS = 500
 ROUNDS = 20
@@ -172,9 +172,9 @@ def measure(backends: int, listeners: int, rounds: int) -> dict[str, float]:
     http_port, admin_port = _free_ports(2)
     settings = read_settings(
         {
-            "UNDERSTUDY_STATE_DIR": str(folder / "state"),
-            "UNDERSTUDY_HTTP_PORT": str(http_port),
-            "UNDERSTUDY_ADMIN_PORT": str(admin_port),
+            "GREENROOM_STATE_DIR": str(folder / "state"),
+            "GREENROOM_HTTP_PORT": str(http_port),
+            "GREENROOM_ADMIN_PORT": str(admin_port),
         }
     )
     try:

@@ -37,15 +37,15 @@ from typing import Any
 import psutil
 from thespian.actors import Actor, ActorExitRequest, ActorSystem
 
-from understudy.actors.transport import base
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.admission import Admission
-from understudy.actors.transport.cluster_key import ensure_key, read_key
-from understudy.actors.transport.gate import Gate
-from understudy.actors.transport.greeting import MAGIC
-from understudy.actors.transport.handshake import Handshake, Role
-from understudy.actors.transport.identity import Identity
-from understudy.actors.transport.routes import write_route
+from greenroom.actors.transport import base
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.admission import Admission
+from greenroom.actors.transport.cluster_key import ensure_key, read_key
+from greenroom.actors.transport.gate import Gate
+from greenroom.actors.transport.greeting import MAGIC
+from greenroom.actors.transport.handshake import Handshake, Role
+from greenroom.actors.transport.identity import Identity
+from greenroom.actors.transport.routes import write_route
 
 HERE, THERE, NEXT_DOOR = "127.0.0.21", "127.0.0.22", "127.0.0.23"
 KINDS = ("to the other host", "within a host", "with a new connection")
@@ -216,11 +216,11 @@ class Traffic:
 @contextlib.contextmanager
 def systems(port: int, folder: Path) -> Iterator[tuple[Any, Any]]:
     ensure_key(folder / "cluster.key")
-    os.environ["UNDERSTUDY_KEY_FILE"] = str(folder / "cluster.key")
+    os.environ["GREENROOM_KEY_FILE"] = str(folder / "cluster.key")
     started = []
     try:
         for address in (HERE, THERE):
-            os.environ["UNDERSTUDY_BIND"] = address
+            os.environ["GREENROOM_BIND"] = address
             log = {"version": 1, "root": {"level": "ERROR"}}
             started.append(ActorSystem(base.install(), {"Admin Port": port}, log, True))
         yield started[0], started[1]
@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--next-door", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    logging.getLogger("understudy").setLevel(logging.ERROR)  # there are lines for each stranger
+    logging.getLogger("greenroom").setLevel(logging.ERROR)  # there are lines for each stranger
     if options.crowd:
         Crowd((options.crowd, options.port), read_key(Path(options.key_file))).run()
     elif options.count:

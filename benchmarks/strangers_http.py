@@ -11,13 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.apps.understudy_app import app
+from benchmarks.apps.greenroom_app import app
 from benchmarks.loads import load, require_wrk
 from benchmarks.options import positive, run_main
 from benchmarks.own_system import own_system
 from benchmarks.report import machine, table
 from benchmarks.strangers import THERE, beside
-from understudy import serve
+from greenroom import serve
 
 CONNECTIONS = (1, 16, 64)
 BORNE_S = 6  # longer than a stranger is
@@ -48,13 +48,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=4, help="of each load")
     options = parser.parse_args()
     require_wrk()
-    os.environ |= {"UNDERSTUDY_BIND": THERE, "UNDERSTUDY_HTTP_HOST": "127.0.0.1"}
+    os.environ |= {"GREENROOM_BIND": THERE, "GREENROOM_HTTP_HOST": "127.0.0.1"}
     phases: dict[str, list[dict[int, dict[str, float]]]] = {"quiet": [], "crowd": []}
     with own_system() as port:
         serve.run(app, route_prefix="/")
         url = f"http://127.0.0.1:{port}/"
-        key = Path(os.environ["UNDERSTUDY_STATE_DIR"]) / "cluster.key"
-        where = ("--port", os.environ["UNDERSTUDY_ADMIN_PORT"], "--key-file", str(key))
+        key = Path(os.environ["GREENROOM_STATE_DIR"]) / "cluster.key"
+        where = ("--port", os.environ["GREENROOM_ADMIN_PORT"], "--key-file", str(key))
         load(url, connections=16, seconds=options.seconds)
         for number in range(1, options.rounds + 1):
             phases["quiet"].append(measure(url, options.seconds))

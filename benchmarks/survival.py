@@ -35,7 +35,7 @@ HEADER = (
 
 
 def find(tree: object, path: tuple[str, ...]) -> Iterator[int]:
-    """Follow a path through `understudy status --json`; lists are entered, `*` takes every key."""
+    """Follow a path through `greenroom status --json`; lists are entered, `*` takes every key."""
     if isinstance(tree, list):
         for item in tree:
             yield from find(item, path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 class Victim:
     """A kind of process to kill, and how the system is started for it.
 
-    `where` is a path into `understudy status --json`; empty means the process that runs user code,
+    `where` is a path into `greenroom status --json`; empty means the process that runs user code,
     which names itself in its answers.
     """
 
@@ -45,22 +45,22 @@ class System:
     victims: tuple[Victim, ...] = (USER_CODE,)
 
 
-UNDERSTUDY = System(
-    name="understudy",
+GREENROOM = System(
+    name="greenroom",
     command=(
-        "{bin}/understudy",
+        "{bin}/greenroom",
         "run",
-        "understudy_app:app",
+        "greenroom_app:app",
         "--app-dir",
         "{apps}",
         "--non-blocking",
     ),
-    stop_command=("{bin}/understudy", "stop"),
-    status_command=("{bin}/understudy", "status", "--json"),
+    stop_command=("{bin}/greenroom", "stop"),
+    status_command=("{bin}/greenroom", "status", "--json"),
     environment={
-        "UNDERSTUDY_STATE_DIR": "{work}/state",
-        "UNDERSTUDY_HTTP_PORT": "{port}",
-        "UNDERSTUDY_ADMIN_PORT": "{admin_port}",
+        "GREENROOM_STATE_DIR": "{work}/state",
+        "GREENROOM_HTTP_PORT": "{port}",
+        "GREENROOM_ADMIN_PORT": "{admin_port}",
     },
     echo_path="/",
     alive_path="/",

@@ -99,7 +99,7 @@ class BodySource(Actor):
 
 def measure(base: str, port: int) -> dict[str, float]:
     if base == "ours":
-        from understudy.actors.transport.base import install  # noqa: PLC0415
+        from greenroom.actors.transport.base import install  # noqa: PLC0415
 
         base = install()
     figures: dict[str, float] = {}

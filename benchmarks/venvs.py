@@ -1,4 +1,4 @@
-"""A virtual environment for each system, made on first use and kept; Understudy's is refreshed.
+"""A virtual environment for each system, made on first use and kept; Greenroom's is refreshed.
 
 A stamp is written last, so an environment whose making was interrupted is made again.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import CLONE, BenchmarkError
-from benchmarks.systems import UNDERSTUDY, System
+from benchmarks.systems import GREENROOM, System
 
 STAMP = "benchmark.json"
 PIP_TIMEOUT_S = 1200
@@ -33,7 +33,7 @@ class Venv:
 
 def default_root() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "understudy-benchmarks"
+    return Path(cache) / "greenroom-benchmarks"
 
 
 def _run(command: list[str | Path], *, what: str) -> str:
@@ -107,7 +107,7 @@ def prepare_peer(system: System, root: Path) -> Venv:
     return Venv(bin=folder / "bin", installed_bytes=stamp["installed_bytes"])
 
 
-def prepare_understudy(root: Path, system: System = UNDERSTUDY) -> Venv:
+def prepare_greenroom(root: Path, system: System = GREENROOM) -> Venv:
     """Install a wheel of the working tree, as it is now, into the system's environment."""
     folder = root / system.name
     stamp = _stamp(folder)
@@ -115,8 +115,8 @@ def prepare_understudy(root: Path, system: System = UNDERSTUDY) -> Venv:
         stamp = {"bare_bytes": _create(folder)}
         (folder / STAMP).write_text(json.dumps(stamp))
     print(f"installing the working tree in {folder} ...", file=sys.stderr)
-    _pip(folder, "uninstall", "-y", "understudy", what="removing the last build")
-    with tempfile.TemporaryDirectory(prefix="understudy-source-") as scratch:
+    _pip(folder, "uninstall", "-y", "greenroom", what="removing the last build")
+    with tempfile.TemporaryDirectory(prefix="greenroom-source-") as scratch:
         # From a copy: setuptools leaves build/ in the source, and takes stale modules from it.
         source = Path(scratch) / "source"
         shutil.copytree(CLONE, source, ignore=NOT_SOURCE)
@@ -125,11 +125,11 @@ def prepare_understudy(root: Path, system: System = UNDERSTUDY) -> Venv:
     return Venv(bin=folder / "bin", installed_bytes=installed)
 
 
-def existing_understudy(python: Path) -> Venv:
-    """Use the `understudy` command beside an interpreter that has it."""
-    command = python.absolute().with_name("understudy")
+def existing_greenroom(python: Path) -> Venv:
+    """Use the `greenroom` command beside an interpreter that has it."""
+    command = python.absolute().with_name("greenroom")
     if not command.exists():
         raise BenchmarkError(
-            f"--understudy-python {python}: no {command}; pip install Understudy there first"
+            f"--greenroom-python {python}: no {command}; pip install Greenroom there first"
         )
     return Venv(bin=command.parent, installed_bytes=None)

@@ -1,7 +1,7 @@
 """Applications: deployments brought up together, each a backend and the endpoint of its name.
 
 Both are named ``application#deployment``. New code is a rolling update of the backend, which goes
-back by itself when the new code cannot start; see :mod:`understudy.core.releases`.
+back by itself when the new code cannot start; see :mod:`greenroom.core.releases`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from understudy.core.definitions import APPLICATION, BACKEND, ENDPOINT, Definition, Key
-from understudy.core.deployments import (
+from greenroom.core.definitions import APPLICATION, BACKEND, ENDPOINT, Definition, Key
+from greenroom.core.deployments import (
     SpecLike,
     backend_of,
     check_code,
     deployment_progress,
     endpoint_of,
 )
-from understudy.core.endpoints import check_free, check_route
-from understudy.core.errors import InvalidRequestError
-from understudy.core.goals import Progress
-from understudy.core.names import wrong_with
-from understudy.core.records import ApplicationRecord
+from greenroom.core.endpoints import check_free, check_route
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.goals import Progress
+from greenroom.core.names import wrong_with
+from greenroom.core.records import ApplicationRecord
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 
 def qualified(application: str, deployment: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from understudy.core.code_use import folders_of
-from understudy.core.definitions import (
+from greenroom.core.code_use import folders_of
+from greenroom.core.definitions import (
     APPLICATION,
     BACKEND,
     ENDPOINT,
@@ -16,11 +16,11 @@ from understudy.core.definitions import (
     Definitions,
     Key,
 )
-from understudy.core.goals import Subject
-from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord
+from greenroom.core.goals import Subject
+from greenroom.core.records import ApplicationRecord, BackendRecord, EndpointRecord
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 
 def apply(

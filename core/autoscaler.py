@@ -16,15 +16,15 @@ from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from understudy.core.autoscaling import (
+from greenroom.core.autoscaling import (
     NEVER,
     Decision,
     Scaling,
     number_from,
 )
-from understudy.core.effects import AskPolicy, Effect
-from understudy.core.loads import Loads
-from understudy.core.scaling_config import AutoscalingConfig
+from greenroom.core.effects import AskPolicy, Effect
+from greenroom.core.loads import Loads
+from greenroom.core.scaling_config import AutoscalingConfig
 
 KEPT_DECISIONS = 20
 MIN_STEP_S = 0.01  # between two steps, whatever happens

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from understudy.core.loads import Load
-from understudy.core.number import is_number
-from understudy.core.scaling_config import AutoscalingConfig
+from greenroom.core.loads import Load
+from greenroom.core.number import is_number
+from greenroom.core.scaling_config import AutoscalingConfig
 
 PERIOD_S = 1.0  # between two steps of a backend that may have to change
 STEPS_PER_WINDOW = 10  # at least, where the window is short

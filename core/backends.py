@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from understudy.core import releases
-from understudy.core.config import BackendConfig
-from understudy.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
-from understudy.core.placement import Placement
-from understudy.core.placing import Placing
-from understudy.core.records import BackendRecord
-from understudy.core.replica_states import LEAVING, ReplicaEvent, ReplicaState
-from understudy.core.replicas import Replica
-from understudy.core.tables import BackendTable, ReplicaTable
+from greenroom.core import releases
+from greenroom.core.config import BackendConfig
+from greenroom.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.placement import Placement
+from greenroom.core.placing import Placing
+from greenroom.core.records import BackendRecord
+from greenroom.core.replica_states import LEAVING, ReplicaEvent, ReplicaState
+from greenroom.core.replicas import Replica
+from greenroom.core.tables import BackendTable, ReplicaTable
 
 RESEND_S = 1.0
 SILENT_START_S = 30.0  # a process that has not reported by then is taken for broken

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from understudy.core.tables import ReplicaTable
-from understudy.core.tickets import Ticket
+from greenroom.core.tables import ReplicaTable
+from greenroom.core.tickets import Ticket
 
 
 @dataclass(slots=True, eq=False)

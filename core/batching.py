@@ -20,7 +20,7 @@ from itertools import islice
 from numbers import Real
 from typing import Generic, TypeVar
 
-from understudy.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError
 
 T = TypeVar("T", bound=Hashable)
 

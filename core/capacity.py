@@ -12,9 +12,9 @@ from typing import Any
 GIB = 1024.0**3
 _ROUNDING = 1e-9  # ten times 0.1 is a little more than 1
 _VARIABLES = {
-    "num_cpus": "UNDERSTUDY_NUM_CPUS",
-    "num_gpus": "UNDERSTUDY_NUM_GPUS",
-    "memory": "UNDERSTUDY_MEMORY",
+    "num_cpus": "GREENROOM_NUM_CPUS",
+    "num_gpus": "GREENROOM_NUM_GPUS",
+    "memory": "GREENROOM_MEMORY",
 }
 
 Needs = Mapping[str, float]
@@ -60,7 +60,7 @@ class Capacity:
                 continue
             has = f"a replica needs {_told(name, amount)}"
             if amount > self.total.get(name, 0.0) + _ROUNDING:
-                variable = _VARIABLES.get(name, "UNDERSTUDY_RESOURCES")
+                variable = _VARIABLES.get(name, "GREENROOM_RESOURCES")
                 told.append(
                     f"{has}, and the host has {_told(name, self.total.get(name, 0.0))} in all: ask "
                     f"for less, or start the system with a larger {variable}"

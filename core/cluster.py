@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from understudy.core import applications, releases
-from understudy.core.autoscaler import Autoscaler
-from understudy.core.backends import Backend
-from understudy.core.changes import Changes
-from understudy.core.code_use import NOTHING, CodeUse
-from understudy.core.config import ActorOptions, BackendConfig, validated
-from understudy.core.definitions import (
+from greenroom.core import applications, releases
+from greenroom.core.autoscaler import Autoscaler
+from greenroom.core.backends import Backend
+from greenroom.core.changes import Changes
+from greenroom.core.code_use import NOTHING, CodeUse
+from greenroom.core.config import ActorOptions, BackendConfig, validated
+from greenroom.core.definitions import (
     APPLICATION,
     BACKEND,
     ENDPOINT,
@@ -28,10 +28,10 @@ from understudy.core.definitions import (
     Key,
     backend_definition,
 )
-from understudy.core.deployments import deployment_progress
-from understudy.core.differences import AllDifferences
-from understudy.core.effects import Effect
-from understudy.core.endpoints import (
+from greenroom.core.deployments import deployment_progress
+from greenroom.core.differences import AllDifferences
+from greenroom.core.effects import Effect
+from greenroom.core.endpoints import (
     Endpoints,
     check_free,
     check_known,
@@ -44,20 +44,20 @@ from understudy.core.endpoints import (
     users_of,
     with_shadow,
 )
-from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from understudy.core.goals import Goals, Progress, Subject
-from understudy.core.history import Author, History
-from understudy.core.hosts import EXPECTED_S, HOST, Hosts
-from understudy.core.listeners import LISTENER, Listeners
-from understudy.core.loads import Loads
-from understudy.core.long_poll import LongPoll
-from understudy.core.names import MAX_TAG_BYTES, wrong_with
-from understudy.core.placement import Placement, anywhere
-from understudy.core.present import Present
-from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
-from understudy.core.rollouts import ROLLOUT, Rollouts
-from understudy.core.schedule import Schedule
-from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.goals import Goals, Progress, Subject
+from greenroom.core.history import Author, History
+from greenroom.core.hosts import EXPECTED_S, HOST, Hosts
+from greenroom.core.listeners import LISTENER, Listeners
+from greenroom.core.loads import Loads
+from greenroom.core.long_poll import LongPoll
+from greenroom.core.names import MAX_TAG_BYTES, wrong_with
+from greenroom.core.placement import Placement, anywhere
+from greenroom.core.present import Present
+from greenroom.core.records import ApplicationRecord, BackendRecord, EndpointRecord, GoalRecord
+from greenroom.core.rollouts import ROLLOUT, Rollouts
+from greenroom.core.schedule import Schedule
+from greenroom.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened

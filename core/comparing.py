@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator
 
-from understudy.core.errors import InvalidRequestError
-from understudy.core.number import is_number
-from understudy.core.validation import Settings, describe
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.number import is_number
+from greenroom.core.validation import Settings, describe
 
 MAX_BODY_BYTES = 256 * 1024  # of an answer that is compared by more than its status
 MAX_DEPTH = 100  # of JSON

@@ -14,15 +14,15 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from understudy.core.http_middlewares import (
+from greenroom.core.http_middlewares import (
     CorsOptions,
     MiddlewareOptions,
     read_cors,
     read_middlewares,
 )
-from understudy.core.logging_config import LoggingConfig
-from understudy.core.scaling_config import AUTO, MAX_REPLICAS, AutoscalingConfig
-from understudy.core.validation import Settings, describe, validated
+from greenroom.core.logging_config import LoggingConfig
+from greenroom.core.scaling_config import AUTO, MAX_REPLICAS, AutoscalingConfig
+from greenroom.core.validation import Settings, describe, validated
 
 __all__ = [
     "MAX_BODY_BYTES",

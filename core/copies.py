@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from understudy.core.queueing import RoutedBackend
-from understudy.core.tickets import Dropped, Ended, Ticket
+from greenroom.core.queueing import RoutedBackend
+from greenroom.core.tickets import Dropped, Ended, Ticket
 
 COPY_S = 0.005  # how long copies wait, so that queries go first, and for others to go along with
 COPY_MORE_S = 0.001  # for queries to be let in between

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from understudy.core.open_tickets import OpenTickets
-from understudy.core.queueing import RoutedBackend
-from understudy.core.tables import EndpointTable
-from understudy.core.tickets import Compare, Dropped, Effects, Pairing, Starved, Ticket
-from understudy.core.traffic import RoutedEndpoint, choose_shadows
+from greenroom.core.open_tickets import OpenTickets
+from greenroom.core.queueing import RoutedBackend
+from greenroom.core.tables import EndpointTable
+from greenroom.core.tickets import Compare, Dropped, Effects, Pairing, Starved, Ticket
+from greenroom.core.traffic import RoutedEndpoint, choose_shadows
 
 AT_ONCE = 8
 Fill = Callable[[RoutedBackend, float], Effects]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from understudy.core.tickets import Ticket
-from understudy.core.traffic import RoutedEndpoint
+from greenroom.core.tickets import Ticket
+from greenroom.core.traffic import RoutedEndpoint
 
 LoadByBackend = dict[str, tuple[int, int]]
 LoadByEndpoint = dict[tuple[str, str], tuple[int, int]]

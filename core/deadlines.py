@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from understudy.core.tickets import Ticket
+from greenroom.core.tickets import Ticket
 
 SPARE = 100  # ended ones that are not worth cleaning up after
 

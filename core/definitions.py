@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.core.config import config_shown
-from understudy.core.records import ApplicationRecord, BackendRecord, EndpointRecord
+from greenroom.core.config import config_shown
+from greenroom.core.records import ApplicationRecord, BackendRecord, EndpointRecord
 
 BACKEND, ENDPOINT, APPLICATION = KINDS = ("backend", "endpoint", "application")
 

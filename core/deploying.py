@@ -9,17 +9,17 @@ import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from understudy.core import applications, deployments
-from understudy.core.applying import apply
-from understudy.core.code_use import folders_of
-from understudy.core.definitions import APPLICATION, BACKEND, BackendDefinition, Definitions
-from understudy.core.deployments import SpecLike
-from understudy.core.errors import ConflictError
-from understudy.core.history import described_changes, undone
+from greenroom.core import applications, deployments
+from greenroom.core.applying import apply
+from greenroom.core.code_use import folders_of
+from greenroom.core.definitions import APPLICATION, BACKEND, BackendDefinition, Definitions
+from greenroom.core.deployments import SpecLike
+from greenroom.core.errors import ConflictError
+from greenroom.core.history import described_changes, undone
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
-    from understudy.core.goals import Subject
+    from greenroom.core.cluster import Cluster
+    from greenroom.core.goals import Subject
 
 
 def deploy_application(

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from understudy.core.config import ActorOptions, BackendConfig, validated
-from understudy.core.definitions import BACKEND, ENDPOINT, BackendDefinition, Definition, Key
-from understudy.core.endpoints import check_free, check_route, users_of
-from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from understudy.core.goals import Progress
-from understudy.core.names import wrong_with
-from understudy.core.records import BackendRecord, EndpointRecord
-from understudy.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
+from greenroom.core.config import ActorOptions, BackendConfig, validated
+from greenroom.core.definitions import BACKEND, ENDPOINT, BackendDefinition, Definition, Key
+from greenroom.core.endpoints import check_free, check_route, users_of
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.goals import Progress
+from greenroom.core.names import wrong_with
+from greenroom.core.records import BackendRecord, EndpointRecord
+from greenroom.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 
 class SpecLike(Protocol):

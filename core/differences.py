@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.core.comparing import Outcome
+from greenroom.core.comparing import Outcome
 
 MAX_CAUSES = 30
 MAX_EXAMPLES = 5  # of each cause: the newest

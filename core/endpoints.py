@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from understudy.core.comparing import check_compare
-from understudy.core.errors import ConflictError, InvalidRequestError
-from understudy.core.names import MAX_TAG_BYTES, wrong_with
-from understudy.core.number import is_number
-from understudy.core.records import BackendRecord, CompareRecord, EndpointRecord
-from understudy.core.tables import EndpointTable
+from greenroom.core.comparing import check_compare
+from greenroom.core.errors import ConflictError, InvalidRequestError
+from greenroom.core.names import MAX_TAG_BYTES, wrong_with
+from greenroom.core.number import is_number
+from greenroom.core.records import BackendRecord, CompareRecord, EndpointRecord
+from greenroom.core.tables import EndpointTable
 
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 RESERVED_PREFIX = "/-"
@@ -36,7 +36,7 @@ def route_problem(parameter: str, route: object) -> str | None:
     elif not _NEVER_ASKED_FOR.isdisjoint(route[1:].split("/")):
         wrong = "must not contain '//', nor '.' or '..' between slashes: no client asks for such"
     elif (route + "/").startswith(RESERVED_PREFIX + "/"):
-        wrong = "is reserved for Understudy's own pages"
+        wrong = "is reserved for Greenroom's own pages"
     return f"{parameter}={route!r}: {wrong}; for example '/predict'" if wrong else None
 
 

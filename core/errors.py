@@ -1,4 +1,4 @@
-"""Every error that Understudy raises on purpose, in one tree.
+"""Every error that Greenroom raises on purpose, in one tree.
 
 A subclass exists where a catcher would act differently. Each carries the HTTP status that the front
 answers with, and ``retry_after_s`` where trying again later can help. ``kind`` names the class in
@@ -10,28 +10,28 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class UnderstudyError(Exception):
-    """Root of all errors of Understudy's own; user code's exceptions keep their own types."""
+class GreenroomError(Exception):
+    """Root of all errors of Greenroom's own; user code's exceptions keep their own types."""
 
     http_status: ClassVar[int] = 500
     retry_after_s: float | None = None
 
 
-class NotRunningError(UnderstudyError):
-    """No actor system answers at the address; start one with ``understudy start``."""
+class NotRunningError(GreenroomError):
+    """No actor system answers at the address; start one with ``greenroom start``."""
 
     http_status = 503
 
 
-class StartError(UnderstudyError):
+class StartError(GreenroomError):
     """This host's system could not be started; the text says what stood in the way."""
 
 
-class DeployFailedError(UnderstudyError):
+class DeployFailedError(GreenroomError):
     """A deployment could not be brought up; the earlier version, if any, still serves."""
 
 
-class StateNotSavedError(UnderstudyError):
+class StateNotSavedError(GreenroomError):
     """The state dir takes nothing more, so the change was not made; the text says why.
 
     Free space there, or make it writable, and make the call again; until then all serves on.
@@ -40,7 +40,7 @@ class StateNotSavedError(UnderstudyError):
     http_status = 507
 
 
-class UnknownNameError(UnderstudyError, KeyError):
+class UnknownNameError(GreenroomError, KeyError):
     """A backend, endpoint, deployment, application or goal of that name does not exist."""
 
     http_status = 404
@@ -49,13 +49,13 @@ class UnknownNameError(UnderstudyError, KeyError):
         return str(self.args[0]) if self.args else ""  # KeyError would show the repr
 
 
-class ConflictError(UnderstudyError, ValueError):
+class ConflictError(GreenroomError, ValueError):
     """The change contradicts what exists; the text names what holds it."""
 
     http_status = 409
 
 
-class InvalidRequestError(UnderstudyError, ValueError):
+class InvalidRequestError(GreenroomError, ValueError):
     """A value in the call is not allowed; the text names the field, the value and what is."""
 
     http_status = 400
@@ -73,13 +73,13 @@ class BodyIncompleteError(InvalidRequestError):
     http_status = 408
 
 
-class RouteNotFoundError(UnderstudyError):
+class RouteNotFoundError(GreenroomError):
     """No endpoint has a route that covers the path."""
 
     http_status = 404
 
 
-class MethodNotAllowedError(UnderstudyError):
+class MethodNotAllowedError(GreenroomError):
     """The endpoint does not take this HTTP method; ``allowed`` lists those it does."""
 
     http_status = 405
@@ -89,44 +89,44 @@ class MethodNotAllowedError(UnderstudyError):
         self.allowed = allowed
 
 
-class BackPressureError(UnderstudyError):
+class BackPressureError(GreenroomError):
     """The endpoint's queue is at its limit; the query was not run."""
 
     http_status = 503
     retry_after_s = 1.0
 
 
-class DeploymentUnavailableError(UnderstudyError):
+class DeploymentUnavailableError(GreenroomError):
     """The deployment has no replica and none is on its way."""
 
     http_status = 503
     retry_after_s = 5.0
 
 
-class ReplicaUnavailableError(UnderstudyError):
+class ReplicaUnavailableError(GreenroomError):
     """The replica or proxy died with the query under way, and it may not be repeated."""
 
     http_status = 503
     retry_after_s = 1.0
 
 
-class RequestCancelledError(UnderstudyError):
+class RequestCancelledError(GreenroomError):
     """The query was cancelled by the caller, or the caller's client went away."""
 
     http_status = 499
 
 
-class QueryTimeoutError(UnderstudyError, TimeoutError):
+class QueryTimeoutError(GreenroomError, TimeoutError):
     """The query was not answered within its request timeout."""
 
     http_status = 408
 
 
-class UserCodeError(UnderstudyError):
+class UserCodeError(GreenroomError):
     """User code raised, and its exception could not be unpickled here; the text shows it."""
 
 
-class UnsupportedResultError(UnderstudyError, TypeError):
+class UnsupportedResultError(GreenroomError, TypeError):
     """User code returned a type that cannot be turned into an HTTP response."""
 
 
@@ -143,10 +143,10 @@ PASSED_ON = (
     UnsupportedResultError,
 )
 
-ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
+ERRORS_BY_KIND: dict[str, type[GreenroomError]] = {
     error.__name__: error
     for error in (
-        UnderstudyError,
+        GreenroomError,
         NotRunningError,
         StartError,
         DeployFailedError,
@@ -169,11 +169,11 @@ ERRORS_BY_KIND: dict[str, type[UnderstudyError]] = {
 }
 
 
-def error_from(kind: str, text: str) -> UnderstudyError:
+def error_from(kind: str, text: str) -> GreenroomError:
     """Make the error that another process described by ``kind`` and ``text``."""
-    return ERRORS_BY_KIND.get(kind, UnderstudyError)(text)
+    return ERRORS_BY_KIND.get(kind, GreenroomError)(text)
 
 
 def error_status(kind: str) -> int:
     """Return the HTTP status for a kind of error."""
-    return ERRORS_BY_KIND.get(kind, UnderstudyError).http_status
+    return ERRORS_BY_KIND.get(kind, GreenroomError).http_status

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from understudy.core.records import GoalRecord
+from greenroom.core.records import GoalRecord
 
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from understudy.core.changes import Changes
-from understudy.core.code_use import digests_of
-from understudy.core.definitions import (
+from greenroom.core.changes import Changes
+from greenroom.core.code_use import digests_of
+from greenroom.core.definitions import (
     APPLICATION,
     BACKEND,
     ENDPOINT,
@@ -26,12 +26,12 @@ from understudy.core.definitions import (
     Key,
     differences,
 )
-from understudy.core.endpoints import check_free, users_of
-from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from understudy.core.records import EndpointRecord, HistoryRecord
+from greenroom.core.endpoints import check_free, users_of
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.records import EndpointRecord, HistoryRecord
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 KEPT = 200  # entries
 CODE_KEPT = 20  # entries whose code is kept

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from understudy.core.balancing import RoutedReplica
-from understudy.core.queueing import RoutedBackend
-from understudy.core.tables import ReplicaTable
+from greenroom.core.balancing import RoutedReplica
+from greenroom.core.queueing import RoutedBackend
+from greenroom.core.tables import ReplicaTable
 
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 

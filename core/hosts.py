@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.liveness import LOOK_S, Liveness
-from understudy.core.records import HostRecord
+from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.liveness import LOOK_S, Liveness
+from greenroom.core.records import HostRecord
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 HOST = "host"
 SUSPECT_S = 1.2  # the same for that of the controller before, which was silent for long

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from understudy.core.validation import Settings
+from greenroom.core.validation import Settings
 
 _is_path = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*").fullmatch
 

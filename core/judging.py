@@ -1,6 +1,6 @@
 """When a rollout goes on, holds or goes back: the rules a user gives, and what evidence says.
 
-Each rule is a hypothesis about the new backend, and :mod:`understudy.core.sequential` has the
+Each rule is a hypothesis about the new backend, and :mod:`greenroom.core.sequential` has the
 evidence against it. Every step of the rollout begins with none, so that a backend which fails only
 under more load is found out as quickly as one that fails at once. The evidence of a rollout is the
 mean over all rules and judged steps, those not begun counting nothing: a mean of e-processes is
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from understudy.core.errors import InvalidRequestError
-from understudy.core.number import is_number
-from understudy.core.sequential import excess, increase
-from understudy.core.tallies import BUCKETS, Tally, bound_of, bucket_of
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.number import is_number
+from greenroom.core.sequential import excess, increase
+from greenroom.core.tallies import BUCKETS, Tally, bound_of, bucket_of
 
 CALIBRATION = 100  # queries of the old backends from which their p95 is taken
 P95 = 0.95

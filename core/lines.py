@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from understudy.core.tickets import Ticket
+from greenroom.core.tickets import Ticket
 
 _Line = OrderedDict[int, Ticket]  # by number
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from understudy.core.long_poll import News
-from understudy.core.records import ListenerRecord
+from greenroom.core.long_poll import News
+from greenroom.core.records import ListenerRecord
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 LISTENER = "listener"
 EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator
 
-from understudy.core.copies import Copies
-from understudy.core.deadlines import Deadlines
-from understudy.core.queueing import RoutedBackend
-from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Dropped, Ended, QueryLike, Ticket
+from greenroom.core.copies import Copies
+from greenroom.core.deadlines import Deadlines
+from greenroom.core.queueing import RoutedBackend
+from greenroom.core.tables import BackendTable, EndpointTable
+from greenroom.core.tickets import Dropped, Ended, QueryLike, Ticket
 
 
 class OpenTickets:

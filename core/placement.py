@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from understudy.core.capacity import Capacity, Needs
+from greenroom.core.capacity import Capacity, Needs
 
 MAX_HOSTS_NAMED = 3  # in one sentence
 

@@ -16,14 +16,14 @@ import secrets
 from collections import Counter
 from collections.abc import Collection
 
-from understudy.core import releases
-from understudy.core.capacity import needs_of
-from understudy.core.placement import Placement, Request, anywhere
-from understudy.core.records import BackendRecord, Release
-from understudy.core.replica_states import LIVE, ReplicaEvent, ReplicaState
-from understudy.core.replicas import Replica
-from understudy.core.retries import Retries
-from understudy.core.sizes import Sized
+from greenroom.core import releases
+from greenroom.core.capacity import needs_of
+from greenroom.core.placement import Placement, Request, anywhere
+from greenroom.core.records import BackendRecord, Release
+from greenroom.core.replica_states import LIVE, ReplicaEvent, ReplicaState
+from greenroom.core.replicas import Replica
+from greenroom.core.retries import Retries
+from greenroom.core.sizes import Sized
 
 
 class Placing(Sized):

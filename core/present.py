@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from understudy.core.backends import Backend
+from greenroom.core.backends import Backend
 
 
 class Present(Collection[str]):

@@ -12,11 +12,11 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.core.balancing import Levels, RoutedReplica
-from understudy.core.lines import Lines
-from understudy.core.pace import Pace
-from understudy.core.tables import BackendTable
-from understudy.core.tickets import Assign, Pairing, Ticket
+from greenroom.core.balancing import Levels, RoutedReplica
+from greenroom.core.lines import Lines
+from greenroom.core.pace import Pace
+from greenroom.core.tables import BackendTable
+from greenroom.core.tickets import Assign, Pairing, Ticket
 
 MAX_COPIES_QUEUED = 100
 

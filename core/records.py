@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """What a backend ran before its newest release; see :mod:`understudy.core.releases`."""
+    """What a backend ran before its newest release; see :mod:`greenroom.core.releases`."""
 
     number: int
     code_hash: str
@@ -157,7 +157,7 @@ class HostRecord:
 class HistoryRecord:
     """An acknowledged change. ``before`` and ``after`` are what it found and what it left.
 
-    They are definitions by kind and name; see :mod:`understudy.core.definitions`.
+    They are definitions by kind and name; see :mod:`greenroom.core.definitions`.
     """
 
     id: int

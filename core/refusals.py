@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from understudy.core.errors import (
+from greenroom.core.errors import (
     DeploymentUnavailableError,
+    GreenroomError,
     RouteNotFoundError,
-    UnderstudyError,
 )
-from understudy.core.tables import BackendTable
-from understudy.core.tickets import QueryLike, Refuse, Ticket
+from greenroom.core.tables import BackendTable
+from greenroom.core.tickets import QueryLike, Refuse, Ticket
 
 
 def refusal(
     caller: Hashable,
     query: QueryLike,
-    kind: type[UnderstudyError],
+    kind: type[GreenroomError],
     text: str,
     allowed: tuple[str, ...] = (),
     after_s: float | None = None,

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from understudy.core.code_use import digests_of
-from understudy.core.records import BackendRecord, Release
+from greenroom.core.code_use import digests_of
+from greenroom.core.records import BackendRecord, Release
 
 ROLLING_UPDATE_PERCENTAGE = 0.2  # of the replicas, at least one, are started beyond the old ones
 

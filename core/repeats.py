@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from understudy.core.tickets import Effects, NotRepeated, QueryLike, Repeated, Ticket
+from greenroom.core.tickets import Effects, NotRepeated, QueryLike, Repeated, Ticket
 
 if TYPE_CHECKING:
-    from understudy.core.queueing import RoutedBackend
-    from understudy.core.traffic import RoutedEndpoint
+    from greenroom.core.queueing import RoutedBackend
+    from greenroom.core.traffic import RoutedEndpoint
 
 MAX_ATTEMPTS = 3  # a query that kills its replica must not kill all of them in turn
 # For answers of the last moment before a death: nobody knows yet whether they have arrived, because

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.core.replica_states import ReplicaEvent, ReplicaState, next_state
+from greenroom.core.replica_states import ReplicaEvent, ReplicaState, next_state
 
 
 @dataclass(slots=True, eq=False)

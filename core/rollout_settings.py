@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.core.errors import InvalidRequestError
-from understudy.core.judging import check_rules
-from understudy.core.number import is_number
-from understudy.core.records import RolloutRecord
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.judging import check_rules
+from greenroom.core.number import is_number
+from greenroom.core.records import RolloutRecord
 
 MAX_STEPS = 50
 DEFAULT_STEPS = (0.01, 0.1, 0.5, 1.0)

@@ -2,7 +2,7 @@
 
 Theory of operation. A step gives the new backend a share of the queries, by the same path as
 ``set_traffic``, and stands for ``hold_s`` at least. Meanwhile every proxy counts what becomes of
-the endpoint's queries and reports that, and after each report :mod:`understudy.core.judging` says
+the endpoint's queries and reports that, and after each report :mod:`greenroom.core.judging` says
 what it is evidence for:
 
     evidence of 1/alpha that a rule is broken              go back: the traffic is as it was before
@@ -32,24 +32,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from understudy.core import judging
-from understudy.core.endpoints import check_known
-from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.goals import Progress
-from understudy.core.history import Author
-from understudy.core.judging import Sample
-from understudy.core.records import RolloutRecord
-from understudy.core.rollout_settings import check_settings, others_of, weights_at
-from understudy.core.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
-from understudy.core.tallies import PlainTally, total
+from greenroom.core import judging
+from greenroom.core.endpoints import check_known
+from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.goals import Progress
+from greenroom.core.history import Author
+from greenroom.core.judging import Sample
+from greenroom.core.records import RolloutRecord
+from greenroom.core.rollout_settings import check_settings, others_of, weights_at
+from greenroom.core.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
+from greenroom.core.tallies import PlainTally, total
 
 if TYPE_CHECKING:
-    from understudy.core.cluster import Cluster
+    from greenroom.core.cluster import Cluster
 
 ROLLOUT = "rollout"
 UNDER_WAY, PROMOTED, WENT_BACK, INTERRUPTED = "under way", "promoted", "went back", "interrupted"
 SAVE_S = 5.0  # at most this often, what was counted is saved
-BY_ITSELF = Author(user="understudy")  # who makes the changes that a rollout decides on
+BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout decides on
 
 Counted = Mapping[str, PlainTally]  # by backend
 
@@ -421,7 +421,7 @@ class Rollouts:
 
 
 def evidence_of(record: RolloutRecord, by_rule: Mapping[str, float]) -> float:
-    """Return the mean over all rules and judged steps; see :mod:`understudy.core.judging`."""
+    """Return the mean over all rules and judged steps; see :mod:`greenroom.core.judging`."""
     return sum(by_rule.values()) / (len(record.abort_if) * max(len(record.steps) - 1, 1))
 
 

@@ -19,38 +19,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 
-from understudy.core import counting
-from understudy.core.balancing import RoutedReplica
-from understudy.core.copying import Copying
-from understudy.core.errors import (
+from greenroom.core import counting
+from greenroom.core.balancing import RoutedReplica
+from greenroom.core.copying import Copying
+from greenroom.core.errors import (
     BackPressureError,
     DeploymentUnavailableError,
+    GreenroomError,
     MethodNotAllowedError,
     QueryTimeoutError,
     ReplicaUnavailableError,
-    UnderstudyError,
 )
-from understudy.core.holders import Holders
-from understudy.core.open_tickets import OpenTickets
-from understudy.core.queueing import RoutedBackend
-from understudy.core.refusals import (
+from greenroom.core.holders import Holders
+from greenroom.core.open_tickets import OpenTickets
+from greenroom.core.queueing import RoutedBackend
+from greenroom.core.refusals import (
     no_time_left,
     not_found,
     proxy_died,
     refusal,
     unavailable,
 )
-from understudy.core.repeats import may_be_resent, repeat
-from understudy.core.routes import Routes
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
-from understudy.core.tickets import (
+from greenroom.core.repeats import may_be_resent, repeat
+from greenroom.core.routes import Routes
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.tickets import (
     Cancel,
     Effects,
     QueryLike,
     Starved,
     Ticket,
 )
-from understudy.core.traffic import RoutedEndpoint
+from greenroom.core.traffic import RoutedEndpoint
 
 CANCELLED_STATUS = 499
 
@@ -484,7 +484,7 @@ class Router:
         self._backends[ticket.backend].queue_of(ticket).remove(ticket)
         return [self._tickets.end(ticket, status, now)]
 
-    def _fail(self, ticket: Ticket, kind: type[UnderstudyError], text: str, now: float) -> Effects:
+    def _fail(self, ticket: Ticket, kind: type[GreenroomError], text: str, now: float) -> Effects:
         ended = self._tickets.end(ticket, kind.http_status, now)
         return (
             [ended] if ticket.is_copy else [refusal(ticket.caller, ticket.query, kind, text), ended]

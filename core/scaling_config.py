@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from understudy.core.validation import Settings, problems_in
+from greenroom.core.validation import Settings, problems_in
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from understudy.core.autoscaling import first_target
-from understudy.core.config import BackendConfig
-from understudy.core.records import BackendRecord
-from understudy.core.scaling_config import AutoscalingConfig
+from greenroom.core.autoscaling import first_target
+from greenroom.core.config import BackendConfig
+from greenroom.core.records import BackendRecord
+from greenroom.core.scaling_config import AutoscalingConfig
 
 
 class Sized:

@@ -1,18 +1,18 @@
-"""The cluster as ``understudy status --json`` shows it: plain values made from the core's state."""
+"""The cluster as ``greenroom status --json`` shows it: plain values made from the core's state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.core.applications import qualified
-from understudy.core.backends import Backend
-from understudy.core.cluster import Cluster
-from understudy.core.config import config_shown
-from understudy.core.deployments import get, names
-from understudy.core.records import ApplicationRecord, EndpointRecord
-from understudy.core.replica_states import LIVE
-from understudy.core.replicas import Replica
+from greenroom.core.applications import qualified
+from greenroom.core.backends import Backend
+from greenroom.core.cluster import Cluster
+from greenroom.core.config import config_shown
+from greenroom.core.deployments import get, names
+from greenroom.core.records import ApplicationRecord, EndpointRecord
+from greenroom.core.replica_states import LIVE
+from greenroom.core.replicas import Replica
 
 
 def backends(cluster: Cluster) -> dict[str, Any]:

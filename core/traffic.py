@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import log
 
-from understudy.core.repeats import RepeatBudget
-from understudy.core.tables import EndpointTable
-from understudy.core.tickets import Ticket
+from greenroom.core.repeats import RepeatBudget
+from greenroom.core.tables import EndpointTable
+from greenroom.core.tickets import Ticket
 
 
 class Split:

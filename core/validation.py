@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from understudy.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
 

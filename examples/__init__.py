@@ -1,1 +1,1 @@
-"""Applications to run from the folder above: ``understudy run examples.hello:app``."""
+"""Applications to run from the folder above: ``greenroom run examples.hello:app``."""

@@ -4,7 +4,7 @@ import logging
 
 from starlette.requests import Request
 
-from understudy import serve
+from greenroom import serve
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import asyncio
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from understudy import serve
+from greenroom import serve
 
 api = FastAPI(title="Counting")
 

@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.requests import Request
 
-from understudy import serve
+from greenroom import serve
 
 
 @serve.deployment(

@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.exceptions import HTTPException
 
-from understudy import serve
+from greenroom import serve
 
 LANGUAGES = {"de": "Guten Tag", "en": "Good day", "fr": "Bonjour", "it": "Buongiorno"}
 

@@ -1,11 +1,11 @@
-"""The README's example: ``understudy run examples.hello:app``.
+"""The README's example: ``greenroom run examples.hello:app``.
 
 Then ``curl 'http://127.0.0.1:8000/?name=Ada'``.
 """
 
 from starlette.requests import Request
 
-from understudy import serve
+from greenroom import serve
 
 
 @serve.deployment

@@ -4,7 +4,7 @@ import hashlib
 
 from fastapi import FastAPI, Request, WebSocket
 
-from understudy import serve
+from greenroom import serve
 
 api = FastAPI(title="Live")
 

@@ -4,7 +4,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from understudy import serve
+from greenroom import serve
 
 CITIES = {"London": (51.5, -0.1), "Berlin": (52.5, 13.4), "Barcelona": (41.4, 2.2)}
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from starlette.requests import Request
 
-from understudy import serve
+from greenroom import serve
 
 RHYMES = {"stage": ["age", "page", "cage"], "light": ["night", "might", "flight"]}
 

@@ -1,14 +1,14 @@
-"""Tests of hello, by pytest and the fixtures that come with Understudy: see docs/testing.md."""
+"""Tests of hello, by pytest and the fixtures that come with Greenroom: see docs/testing.md."""
 
 import json
 import urllib.request
 
 from examples.hello import Hello, app
-from understudy import serve
+from greenroom import serve
 
 
-def test_hello_greets_over_http(understudy_run):
-    running = understudy_run(app)
+def test_hello_greets_over_http(greenroom_run):
+    running = greenroom_run(app)
     with urllib.request.urlopen(running.url + "/?name=Ada") as response:
         assert json.load(response) == {"message": "Hello, Ada!"}
 

@@ -12,14 +12,14 @@ import math
 import re
 from functools import lru_cache
 
-from understudy.actors.messages import FailedAnswer, HttpAnswer
-from understudy.core.errors import (
+from greenroom.actors.messages import FailedAnswer, HttpAnswer
+from greenroom.core.errors import (
     ERRORS_BY_KIND,
+    GreenroomError,
     MethodNotAllowedError,
     RouteNotFoundError,
-    UnderstudyError,
 )
-from understudy.http_front.exchange import Exchange, Headers, Reply
+from greenroom.http_front.exchange import Exchange, Headers, Reply
 
 _logger = logging.getLogger(__name__)
 
@@ -119,14 +119,14 @@ def declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
     return None
 
 
-def failure_of(error: UnderstudyError) -> FailedAnswer:
+def failure_of(error: GreenroomError) -> FailedAnswer:
     """Return an error that was raised here as if it had come as the answer."""
     return FailedAnswer(0, type(error).__name__, str(error), error.retry_after_s)
 
 
 def failed_reply(answer: FailedAnswer, exchange: Exchange) -> Reply:
     """Turn a failure into its row of the HTTP table."""
-    error = ERRORS_BY_KIND.get(answer.kind, UnderstudyError)
+    error = ERRORS_BY_KIND.get(answer.kind, GreenroomError)
     text = answer.text
     extra: Headers = []
     if issubclass(error, RouteNotFoundError):
@@ -146,7 +146,7 @@ def retry_after(seconds: float | None) -> tuple[bytes, bytes]:
 def unexpected(exchange: Exchange, error: Exception) -> Reply:
     """Log what should not have happened; the client is told no more than that it did."""
     _logger.error("request %s failed", exchange.request_id, exc_info=error)
-    return error_reply(500, "UnderstudyError", "Internal Server Error", exchange)
+    return error_reply(500, "GreenroomError", "Internal Server Error", exchange)
 
 
 def error_reply(

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import falcon
 import falcon.asgi
 
-from understudy.actors.messages import FailedAnswer
-from understudy.core.errors import NotRunningError, UnderstudyError
-from understudy.http_front.access_log import AccessLog
-from understudy.http_front.answers import error_reply, failed_reply, failure_of, unexpected
-from understudy.http_front.asking import Asker
-from understudy.http_front.dispatcher import Dispatcher
-from understudy.http_front.exchange import SCOPE_KEY, Exchange, Reply
-from understudy.http_front.front import Front, Pages
+from greenroom.actors.messages import FailedAnswer
+from greenroom.core.errors import GreenroomError, NotRunningError
+from greenroom.http_front.access_log import AccessLog
+from greenroom.http_front.answers import error_reply, failed_reply, failure_of, unexpected
+from greenroom.http_front.asking import Asker
+from greenroom.http_front.dispatcher import Dispatcher
+from greenroom.http_front.exchange import SCOPE_KEY, Exchange, Reply
+from greenroom.http_front.front import Front, Pages
 
 if TYPE_CHECKING:
-    from understudy.actors.settings import HostSettings
+    from greenroom.actors.settings import HostSettings
 
 PAGE_TIMEOUT_S = 5.0
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
@@ -56,7 +56,7 @@ def make_pages(dispatcher: Dispatcher) -> Pages:
     for path, page in pages.items():
         app.add_route(path, page)
     app.set_error_serializer(_serialize)
-    app.add_error_handler(UnderstudyError, _answer_our_error)
+    app.add_error_handler(GreenroomError, _answer_our_error)
     app.add_error_handler(Exception, _answer_unexpected)
     return Pages(frozenset(pages), app)
 
@@ -131,7 +131,7 @@ async def _within_patience(question: Awaitable[T]) -> T:
 
 
 async def _answer_our_error(
-    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: UnderstudyError, _: dict[str, Any]
+    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: GreenroomError, _: dict[str, Any]
 ) -> None:
     exchange = exchange_of(req)
     answer_with(failed_reply(failure_of(error), exchange), resp, exchange)

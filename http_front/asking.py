@@ -7,12 +7,12 @@ import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from understudy.actors.large_bytes import beside
-from understudy.actors.messages import Query
-from understudy.core.errors import InvalidRequestError
-from understudy.core.names import HOOKS
-from understudy.http_front.dispatcher import Dispatcher, Feed, Outcome
-from understudy.http_front.exchange import Exchange
+from greenroom.actors.large_bytes import beside
+from greenroom.actors.messages import Query
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.names import HOOKS
+from greenroom.http_front.dispatcher import Dispatcher, Feed, Outcome
+from greenroom.http_front.exchange import Exchange
 
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
 

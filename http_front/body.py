@@ -17,10 +17,10 @@ from collections.abc import Awaitable
 from time import monotonic
 from typing import Any
 
-from understudy.actors.streams import NobodyListensError
-from understudy.core.errors import BodyIncompleteError, BodyTooLargeError, UnderstudyError
-from understudy.http_front.dispatcher import Feed
-from understudy.http_front.exchange import Event, Receive
+from greenroom.actors.streams import NobodyListensError
+from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
+from greenroom.http_front.dispatcher import Feed
+from greenroom.http_front.exchange import Event, Receive
 
 _logger = logging.getLogger(__name__)
 
@@ -206,11 +206,11 @@ class Upload:
             feed.end()
         except NobodyListensError:
             return
-        except UnderstudyError as error:
+        except GreenroomError as error:
             feed.fail(type(error).__name__, str(error))
         except Exception:
             _logger.exception("a request body could not be sent on")
-            feed.fail("UnderstudyError", "the request body could not be sent on")
+            feed.fail("GreenroomError", "the request body could not be sent on")
 
 
 def _too_large(size: str, limit: int) -> str:

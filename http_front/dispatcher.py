@@ -1,7 +1,7 @@
 """What the HTTP front needs of whatever carries its queries to the router.
 
-The front knows nothing else of the actors. :class:`understudy.http_front.link.Link` is the real
-one, :class:`understudy.http_front.fake.FakeDispatcher` the one for tests.
+The front knows nothing else of the actors. :class:`greenroom.http_front.link.Link` is the real
+one, :class:`greenroom.http_front.fake.FakeDispatcher` the one for tests.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer, Query
-from understudy.actors.streams import Stream
+from greenroom.actors.messages import MORE, FailedAnswer, HttpAnswer, Query
+from greenroom.actors.streams import Stream
 
 Outcome = HttpAnswer | FailedAnswer | Stream
 
 
 class Feed(Protocol):
-    """What follows a query is sent to; see :class:`understudy.actors.feeds.Feed`."""
+    """What follows a query is sent to; see :class:`greenroom.actors.feeds.Feed`."""
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next bytes; NobodyListensError once the query is over."""

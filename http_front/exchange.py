@@ -15,10 +15,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
-from understudy.actors.large_bytes import Pieces
+from greenroom.actors.large_bytes import Pieces
 
 if TYPE_CHECKING:
-    from understudy.http_front.body import Upload
+    from greenroom.http_front.body import Upload
 
 Scope = dict[str, Any]
 Event = dict[str, Any]
@@ -27,7 +27,7 @@ Send = Callable[[Event], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-SCOPE_KEY = "understudy.exchange"
+SCOPE_KEY = "greenroom.exchange"
 CLIENT_LEFT = 499
 
 _acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch

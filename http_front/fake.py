@@ -9,10 +9,10 @@ import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from understudy.actors.large_bytes import content_of
-from understudy.actors.messages import MORE, FailedAnswer, HttpAnswer, HttpCall, Query
-from understudy.core.tickets import BODY
-from understudy.http_front.dispatcher import OnFed, Outcome
+from greenroom.actors.large_bytes import content_of
+from greenroom.actors.messages import MORE, FailedAnswer, HttpAnswer, HttpCall, Query
+from greenroom.core.tickets import BODY
+from greenroom.http_front.dispatcher import OnFed, Outcome
 
 
 class Asked(NamedTuple):
@@ -138,4 +138,4 @@ class FakeDispatcher:
 
     async def metrics(self) -> bytes:
         """Return one metric."""
-        return b"# TYPE understudy_fake gauge\nunderstudy_fake 1\n"
+        return b"# TYPE greenroom_fake gauge\ngreenroom_fake 1\n"

@@ -19,22 +19,22 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter, time
 from typing import NamedTuple
 
-from understudy.actors.streams import Stream, StreamFailedError
-from understudy.core.config import HTTPOptions
-from understudy.core.errors import BodyIncompleteError, BodyTooLargeError, UnderstudyError
-from understudy.core.tickets import BODY
-from understudy.http_front.access_log import AccessLog, Entry
-from understudy.http_front.answers import (
+from greenroom.actors.streams import Stream, StreamFailedError
+from greenroom.core.config import HTTPOptions
+from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
+from greenroom.core.tickets import BODY
+from greenroom.http_front.access_log import AccessLog, Entry
+from greenroom.http_front.answers import (
     error_reply,
     failure_of,
     reply_to,
     retry_after,
     unexpected,
 )
-from understudy.http_front.asking import Asker
-from understudy.http_front.body import Body, BodyLimits, Upload
-from understudy.http_front.dispatcher import Dispatcher
-from understudy.http_front.exchange import (
+from greenroom.http_front.asking import Asker
+from greenroom.http_front.body import Body, BodyLimits, Upload
+from greenroom.http_front.dispatcher import Dispatcher
+from greenroom.http_front.exchange import (
     CLIENT_LEFT,
     CLOSE,
     SCOPE_KEY,
@@ -47,10 +47,10 @@ from understudy.http_front.exchange import (
     Scope,
     Send,
 )
-from understudy.http_front.malformed import reply_at_once
-from understudy.http_front.sockets import SocketExchange, Sockets, refuse
-from understudy.http_front.streaming import send_stream
-from understudy.http_front.whole import Turn, WholeQuery
+from greenroom.http_front.malformed import reply_at_once
+from greenroom.http_front.sockets import SocketExchange, Sockets, refuse
+from greenroom.http_front.streaming import send_stream
+from greenroom.http_front.whole import Turn, WholeQuery
 
 _logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Front:
         self._serve_one = self._take_and_answer
         self._converse_one = self._open_socket
         if self._has_chain:
-            from understudy.http_front.middlewares import Chain  # noqa: PLC0415  # for who has some
+            from greenroom.http_front.middlewares import Chain  # noqa: PLC0415  # for who has some
 
             chain = Chain(options, self._take_and_answer, self._open_socket)
             self._serve_one, self._converse_one = chain.serve, chain.converse
@@ -194,7 +194,7 @@ class Front:
                 answer = await self.asker.ask(exchange)
             else:
                 answer = await self.asker.ask(exchange, BODY, upload.begin)
-        except UnderstudyError as error:
+        except GreenroomError as error:
             answer = failure_of(error)
         if isinstance(answer, Stream):
             await send_stream(answer, exchange)

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from understudy.actors.dispatch import Caller
-from understudy.actors.messages import (
+from greenroom.actors.dispatch import Caller
+from greenroom.actors.messages import (
     AnswerQueries,
     AttachCallerReply,
     FailedAnswer,
     Process,
     Query,
 )
-from understudy.actors.port import PROXY, Finder, Port
-from understudy.actors.processes import RunRecords, this_process
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import DeploymentUnavailableError
-from understudy.http_front.dispatcher import OnFed, Outcome
+from greenroom.actors.port import PROXY, Finder, Port
+from greenroom.actors.processes import RunRecords, this_process
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.http_front.dispatcher import OnFed, Outcome
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -32,7 +32,7 @@ ASK_TIMEOUT_S = 5.0
 
 
 class Link:
-    """See :class:`understudy.http_front.dispatcher.Dispatcher`, which it implements."""
+    """See :class:`greenroom.http_front.dispatcher.Dispatcher`, which it implements."""
 
     def __init__(self, settings: HostSettings) -> None:
         self.ready = False

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from understudy.http_front.answers import error_reply
-from understudy.http_front.exchange import CLOSE, Exchange, Reply
+from greenroom.http_front.answers import error_reply
+from greenroom.http_front.exchange import CLOSE, Exchange, Reply
 
 # RFC 3986's host and port: a name or address, an IPv6 address in brackets; empty is allowed.
 _is_authority = re.compile(

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from understudy.actors.streams import StreamFailedError
-from understudy.core.config import HTTPOptions
-from understudy.core.errors import InvalidRequestError
-from understudy.http_front.answers import declared_length, is_valid_header
-from understudy.http_front.exchange import (
+from greenroom.actors.streams import StreamFailedError
+from greenroom.core.config import HTTPOptions
+from greenroom.core.errors import InvalidRequestError
+from greenroom.http_front.answers import declared_length, is_valid_header
+from greenroom.http_front.exchange import (
     SCOPE_KEY,
     App,
     Event,
@@ -33,7 +33,7 @@ from understudy.http_front.exchange import (
 )
 
 Serve = Callable[[Exchange, Receive], Awaitable[None]]
-ANSWER_KEY = "understudy.answer"
+ANSWER_KEY = "greenroom.answer"
 HEALTH = "/-/healthz"
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer

@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any
 
-from understudy.http_front.exchange import App, Event, Receive, Scope, Send
+from greenroom.http_front.exchange import App, Event, Receive, Scope, Send
 
 _AT_ONCE = struct.pack("ii", 1, 0)
 

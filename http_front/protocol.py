@@ -31,14 +31,14 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from understudy.actors.loop import nothing
-from understudy.http_front.departures import Departures
-from understudy.http_front.exchange import CLOSE, App, Headers, Scope, whole_target
-from understudy.http_front.flow import MOST_READ, READ, Flow
-from understudy.http_front.joined import LARGE, Joined
-from understudy.http_front.open_ended import without_chunks
-from understudy.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
-from understudy.http_front.whole import Turn
+from greenroom.actors.loop import nothing
+from greenroom.http_front.departures import Departures
+from greenroom.http_front.exchange import CLOSE, App, Headers, Scope, whole_target
+from greenroom.http_front.flow import MOST_READ, READ, Flow
+from greenroom.http_front.joined import LARGE, Joined
+from greenroom.http_front.open_ended import without_chunks
+from greenroom.http_front.socket_protocol import PING_S, PONG_S, FrontSocket
+from greenroom.http_front.whole import Turn
 
 MAX_LINE_BYTES = 4094
 MAX_HEADERS = 100
@@ -136,7 +136,7 @@ class Connections(ServerState):
 
 
 class _Turn:
-    """See :class:`understudy.http_front.whole.Turn`."""
+    """See :class:`greenroom.http_front.whole.Turn`."""
 
     __slots__ = ("_cycle", "_protocol", "body", "scope")
 

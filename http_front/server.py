@@ -1,8 +1,8 @@
-"""The HTTP front's processes: ``python -m understudy.http_front.server``.
+"""The HTTP front's processes: ``python -m greenroom.http_front.server``.
 
 A gunicorn master and its workers, with the settings of the environment. The host process starts it,
 sends its stderr to logs/front.log, and may keep the listening socket itself and pass it on as the
-file descriptor UNDERSTUDY_HTTP_FD: connections then wait in it while the front is restarted.
+file descriptor GREENROOM_HTTP_FD: connections then wait in it while the front is restarted.
 
 SIGTERM drains: requests in flight are finished, for at most DRAIN_S. A dead worker is replaced at
 once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker could not start).
@@ -21,12 +21,12 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from setproctitle import setproctitle
 
-from understudy.actors.memory import keep_freed_memory
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.errors import InvalidRequestError
-from understudy.http_front.dispatcher import Dispatcher
+from greenroom.actors.memory import keep_freed_memory
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.errors import InvalidRequestError
+from greenroom.http_front.dispatcher import Dispatcher
 
-FD_VARIABLE = "UNDERSTUDY_HTTP_FD"
+FD_VARIABLE = "GREENROOM_HTTP_FD"
 DRAIN_S = 20
 
 MakeDispatcher = Callable[[HostSettings], Dispatcher]
@@ -34,7 +34,7 @@ MakeDispatcher = Callable[[HostSettings], Dispatcher]
 
 def make_link(settings: HostSettings) -> Dispatcher:
     """Make the worker's link to the router; imported here, so only in workers."""
-    from understudy.http_front.link import Link  # noqa: PLC0415
+    from greenroom.http_front.link import Link  # noqa: PLC0415
 
     return Link(settings)
 
@@ -46,7 +46,7 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
     return {
         "bind": f"{host}:{http.port}" if fd is None else f"fd://{fd}",
         "workers": http.workers,
-        "worker_class": "understudy.http_front.worker.FrontWorker",
+        "worker_class": "greenroom.http_front.worker.FrontWorker",
         "backlog": 2048,
         "keepalive": math.ceil(http.keep_alive_timeout_s),
         "graceful_timeout": DRAIN_S,
@@ -57,8 +57,8 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
         "errorlog": "-",
         "certfile": http.ssl_certfile,
         "keyfile": http.ssl_keyfile,
-        "pre_fork": lambda _server, _worker: setproctitle("understudy: http master"),
-        "post_worker_init": lambda _worker: setproctitle("understudy: http worker"),
+        "pre_fork": lambda _server, _worker: setproctitle("greenroom: http master"),
+        "post_worker_init": lambda _worker: setproctitle("greenroom: http worker"),
     }
 
 
@@ -81,7 +81,7 @@ class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no t
 
     def load(self) -> Any:
         """Make one worker's app; gunicorn calls it in the worker."""
-        from understudy.http_front.app import make_app  # noqa: PLC0415
+        from greenroom.http_front.app import make_app  # noqa: PLC0415
 
         return make_app(self._settings, self._make_dispatcher(self._settings))
 
@@ -102,19 +102,19 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
 
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
     """Serve until a signal ends it; exits the process."""
-    setproctitle("understudy: http master")
+    setproctitle("greenroom: http master")
     if hasattr(sys, "set_int_max_str_digits"):  # since 3.10.7
         # gunicorn reads any Content-Length with int(); a header line is 8,190 bytes at most.
         sys.set_int_max_str_digits(10_000)
     if settings.http.middlewares:
-        from understudy.http_front import middlewares  # noqa: PLC0415  # for who has some
+        from greenroom.http_front import middlewares  # noqa: PLC0415  # for who has some
 
         middlewares.check(settings.http)
     keep_freed_memory()
     server = FrontServer(settings, inherited_fd(os.environ), make_dispatcher)
     # What every worker needs is imported once, before the fork: a new worker then serves within
     # some 20 ms, and shares these pages with the others.
-    import_module("understudy.http_front.app")
+    import_module("greenroom.http_front.app")
     gc.collect()
     gc.freeze()
     server.run()

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import logging
 
-from understudy.actors.messages import BINARY, END, MORE, TEXT
-from understudy.actors.streams import NobodyListensError, Stream, StreamFailedError
-from understudy.core.closing import (
+from greenroom.actors.messages import BINARY, END, MORE, TEXT
+from greenroom.actors.streams import NobodyListensError, Stream, StreamFailedError
+from greenroom.core.closing import (
     ABNORMAL,
     FAILED,
     NORMAL,
@@ -22,12 +22,12 @@ from understudy.core.closing import (
     close_frame,
     close_of,
 )
-from understudy.core.errors import UnderstudyError
-from understudy.core.tickets import SOCKET
-from understudy.http_front.answers import BadHeaderError, error_reply, passed_on, reply_to
-from understudy.http_front.asking import Ask
-from understudy.http_front.dispatcher import Feed
-from understudy.http_front.exchange import Event, Exchange, Headers, Receive, Reply
+from greenroom.core.errors import GreenroomError
+from greenroom.core.tickets import SOCKET
+from greenroom.http_front.answers import BadHeaderError, error_reply, passed_on, reply_to
+from greenroom.http_front.asking import Ask
+from greenroom.http_front.dispatcher import Feed
+from greenroom.http_front.exchange import Event, Exchange, Headers, Receive, Reply
 
 _logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Sockets:
         fed: list[Feed] = []
         try:
             answer = await self._ask(exchange, SOCKET, fed.append)
-        except UnderstudyError as error:
+        except GreenroomError as error:
             reply = error_reply(error.http_status, type(error).__name__, str(error), exchange)
             await refuse(exchange, reply)
             return

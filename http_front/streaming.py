@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from understudy.actors.streams import Stream, StreamFailedError
-from understudy.http_front.answers import (
+from greenroom.actors.streams import Stream, StreamFailedError
+from greenroom.http_front.answers import (
     WITHOUT_BODY,
     BadHeaderError,
     check_status,
@@ -11,7 +11,7 @@ from understudy.http_front.answers import (
     error_reply,
     passed_on,
 )
-from understudy.http_front.exchange import Event, Exchange, Headers, Reply
+from greenroom.http_front.exchange import Event, Exchange, Headers, Reply
 
 _END: Event = {"type": "http.response.body", "body": b"", "more_body": False}
 

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from understudy.actors.large_bytes import Pieces
-from understudy.actors.streams import Stream
-from understudy.core.errors import UnderstudyError
-from understudy.http_front.answers import failed_reply, failure_of, reply_to, unexpected
-from understudy.http_front.dispatcher import Outcome
-from understudy.http_front.exchange import CLIENT_LEFT, App, Exchange, Headers, Reply, Scope
+from greenroom.actors.large_bytes import Pieces
+from greenroom.actors.streams import Stream
+from greenroom.core.errors import GreenroomError
+from greenroom.http_front.answers import failed_reply, failure_of, reply_to, unexpected
+from greenroom.http_front.dispatcher import Outcome
+from greenroom.http_front.exchange import CLIENT_LEFT, App, Exchange, Headers, Reply, Scope
 
 if TYPE_CHECKING:
-    from understudy.http_front.front import Front
+    from greenroom.http_front.front import Front
 
 
 class Turn(Protocol):
@@ -64,7 +64,7 @@ class WholeQuery:
                     front.in_flight -= 1
                     return False
                 return True
-        except UnderstudyError as error:
+        except GreenroomError as error:
             reply = failed_reply(failure_of(error), exchange)
         except Exception as error:
             reply = unexpected(exchange, error)

@@ -28,8 +28,8 @@ from typing import Any
 
 from gunicorn.workers.gasgi import ASGIWorker
 
-from understudy.http_front.front import Front
-from understudy.http_front.protocol import Connections
+from greenroom.http_front.front import Front
+from greenroom.http_front.protocol import Connections
 
 _Loop: Any
 try:

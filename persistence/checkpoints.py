@@ -15,14 +15,14 @@ import pickle
 import struct
 from collections.abc import Iterable, Mapping
 
-from understudy.persistence.errors import (
+from greenroom.persistence.errors import (
     CorruptValueError,
     NewerFormatError,
     OlderFormatError,
     RecordRefusedError,
     StoreError,
 )
-from understudy.persistence.kv import KVStore
+from greenroom.persistence.kv import KVStore
 
 SCHEMA_VERSION = 2
 """Version of the records, of which a release reads only its own; raise it when fields change."""
@@ -31,7 +31,7 @@ CODE = "code"
 """The kind of code blobs: ``(CODE, digest)`` may be deleted, and is put by ``code=`` only."""
 
 _VERSION = struct.Struct(">I")
-_OURS = "understudy."
+_OURS = "greenroom."
 _PLAIN = {
     "builtins": frozenset(
         {"bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset"}

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from understudy.persistence.errors import NewerFormatError
-from understudy.persistence.kv import Batch
+from greenroom.persistence.errors import NewerFormatError
+from greenroom.persistence.kv import Batch
 
 FORMAT_VERSION = 1
 """Version of the files and folders that this code writes; it reads no newer one."""

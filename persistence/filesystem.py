@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from understudy.persistence.disk import Disk
-from understudy.persistence.encoding import (
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.encoding import (
     FrameError,
     decode_batch,
     encode_batch,
@@ -33,7 +33,7 @@ from understudy.persistence.encoding import (
     key_of,
     unframe,
 )
-from understudy.persistence.errors import (
+from greenroom.persistence.errors import (
     CorruptValueError,
     NothingSavedError,
     StoreClosedError,
@@ -42,9 +42,9 @@ from understudy.persistence.errors import (
     StoreNotReadableError,
     StoreNotWritableError,
 )
-from understudy.persistence.folder import Folder
-from understudy.persistence.kv import Batch, check_key, checked_batch
-from understudy.persistence.writer import Writer, epoch_on_disk
+from greenroom.persistence.folder import Folder
+from greenroom.persistence.kv import Batch, check_key, checked_batch
+from greenroom.persistence.writer import Writer, epoch_on_disk
 
 _log = logging.getLogger(__name__)
 

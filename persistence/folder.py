@@ -15,11 +15,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from understudy.persistence.disk import Disk
-from understudy.persistence.encoding import FORMAT_VERSION, check_version, file_name
-from understudy.persistence.errors import CorruptValueError
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.encoding import FORMAT_VERSION, check_version, file_name
+from greenroom.persistence.errors import CorruptValueError
 
-_FORMAT_TITLE = "understudy store format"
+_FORMAT_TITLE = "greenroom store format"
 
 
 class Folder:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from understudy.persistence.errors import StoreLockedError
+from greenroom.persistence.errors import StoreLockedError
 
 CHANGE_TIMEOUT_S = 2.0
 CHANGE_RETRY_S = 0.002

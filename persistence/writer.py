@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from understudy.persistence.disk import Disk
-from understudy.persistence.encoding import FrameError, frame, unframe
-from understudy.persistence.errors import CorruptValueError, StaleWriterError, StoreClosedError
-from understudy.persistence.folder import Folder
-from understudy.persistence.lock import ChangeLock, WriterLock
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.encoding import FrameError, frame, unframe
+from greenroom.persistence.errors import CorruptValueError, StaleWriterError, StoreClosedError
+from greenroom.persistence.folder import Folder
+from greenroom.persistence.lock import ChangeLock, WriterLock
 
 _TEMPORARY = ".tmp"
 

@@ -1,6 +1,6 @@
-"""What a user imports: ``from understudy import serve``.
+"""What a user imports: ``from greenroom import serve``.
 
-The names below are loaded when they are first used, so that ``understudy --help`` and a replica
+The names below are loaded when they are first used, so that ``greenroom --help`` and a replica
 that only unpickles a handle do not pay for the rest. No module here may bear the name of a function
 that users call as ``serve.<name>``: importing it would put the module in the function's place.
 """
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.serve.api import (
+    from greenroom.serve.api import (
         delete,
         get_app_handle,
         get_deployment_handle,
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
         start,
         status,
     )
-    from understudy.serve.asgi import ingress
-    from understudy.serve.batching import batch
-    from understudy.serve.client import Client
-    from understudy.serve.config import HTTPOptions
-    from understudy.serve.context import (
+    from greenroom.serve.asgi import ingress
+    from greenroom.serve.batching import batch
+    from greenroom.serve.client import Client
+    from greenroom.serve.config import HTTPOptions
+    from greenroom.serve.context import (
         get_batch_request_context,
         get_replica_context,
         get_request_context,
     )
-    from understudy.serve.deployments import Application, Deployment, deployment
-    from understudy.serve.multiplex import get_multiplexed_model_id, multiplexed
+    from greenroom.serve.deployments import Application, Deployment, deployment
+    from greenroom.serve.multiplex import get_multiplexed_model_id, multiplexed
 
 __all__ = [
     "Application",

@@ -6,11 +6,11 @@ import pickle
 import sys
 from typing import Any, NamedTuple
 
-from understudy.actors.messages import Answer, FailedAnswer, ValueAnswer
-from understudy.actors.value_streams import ValueStream
-from understudy.core.errors import (
+from greenroom.actors.messages import Answer, FailedAnswer, ValueAnswer
+from greenroom.actors.value_streams import ValueStream
+from greenroom.core.errors import (
+    GreenroomError,
     MethodNotAllowedError,
-    UnderstudyError,
     UserCodeError,
     error_from,
 )
@@ -35,7 +35,7 @@ def decode(answer: Answer | ValueStream, what: str) -> Outcome:
     if isinstance(answer, FailedAnswer):
         return Outcome(error=_error_of(answer, what))
     if not isinstance(answer, ValueAnswer):
-        return Outcome(error=UnderstudyError(f"{what} answered a call with no value"))
+        return Outcome(error=GreenroomError(f"{what} answered a call with no value"))
     try:
         return Outcome(pickle.loads(answer.value))
     except Exception as error:  # the user's types may refuse in any way
@@ -72,7 +72,7 @@ def _original(answer: FailedAnswer) -> BaseException | None:
     return error if isinstance(error, Exception) else None
 
 
-def _described(answer: FailedAnswer) -> UnderstudyError:
+def _described(answer: FailedAnswer) -> GreenroomError:
     error = error_from(answer.kind, answer.text)
     if answer.retry_after_s is not None:
         error.retry_after_s = answer.retry_after_s

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.actors import user_context
-from understudy.core.config import HTTPOptions, LoggingConfig, validated
-from understudy.core.errors import InvalidRequestError, NotRunningError
-from understudy.serve import local_testing, operations, session
-from understudy.serve.build import not_an_application
-from understudy.serve.checks import check_name, check_path
-from understudy.serve.deployments import Application
-from understudy.serve.handle import DeploymentHandle
-from understudy.serve.schema import ServeStatus
+from greenroom.actors import user_context
+from greenroom.core.config import HTTPOptions, LoggingConfig, validated
+from greenroom.core.errors import InvalidRequestError, NotRunningError
+from greenroom.serve import local_testing, operations, session
+from greenroom.serve.build import not_an_application
+from greenroom.serve.checks import check_name, check_path
+from greenroom.serve.deployments import Application
+from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.schema import ServeStatus
 
 
 def run(

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from understudy.actors import user_context
-from understudy.actors.asgi import AppSource, is_app
-from understudy.actors.user_code import ASGI_APP
-from understudy.serve.deployments import Deployment
+from greenroom.actors import user_context
+from greenroom.actors.asgi import AppSource, is_app
+from greenroom.actors.user_code import ASGI_APP
+from greenroom.serve.deployments import Deployment
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import asyncio
 from contextvars import Context, copy_context
 from typing import Any, NamedTuple
 
-from understudy.actors import user_context
-from understudy.actors.user_context import RunningQuery
+from greenroom.actors import user_context
+from greenroom.actors.user_context import RunningQuery
 
 MAX_AHEAD = 256  # values of a streaming batch that one item may be behind
 

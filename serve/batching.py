@@ -4,7 +4,7 @@ Theory of operation. The decorator leaves a function with the same name that tak
 decorates is applied where the class is written and pickled on its way to the replicas, so nothing
 of an event loop is made before the first call: each instance (or function) has one queue per loop
 it is called on, which is used on that loop alone, and which pickles as nothing. Which items make a
-batch, and when, is decided in :mod:`understudy.core.batching`.
+batch, and when, is decided in :mod:`greenroom.core.batching`.
 
 A batch is a task of its own. It runs in the context of its first item, so its request id and
 multiplexed model are that item's; queries for different models, and copies for shadows and real
@@ -22,12 +22,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from understudy.actors import user_context
-from understudy.core.batching import Batches
-from understudy.core.errors import UnderstudyError
-from understudy.core.number import is_number
-from understudy.serve.batch_items import Item, Outcome, Running, StreamedItem
-from understudy.serve.per_instance import PerInstance, PicklesAsNew
+from greenroom.actors import user_context
+from greenroom.core.batching import Batches
+from greenroom.core.errors import GreenroomError
+from greenroom.core.number import is_number
+from greenroom.serve.batch_items import Item, Outcome, Running, StreamedItem
+from greenroom.serve.per_instance import PerInstance, PicklesAsNew
 
 __all__ = ["batch"]
 
@@ -317,7 +317,7 @@ class _Queue:
             if not running.wanted:
                 raise
             text = f"{self._batching.function.__qualname__} was cancelled with a batch under way"
-            failure = UnderstudyError(text)
+            failure = GreenroomError(text)
             failure.__cause__ = error
             running.put_all(Outcome.failed(failure))
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
@@ -373,11 +373,11 @@ class _Queue:
         is_list = hasattr(results, "__len__") and hasattr(results, "__getitem__")
         if not is_list or isinstance(results, str | bytes | Mapping):
             kind = type(results).__name__
-            raise UnderstudyError(
+            raise GreenroomError(
                 f"{name} {did} a {kind}; a batch function gives a list with one result per item"
             )
         if len(results) != count:
-            raise UnderstudyError(
+            raise GreenroomError(
                 f"{name} {did} {len(results)} results for a batch of {count} items; "
                 f"it must give one per item, in their order"
             )

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from understudy.actors.admin_messages import DeploymentSpec
-from understudy.core.errors import InvalidRequestError
-from understudy.core.logging_config import LoggingConfig
-from understudy.serve.deployments import Application, Deployment
-from understudy.serve.handle import DeploymentHandle
-from understudy.serve.options import name_problem
-from understudy.serve.packing import pack_code
-from understudy.serve.scaling import packed
+from greenroom.actors.admin_messages import DeploymentSpec
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.logging_config import LoggingConfig
+from greenroom.serve.deployments import Application, Deployment
+from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.options import name_problem
+from greenroom.serve.packing import pack_code
+from greenroom.serve.scaling import packed
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ Theory of operation. cloudpickle writes what an importable module defines as a m
 replica runs elsewhere, with another sys.path, so the modules of the user's application must travel
 whole. The application's folder is where its deployments' top-level package or module lies (and the
 script's own folder); every ``.py`` module loaded from such a folder is registered with cloudpickle,
-for good. Installed packages, the standard library and Understudy itself stay references. Folders
+for good. Installed packages, the standard library and Greenroom itself stay references. Folders
 only ever get added, and modules that were imported since are found when the count of modules has
 changed.
 """
@@ -63,7 +63,7 @@ def refresh() -> None:
 
 def is_users(module: Any) -> bool:
     """Tell whether a module is a file of the user's: not installed, not Python's, not ours."""
-    if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "understudy":
+    if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "greenroom":
         return False
     file = getattr(module, "__file__", None) or ""
     return file.endswith(".py") and not file.startswith(_library_dirs())

@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from understudy.actors.admin_messages import ListHistory, PlanApplication, UndoChange
-from understudy.actors.connection import Connection
-from understudy.core.errors import UnderstudyError
-from understudy.serve import operations
-from understudy.serve.deployments import Application
-from understudy.serve.display import Progress
-from understudy.serve.operations import build_in, check_needs, new
+from greenroom.actors.admin_messages import ListHistory, PlanApplication, UndoChange
+from greenroom.actors.connection import Connection
+from greenroom.core.errors import GreenroomError
+from greenroom.serve import operations
+from greenroom.serve.deployments import Application
+from greenroom.serve.display import Progress
+from greenroom.serve.operations import build_in, check_needs, new
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
@@ -72,11 +72,11 @@ def told_of_user_code(what: str) -> Iterator[None]:
     """Show the traceback of a constructor that raised, and fail with one line about ``what``."""
     try:
         yield
-    except (UnderstudyError, TimeoutError, OSError):
+    except (GreenroomError, TimeoutError, OSError):
         raise
     except Exception as error:  # the constructor's own
         click.echo("\n".join(getattr(error, "__notes__", ())), err=True)
-        raise UnderstudyError(f"{what}: {type(error).__name__}: {error}") from error
+        raise GreenroomError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def undo(connection: Connection, change_id: int | None) -> None:

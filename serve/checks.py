@@ -8,10 +8,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from understudy.actors.user_code import ASGI_APP
-from understudy.core.errors import InvalidRequestError
-from understudy.core.names import HOOKS
-from understudy.core.number import is_number
+from greenroom.actors.user_code import ASGI_APP
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.names import HOOKS
+from greenroom.core.number import is_number
 
 
 def check_name(parameter: str, name: object) -> None:

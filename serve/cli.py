@@ -1,4 +1,4 @@
-"""The command ``understudy``: its commands and flags.
+"""The command ``greenroom``: its commands and flags.
 
 Only click is imported here, and everything else when a command runs, so that ``--help`` and shell
 completion answer at once.
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from understudy.core.errors import UnderstudyError
+from greenroom.core.errors import GreenroomError
 
 if TYPE_CHECKING:
-    from understudy.actors.settings import HostSettings
+    from greenroom.actors.settings import HostSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +29,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (UnderstudyError, TimeoutError, OSError) as error:
+        except (GreenroomError, TimeoutError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
             text = str(error) or type(error).__name__
@@ -39,7 +39,7 @@ class _Group(click.Group):
 
 
 def _settings(flags: dict[str, Any]) -> HostSettings:
-    from understudy.serve.starting import settings_from
+    from greenroom.serve.starting import settings_from
 
     return settings_from(flags)
 
@@ -171,7 +171,7 @@ def _application(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="understudy")
+@click.version_option(package_name="greenroom")
 def main() -> None:
     """Serve Python functions and classes over HTTP."""
 
@@ -185,10 +185,10 @@ def main() -> None:
 @click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 def start(block: bool, **flags: Any) -> None:
     """Start this host's system, unless it runs."""
-    from understudy.actors.forking import uncollected
+    from greenroom.actors.forking import uncollected
 
     with uncollected():
-        from understudy.serve import starting
+        from greenroom.serve import starting
 
     options = flags.keys() - {"state_dir", "admin_port"}  # which say only which system is meant
     has_options = any(flags[name] is not None for name in options)
@@ -214,7 +214,7 @@ def run(
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
-    from understudy.serve import commands, running
+    from greenroom.serve import commands, running
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
@@ -234,7 +234,7 @@ def deploy(
     **flags: Any,
 ) -> None:
     """Deploy an application on a system that runs."""
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     settings = _settings(flags)
     source = commands.Source(**named)
@@ -248,7 +248,7 @@ def deploy(
 @click.option("-n", "most", type=click.IntRange(1), default=20, help="How many changes [20].")
 def history(as_json: bool, most: int, **flags: Any) -> None:
     """Show the last changes: when, by whom, and what they changed."""
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.history(_settings(flags), as_json=as_json, most=most)
 
@@ -262,7 +262,7 @@ def undo(change_id: int | None, **flags: Any) -> None:
 
     This is a change of its own, which can be undone too. ID is what history shows.
     """
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.undo(_settings(flags), change_id)
 
@@ -273,7 +273,7 @@ def undo(change_id: int | None, **flags: Any) -> None:
 @click.argument("name")
 def delete(name: str, **flags: Any) -> None:
     """Delete an application."""
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.delete(_settings(flags), name)
 
@@ -285,7 +285,7 @@ def delete(name: str, **flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff(endpoint: str, as_json: bool, **flags: Any) -> None:
     """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.diff(_settings(flags), endpoint, as_json=as_json)
 
@@ -325,8 +325,8 @@ def rollout(
     **flags: Any,
 ) -> None:
     """Move ENDPOINT's traffic to a backend step by step, and back if that does worse."""
-    from understudy.serve import commands, rollouts
-    from understudy.serve.starting import usage
+    from greenroom.serve import commands, rollouts
+    from greenroom.serve.starting import usage
 
     if sum((to is not None, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
@@ -357,7 +357,7 @@ def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
 
     The exit code is 0 only when all of them are healthy; always, with --autoscaling.
     """
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     if autoscaling:
         commands.autoscaling(_settings(flags), as_json=as_json)
@@ -372,7 +372,7 @@ def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
 @click.argument("host")
 def evict(host: str, **flags: Any) -> None:
     """Forget HOST, which is lost and does not come back."""
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.evict(_settings(flags), host)
 
@@ -385,7 +385,7 @@ def rotate_key(**flags: Any) -> None:
 
     A host that is away needs the new one by hand; one that was evicted cannot come back.
     """
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.rotate_key(_settings(flags))
 
@@ -398,7 +398,7 @@ def rebalance(**flags: Any) -> None:
 
     Each goes when another runs in its place.
     """
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.rebalance(_settings(flags))
 
@@ -419,7 +419,7 @@ def logs(name: str | None, follow: bool, lines: int, **flags: Any) -> None:
 
     NAME can be an application, a deployment, a replica, or "controller".
     """
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.logs(_settings(flags), name, follow=follow, lines=lines)
 
@@ -428,7 +428,7 @@ def logs(name: str | None, follow: bool, lines: int, **flags: Any) -> None:
 @_where
 def stop(**flags: Any) -> None:
     """Drain and stop this host's system; "start" resumes it."""
-    from understudy.serve import starting
+    from greenroom.serve import starting
 
     starting.stop(_settings(flags))
 
@@ -437,7 +437,7 @@ def stop(**flags: Any) -> None:
 @_where
 def shutdown(**flags: Any) -> None:
     """Stop the whole cluster, every host of it, and delete its state."""
-    from understudy.serve import commands
+    from greenroom.serve import commands
 
     commands.shutdown(_settings(flags))
 

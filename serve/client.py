@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from understudy.actors import system
-from understudy.actors.admin_messages import (
+from greenroom.actors import system
+from greenroom.actors.admin_messages import (
     AbortRollout,
     CreateBackend,
     CreateEndpoint,
@@ -35,24 +35,24 @@ from understudy.actors.admin_messages import (
     UndoChange,
     UpdateBackendConfig,
 )
-from understudy.actors.connection import Connection
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.comparing import Compare
-from understudy.core.config import ActorOptions, BackendConfig, Settings, validated
-from understudy.core.endpoints import (
+from greenroom.actors.connection import Connection
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.comparing import Compare
+from greenroom.core.config import ActorOptions, BackendConfig, Settings, validated
+from greenroom.core.endpoints import (
     check_methods,
     check_proportion,
     check_retryable,
     check_route,
     check_weights,
 )
-from understudy.core.errors import (
+from greenroom.core.errors import (
+    GreenroomError,
     InvalidRequestError,
-    UnderstudyError,
     UnknownNameError,
 )
-from understudy.core.judging import DEFAULT_RULES
-from understudy.core.rollout_settings import (
+from greenroom.core.judging import DEFAULT_RULES
+from greenroom.core.rollout_settings import (
     DEFAULT_ALPHA,
     DEFAULT_HOLD_S,
     DEFAULT_MIN_SAMPLES,
@@ -60,8 +60,8 @@ from understudy.core.rollout_settings import (
     DEFAULT_STEPS,
     check_settings,
 )
-from understudy.serve import operations
-from understudy.serve.checks import (
+from greenroom.serve import operations
+from greenroom.serve.checks import (
     check_answers_http,
     check_list,
     check_mapping,
@@ -69,13 +69,13 @@ from understudy.serve.checks import (
     check_path,
     check_timeout,
 )
-from understudy.serve.deployments import Deployment
-from understudy.serve.differences import CompareFunction, packed_compare
-from understudy.serve.handle import DeploymentHandle
-from understudy.serve.operations import new
-from understudy.serve.packing import pack_code
-from understudy.serve.scaling import packed, packed_changes
-from understudy.serve.schema import ServeStatus
+from greenroom.serve.deployments import Deployment
+from greenroom.serve.differences import CompareFunction, packed_compare
+from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.operations import new
+from greenroom.serve.packing import pack_code
+from greenroom.serve.scaling import packed, packed_changes
+from greenroom.serve.schema import ServeStatus
 
 S = TypeVar("S", bound=Settings)
 _BY_NAME = "/<name>"  # no route; stands for the deployment's name
@@ -103,7 +103,7 @@ class Client:
         Any host of a cluster will do, and several may be given with commas, of which one must be
         there. The client learns of all others, and goes on with them when that one is gone. Another
         host's takes only who has the cluster's key, in ``key_file`` or in the file that
-        UNDERSTUDY_KEY_FILE names.
+        GREENROOM_KEY_FILE names.
         """
         key = None if key_file is None else check_path("key_file", key_file)
         settings = read_settings(address=address, key_file=key)
@@ -429,7 +429,7 @@ class Client:
         gone = self._connection.wait_gone(system.STOP_TIMEOUT_S)
         self.close()
         if not gone:
-            raise UnderstudyError(
+            raise GreenroomError(
                 f"the system at {self._settings.address} did not end within "
                 f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
             )

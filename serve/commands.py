@@ -1,4 +1,4 @@
-"""What the commands of ``understudy`` do, once their flags are read."""
+"""What the commands of ``greenroom`` do, once their flags are read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 import click
 
-from understudy.actors import system
-from understudy.actors.admin_messages import EvictHost, RebalanceHosts, RotateKey, StopCluster
-from understudy.actors.connection import Connection
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport import admission
-from understudy.core.errors import InvalidRequestError, UnderstudyError
-from understudy.serve import changes, differences, operations, rollouts
-from understudy.serve.deployments import Application
-from understudy.serve.display import Progress, front_url, problems_of, show_autoscaling, show_status
-from understudy.serve.importing import ImportFailedError, load_application, read_arguments
-from understudy.serve.logs import Line, Logs
-from understudy.serve.starting import usage
+from greenroom.actors import system
+from greenroom.actors.admin_messages import EvictHost, RebalanceHosts, RotateKey, StopCluster
+from greenroom.actors.connection import Connection
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport import admission
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.serve import changes, differences, operations, rollouts
+from greenroom.serve.deployments import Application
+from greenroom.serve.display import Progress, front_url, problems_of, show_autoscaling, show_status
+from greenroom.serve.importing import ImportFailedError, load_application, read_arguments
+from greenroom.serve.logs import Line, Logs
+from greenroom.serve.starting import usage
 
 STATUS_TIMEOUT_S = 10.0
 ROTATE_TIMEOUT_S = 60.0
@@ -47,7 +47,7 @@ def shutdown(settings: HostSettings) -> None:
     """Delete everything, stop the system and delete its state."""
     goals: list[str] = []
     with Progress("stopping"):
-        with contextlib.suppress(UnderstudyError, TimeoutError), connected(settings) as connection:
+        with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
             goals = operations.delete_everything(connection, system.STOP_TIMEOUT_S)
             if len(operations.read_report(connection).get("hosts") or ()) > 1:
                 stop_all = operations.new(StopCluster, forget=True)
@@ -123,16 +123,16 @@ def rotate_key(settings: HostSettings) -> None:
         try:
             done = connection.request(operations.new(RotateKey), timeout_s=ROTATE_TIMEOUT_S)
         except TimeoutError:
-            raise UnderstudyError(
+            raise GreenroomError(
                 f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
                 "have, the key before is taken too. It goes on by itself, and the same command "
-                "waits for it again; `understudy status` shows the hosts"
+                "waits for it again; `greenroom status` shows the hosts"
             ) from None
     click.echo(f"the key is replaced on {', '.join(done['hosts'])}")
     for host in done["away"]:
         click.echo(
             f"host {host!r} is lost and lacks the new key: copy cluster.key from the state dir of "
-            f"another host over its own, or forget it with `understudy evict {host}`",
+            f"another host over its own, or forget it with `greenroom evict {host}`",
             err=True,
         )
 
@@ -170,7 +170,7 @@ def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) 
     found = Logs(settings.logs_dir, name=name)
     if not found.names() and not follow:
         known = ", ".join(Logs(settings.logs_dir).names()) or "none"
-        raise UnderstudyError(f"no log matches {name!r} in {settings.logs_dir}; there are: {known}")
+        raise GreenroomError(f"no log matches {name!r} in {settings.logs_dir}; there are: {known}")
     for line in found.tail(lines):
         print_line(line)
     if follow:

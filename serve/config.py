@@ -1,6 +1,6 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
-from understudy.core.config import (
+from greenroom.core.config import (
     ActorOptions,
     BackendConfig,
     CorsOptions,
@@ -8,8 +8,8 @@ from understudy.core.config import (
     LoggingConfig,
     MiddlewareOptions,
 )
-from understudy.core.policy_context import AutoscalingContext
-from understudy.core.scaling_config import AutoscalingConfig, AutoscalingPolicy, QueueLengthPolicy
+from greenroom.core.policy_context import AutoscalingContext
+from greenroom.core.scaling_config import AutoscalingConfig, AutoscalingPolicy, QueueLengthPolicy
 
 __all__ = [
     "ActorOptions",

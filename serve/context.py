@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from understudy.actors import user_context
-from understudy.actors.user_context import ReplicaContext, RequestContext
-from understudy.actors.user_logging import ContextFilter
-from understudy.core.errors import UnderstudyError
+from greenroom.actors import user_context
+from greenroom.actors.user_context import ReplicaContext, RequestContext
+from greenroom.actors.user_logging import ContextFilter
+from greenroom.core.errors import GreenroomError
 
 __all__ = [
     "ContextFilter",
@@ -18,13 +18,13 @@ __all__ = [
 
 
 def get_replica_context() -> ReplicaContext:
-    """Return the replica that this code runs in; UnderstudyError outside of replicas.
+    """Return the replica that this code runs in; GreenroomError outside of replicas.
 
     It may be called from the constructor on, and from any thread of the replica.
     """
     context = user_context.replica_context()
     if context is None:
-        raise UnderstudyError("get_replica_context() was called outside of a replica")
+        raise GreenroomError("get_replica_context() was called outside of a replica")
     return context
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from understudy.core.config import ActorOptions, BackendConfig
-from understudy.core.errors import InvalidRequestError
-from understudy.serve.options import DeploymentOptions, read_options
+from greenroom.core.config import ActorOptions, BackendConfig
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.options import DeploymentOptions, read_options
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from understudy.actors.admin_messages import GetDifferences
-from understudy.actors.connection import Connection
-from understudy.core.comparing import Compare, Response, check_compare
-from understudy.serve.operations import new
-from understudy.serve.packing import pack_code
+from greenroom.actors.admin_messages import GetDifferences
+from greenroom.actors.connection import Connection
+from greenroom.core.comparing import Compare, Response, check_compare
+from greenroom.serve.operations import new
+from greenroom.serve.packing import pack_code
 
 CompareFunction = Callable[[Response, Response], Any]
 SHOWN = 3  # examples of each cause

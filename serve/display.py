@@ -162,7 +162,7 @@ def show_status(report: Mapping[str, Any]) -> None:
 
 
 def _show_rollouts(console: Console, report: Mapping[str, Any]) -> None:
-    from understudy.serve.rollouts import lines_of  # noqa: PLC0415  # it imports this module
+    from greenroom.serve.rollouts import lines_of  # noqa: PLC0415  # it imports this module
 
     for line in lines_of(report.get("rollouts") or {}):
         console.print(line, markup=False, highlight=False)

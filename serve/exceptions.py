@@ -1,10 +1,11 @@
-"""The errors that users catch; all are kinds of :class:`UnderstudyError`."""
+"""The errors that users catch; all are kinds of :class:`GreenroomError`."""
 
-from understudy.core.errors import (
+from greenroom.core.errors import (
     BackPressureError,
     ConflictError,
     DeployFailedError,
     DeploymentUnavailableError,
+    GreenroomError,
     InvalidRequestError,
     NotRunningError,
     QueryTimeoutError,
@@ -12,19 +13,19 @@ from understudy.core.errors import (
     RequestCancelledError,
     StartError,
     StateNotSavedError,
-    UnderstudyError,
     UnknownNameError,
     UnsupportedResultError,
     UserCodeError,
 )
 
-RayServeException = UnderstudyError
+RayServeException = GreenroomError
 
 __all__ = [
     "BackPressureError",
     "ConflictError",
     "DeployFailedError",
     "DeploymentUnavailableError",
+    "GreenroomError",
     "InvalidRequestError",
     "NotRunningError",
     "QueryTimeoutError",
@@ -33,7 +34,6 @@ __all__ = [
     "RequestCancelledError",
     "StartError",
     "StateNotSavedError",
-    "UnderstudyError",
     "UnknownNameError",
     "UnsupportedResultError",
     "UserCodeError",

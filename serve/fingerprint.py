@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
-from understudy.serve.app_parts import app_part
+from greenroom.serve.app_parts import app_part
 
 PROTOCOL = 5
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from understudy.actors import query_client, user_context
-from understudy.actors.messages import PythonCall
-from understudy.actors.query_client import PendingQuery, QueryClient
-from understudy.actors.user_context import Origin, RunningQuery
-from understudy.core.errors import InvalidRequestError, RequestCancelledError
-from understudy.serve.packing import pack_arguments
-from understudy.serve.response_generator import DeploymentResponseGenerator
-from understudy.serve.responses import DeploymentResponse, in_event_loop, send, take_inputs
+from greenroom.actors import query_client, user_context
+from greenroom.actors.messages import PythonCall
+from greenroom.actors.query_client import PendingQuery, QueryClient
+from greenroom.actors.user_context import Origin, RunningQuery
+from greenroom.core.errors import InvalidRequestError, RequestCancelledError
+from greenroom.serve.packing import pack_arguments
+from greenroom.serve.response_generator import DeploymentResponseGenerator
+from greenroom.serve.responses import DeploymentResponse, in_event_loop, send, take_inputs
 
 __all__ = ["DeploymentHandle", "DeploymentResponse", "DeploymentResponseGenerator"]
 
@@ -168,7 +168,7 @@ def _belong(call: PendingQuery, query: RunningQuery) -> None:
 
 def _own_client() -> QueryClient:
     # Loaded only here, because replicas never need it and pay for what they import.
-    from understudy.serve import session  # noqa: PLC0415
+    from greenroom.serve import session  # noqa: PLC0415
 
     return session.current().connect().queries
 

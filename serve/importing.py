@@ -14,16 +14,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from understudy.core.config import validated
-from understudy.core.errors import InvalidRequestError, UnderstudyError
-from understudy.serve import by_value
-from understudy.serve.build import not_an_application
-from understudy.serve.deployments import Application, Deployment
+from greenroom.core.config import validated
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.serve import by_value
+from greenroom.serve.build import not_an_application
+from greenroom.serve.deployments import Application, Deployment
 
 DEFAULT_ATTRIBUTE = "app"
 
 
-class ImportFailedError(UnderstudyError):
+class ImportFailedError(GreenroomError):
     """The user's module could not be imported; ``traceback`` shows where in it."""
 
     def __init__(self, text: str, traceback: str) -> None:
@@ -167,7 +167,7 @@ def _call_builder(builder: Any, what: str, arguments: Mapping[str, str]) -> Any:
         given = [validated(parameters[0].annotation, arguments)]
     try:
         return builder(*given)
-    except UnderstudyError:
+    except GreenroomError:
         raise
     except Exception as error:  # the user's function may do anything
         trace = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))

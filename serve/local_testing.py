@@ -19,19 +19,19 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import NamedTuple
 
-from understudy.actors import query_client, user_context
-from understudy.actors.admin_messages import DeploymentSpec
-from understudy.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
-from understudy.actors.query_client import PendingQuery, QueryClient
-from understudy.actors.streams import Sender
-from understudy.actors.user_code import Failure, Reply, UserCode
-from understudy.actors.user_context import ReplicaContext
-from understudy.actors.value_streams import ValueStream
-from understudy.core.errors import DeployFailedError, UnknownNameError
-from understudy.serve.answers import with_note
-from understudy.serve.build import BuiltApplication, build
-from understudy.serve.deployments import Application
-from understudy.serve.handle import DeploymentHandle
+from greenroom.actors import query_client, user_context
+from greenroom.actors.admin_messages import DeploymentSpec
+from greenroom.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
+from greenroom.actors.query_client import PendingQuery, QueryClient
+from greenroom.actors.streams import Sender
+from greenroom.actors.user_code import Failure, Reply, UserCode
+from greenroom.actors.user_context import ReplicaContext
+from greenroom.actors.value_streams import ValueStream
+from greenroom.core.errors import DeployFailedError, UnknownNameError
+from greenroom.serve.answers import with_note
+from greenroom.serve.build import BuiltApplication, build
+from greenroom.serve.deployments import Application
+from greenroom.serve.handle import DeploymentHandle
 
 STOP_TIMEOUT_S = 5.0
 

@@ -18,8 +18,8 @@ import weakref
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from understudy.actors import held_models, user_context
-from understudy.serve.per_instance import PerInstance
+from greenroom.actors import held_models, user_context
+from greenroom.serve.per_instance import PerInstance
 
 __all__ = ["get_multiplexed_model_id", "multiplexed"]
 

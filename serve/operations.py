@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from understudy.actors.admin_messages import (
+from greenroom.actors.admin_messages import (
     DeleteApplication,
     DeleteEverything,
     DeployApplication,
@@ -19,25 +19,25 @@ from understudy.actors.admin_messages import (
     Request,
     WaitForGoal,
 )
-from understudy.core.endpoints import route_problem
-from understudy.core.errors import (
+from greenroom.core.endpoints import route_problem
+from greenroom.core.errors import (
     DeployFailedError,
     InvalidRequestError,
     NotRunningError,
     UnknownNameError,
 )
-from understudy.core.logging_config import LoggingConfig
-from understudy.serve import by_value
-from understudy.serve.answers import with_note
-from understudy.serve.build import BuiltApplication, build
-from understudy.serve.checks import check_answers_http
-from understudy.serve.deployments import Application
-from understudy.serve.handle import DeploymentHandle
-from understudy.serve.options import name_problem
-from understudy.serve.working_dir import Folder, pack
+from greenroom.core.logging_config import LoggingConfig
+from greenroom.serve import by_value
+from greenroom.serve.answers import with_note
+from greenroom.serve.build import BuiltApplication, build
+from greenroom.serve.checks import check_answers_http
+from greenroom.serve.deployments import Application
+from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.options import name_problem
+from greenroom.serve.working_dir import Folder, pack
 
 if TYPE_CHECKING:
-    from understudy.actors.connection import Connection
+    from greenroom.actors.connection import Connection
 
 R = TypeVar("R", bound=Request)
 TELL_EVERY_S = 3.0
@@ -141,7 +141,7 @@ def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | N
         connection.request(new(WaitForGoal, goal_id=goal), timeout_s=timeout_s)
     except TimeoutError:
         raise TimeoutError(
-            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `understudy status` "
+            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `greenroom status` "
             "shows how far it is"
         ) from None
     except DeployFailedError as error:
@@ -172,13 +172,13 @@ def delete(connection: Connection, name: str) -> bool:
 
 
 def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
-    """Return the object that ``understudy status --json`` prints."""
+    """Return the object that ``greenroom status --json`` prints."""
     report: dict[str, Any] = connection.request(new(GetStatus), timeout_s=timeout_s)
     return report
 
 
 def read_autoscaling(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
-    """Return the object that ``understudy status --autoscaling --json`` prints."""
+    """Return the object that ``greenroom status --autoscaling --json`` prints."""
     report: dict[str, Any] = connection.request(new(GetAutoscaling), timeout_s=timeout_s)
     return report
 

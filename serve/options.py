@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from understudy.core.config import ActorOptions, BackendConfig
-from understudy.core.errors import InvalidRequestError
-from understudy.core.names import wrong_with
-from understudy.core.validation import problems_in
+from greenroom.core.config import ActorOptions, BackendConfig
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.names import wrong_with
+from greenroom.core.validation import problems_in
 
 M = TypeVar("M", bound=BaseModel)
 

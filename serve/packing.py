@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from understudy.core.errors import InvalidRequestError
-from understudy.serve import by_value
-from understudy.serve.app_parts import app_part
-from understudy.serve.fingerprint import PROTOCOL, fingerprint
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve import by_value
+from greenroom.serve.app_parts import app_part
+from greenroom.serve.fingerprint import PROTOCOL, fingerprint
 
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _DEPTH = 6

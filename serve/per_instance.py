@@ -42,7 +42,7 @@ class PerInstance(Generic[S]):
 
     def __init__(self, decorator: str, function: Any) -> None:
         self._decorator = decorator
-        self._key = f"_understudy {decorator} {function.__module__}.{function.__qualname__}"
+        self._key = f"_greenroom {decorator} {function.__module__}.{function.__qualname__}"
         self._own: _ByLoop[S] = _ByLoop()
         self._known: _Known[S] = _Known()
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from typing_extensions import Self
 
-from understudy.actors.messages import Answer, FailedAnswer, StreamEnded, ValueAnswer
-from understudy.actors.query_client import PendingQuery
-from understudy.actors.value_streams import ValueStream
-from understudy.core.errors import RequestCancelledError, UnderstudyError
-from understudy.serve.answers import decode
-from understudy.serve.responses import in_event_loop, wake
+from greenroom.actors.messages import Answer, FailedAnswer, StreamEnded, ValueAnswer
+from greenroom.actors.query_client import PendingQuery
+from greenroom.actors.value_streams import ValueStream
+from greenroom.core.errors import GreenroomError, RequestCancelledError
+from greenroom.serve.answers import decode
+from greenroom.serve.responses import in_event_loop, wake
 
 
 class DeploymentResponseGenerator:
@@ -152,9 +152,9 @@ class DeploymentResponseGenerator:
             raise RequestCancelledError(text)
         if isinstance(end, FailedAnswer):
             error = decode(end, self._what).error
-            raise error or UnderstudyError(f"{self._what} has failed")
+            raise error or GreenroomError(f"{self._what} has failed")
         if not isinstance(end, StreamEnded):
-            raise UnderstudyError(f"{self._what} answered a call for a stream with a whole value")
+            raise GreenroomError(f"{self._what} answered a call for a stream with a whole value")
 
     def _value(self, pickled: bytes) -> Any:
         value, error = decode(ValueAnswer(0, pickled), self._what)

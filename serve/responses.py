@@ -16,11 +16,11 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from understudy.actors.messages import Input, ValueAnswer
-from understudy.actors.query_client import PendingQuery
-from understudy.core.errors import RequestCancelledError
-from understudy.serve.answers import Outcome, decode
-from understudy.serve.checks import check_timeout
+from greenroom.actors.messages import Input, ValueAnswer
+from greenroom.actors.query_client import PendingQuery
+from greenroom.core.errors import RequestCancelledError
+from greenroom.serve.answers import Outcome, decode
+from greenroom.serve.checks import check_timeout
 
 
 class DeploymentResponse:

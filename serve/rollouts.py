@@ -1,4 +1,4 @@
-"""The command about rollouts, and what ``understudy status`` shows of them."""
+"""The command about rollouts, and what ``greenroom status`` shows of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from understudy.actors.admin_messages import AbortRollout, PromoteRollout, StartRollout
-from understudy.actors.connection import Connection
-from understudy.core.errors import InvalidRequestError
-from understudy.core.judging import DEFAULT_RULES, RULES
-from understudy.core.rollout_settings import check_settings
-from understudy.serve import operations
-from understudy.serve.display import Progress
-from understudy.serve.operations import new
+from greenroom.actors.admin_messages import AbortRollout, PromoteRollout, StartRollout
+from greenroom.actors.connection import Connection
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.judging import DEFAULT_RULES, RULES
+from greenroom.core.rollout_settings import check_settings
+from greenroom.serve import operations
+from greenroom.serve.display import Progress
+from greenroom.serve.operations import new
 
 
 def settings_from(to: str, steps: str, abort_if: Sequence[str], **numbers: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def start(
         click.echo(f"{settings['to']!r} has all traffic of {endpoint!r} already")
         return
     if not wait:
-        click.echo(f"began, with goal {goal}; see it with: understudy status")
+        click.echo(f"began, with goal {goal}; see it with: greenroom status")
         return
     with Progress(f"rolling out {settings['to']!r} at {endpoint!r}"):
         operations.wait_for_goal(connection, goal)

@@ -1,4 +1,4 @@
-"""``understudy run``: start what is missing, deploy, follow, and undo it all at the end."""
+"""``greenroom run``: start what is missing, deploy, follow, and undo it all at the end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from understudy.actors import system
-from understudy.actors.connection import Connection
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import UnderstudyError
-from understudy.serve import operations
-from understudy.serve.commands import Source, bring_up, print_line
-from understudy.serve.display import Progress
-from understudy.serve.importing import forget_modules
-from understudy.serve.logs import Logs
-from understudy.serve.starting import interrupt_on_terminate
-from understudy.serve.watching import Watcher
+from greenroom.actors import system
+from greenroom.actors.connection import Connection
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import GreenroomError
+from greenroom.serve import operations
+from greenroom.serve.commands import Source, bring_up, print_line
+from greenroom.serve.display import Progress
+from greenroom.serve.importing import forget_modules
+from greenroom.serve.logs import Logs
+from greenroom.serve.starting import interrupt_on_terminate
+from greenroom.serve.watching import Watcher
 
 
 class Starting:
@@ -44,7 +44,7 @@ class Starting:
 
     def undo(self) -> None:
         """Stop the system if this has started it."""
-        with contextlib.suppress(UnderstudyError):
+        with contextlib.suppress(GreenroomError):
             if self._started.result():
                 with Progress("stopping"):
                     system.stop(self._settings)
@@ -98,7 +98,7 @@ def redeploy(connection: Connection, source: Source) -> None:
     forget_modules(source.app_dir)
     try:
         bring_up(connection, source.load(), source)
-    except (UnderstudyError, TimeoutError) as error:
+    except (GreenroomError, TimeoutError) as error:
         click.echo(f"{error}; the earlier version serves on", err=True)
 
 
@@ -116,7 +116,7 @@ def _exists(connection: Connection, name: str) -> bool:
 
 
 def _delete(connection: Connection, name: str) -> None:
-    with contextlib.suppress(UnderstudyError, TimeoutError), Progress(f"deleting {name!r}"):
+    with contextlib.suppress(GreenroomError, TimeoutError), Progress(f"deleting {name!r}"):
         operations.delete(connection, name)
 
 

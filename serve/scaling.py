@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from understudy.core.config import BackendConfig
-from understudy.core.errors import InvalidRequestError
-from understudy.core.scaling_config import AutoscalingPolicy
-from understudy.serve.packing import pack_code
+from greenroom.core.config import BackendConfig
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.scaling_config import AutoscalingPolicy
+from greenroom.serve.packing import pack_code
 
 
 def packed(what: str, config: BackendConfig) -> dict[str, Any]:

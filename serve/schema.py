@@ -1,4 +1,4 @@
-"""What :func:`understudy.serve.status` returns, and what Ray Serve's users look for beside it."""
+"""What :func:`greenroom.serve.status` returns, and what Ray Serve's users look for beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from understudy.core.logging_config import LoggingConfig
+from greenroom.core.logging_config import LoggingConfig
 
 __all__ = [
     "ApplicationStatus",

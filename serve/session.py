@@ -15,14 +15,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from understudy.actors import system
-from understudy.actors.admin_messages import DeleteApplication
-from understudy.actors.connection import Connection
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.config import HTTPOptions
-from understudy.core.errors import NotRunningError, UnderstudyError
-from understudy.serve import operations
-from understudy.serve.operations import new
+from greenroom.actors import system
+from greenroom.actors.admin_messages import DeleteApplication
+from greenroom.actors.connection import Connection
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.config import HTTPOptions
+from greenroom.core.errors import GreenroomError, NotRunningError
+from greenroom.serve import operations
+from greenroom.serve.operations import new
 
 _UNDO_TIMEOUT_S = 10.0
 _lock = threading.Lock()
@@ -94,7 +94,7 @@ class Session:
             self._started = False
             atexit.unregister(self.undo)
             goals: list[str] = []
-            with contextlib.suppress(UnderstudyError, TimeoutError):
+            with contextlib.suppress(GreenroomError, TimeoutError):
                 goals = operations.delete_everything(self.connect(), system.STOP_TIMEOUT_S)
             self.disconnect()
             system.stop(self.settings, forget=True)
@@ -107,7 +107,7 @@ class Session:
                 return
             self._started = False
             # Without this, the state that stays on disk would bring them up with the next start.
-            with contextlib.suppress(UnderstudyError, TimeoutError):
+            with contextlib.suppress(GreenroomError, TimeoutError):
                 for name in self._deployed:
                     self._request(new(DeleteApplication, application=name))
             self.disconnect()

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from understudy.actors import system
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.errors import InvalidRequestError, UnderstudyError
-from understudy.serve.display import Progress
+from greenroom.actors import system
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.serve.display import Progress
 
 _ALIVE_CHECK_S = 1.0
 
@@ -80,4 +80,4 @@ def _wait_while_running(settings: HostSettings) -> None:
     never = threading.Event()
     while not never.wait(_ALIVE_CHECK_S):
         if not system.is_running(settings):
-            raise UnderstudyError(f"the system has ended; see the logs in {settings.logs_dir}")
+            raise GreenroomError(f"the system has ended; see the logs in {settings.logs_dir}")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from understudy.serve.deployments import Application
-    from understudy.serve.handle import DeploymentHandle
+    from greenroom.serve.deployments import Application
+    from greenroom.serve.handle import DeploymentHandle
 
 START_ATTEMPTS = 3
 
@@ -27,7 +27,7 @@ class RunningApp(NamedTuple):
     handle: DeploymentHandle
 
 
-class UnderstudySystem:
+class GreenroomSystem:
     """The system of a test session; ``serve``'s functions in the tests talk to it."""
 
     def __init__(self, url: str, state_dir: Path) -> None:
@@ -43,7 +43,7 @@ class UnderstudySystem:
         **options: Any,
     ) -> RunningApp:
         """Bring an application up as ``serve.run`` does; it stays until it is deleted."""
-        from understudy import serve  # noqa: PLC0415  # see the module
+        from greenroom import serve  # noqa: PLC0415  # see the module
 
         handle = serve.run(app, name=name, route_prefix=route_prefix, **options)
         url = "" if route_prefix is None else (self.url + route_prefix).rstrip("/")
@@ -51,41 +51,41 @@ class UnderstudySystem:
 
 
 @pytest.fixture(scope="session")
-def understudy_settings() -> dict[str, Any]:
+def greenroom_settings() -> dict[str, Any]:
     """Give settings of the test session's system, such as ``{"num_cpus": 8}``; to be overridden.
 
-    Their names are those of the environment variables, in small letters and without UNDERSTUDY_.
+    Their names are those of the environment variables, in small letters and without GREENROOM_.
     """
     return {}
 
 
 @pytest.fixture(scope="session")
-def understudy_system(
-    tmp_path_factory: pytest.TempPathFactory, understudy_settings: dict[str, Any]
-) -> Iterator[UnderstudySystem]:
+def greenroom_system(
+    tmp_path_factory: pytest.TempPathFactory, greenroom_settings: dict[str, Any]
+) -> Iterator[GreenroomSystem]:
     """Start a system on free ports and in a temporary folder; it is stopped with the session."""
-    from understudy.actors.settings import read_settings  # noqa: PLC0415
-    from understudy.serve import session  # noqa: PLC0415
+    from greenroom.actors.settings import read_settings  # noqa: PLC0415
+    from greenroom.serve import session  # noqa: PLC0415
 
-    state_dir = tmp_path_factory.mktemp("understudy")
+    state_dir = tmp_path_factory.mktemp("greenroom")
     try:
-        settings = _start(state_dir, understudy_settings)
-        yield UnderstudySystem(f"http://127.0.0.1:{settings.http.port}", state_dir)
+        settings = _start(state_dir, greenroom_settings)
+        yield GreenroomSystem(f"http://127.0.0.1:{settings.http.port}", state_dir)
     finally:
         session.current().shutdown()
         session.use(read_settings())
 
 
 @pytest.fixture
-def understudy_run(understudy_system: UnderstudySystem) -> Iterator[Callable[..., RunningApp]]:
-    """Give what runs an application for one test, by ``understudy_run(Model.bind())``."""
-    from understudy import serve  # noqa: PLC0415
+def greenroom_run(greenroom_system: GreenroomSystem) -> Iterator[Callable[..., RunningApp]]:
+    """Give what runs an application for one test, by ``greenroom_run(Model.bind())``."""
+    from greenroom import serve  # noqa: PLC0415
 
     names: list[str] = []
 
     def run(app: Application, *, name: str = "default", **options: Any) -> RunningApp:
         names.append(name)
-        return understudy_system.run(app, name=name, **options)
+        return greenroom_system.run(app, name=name, **options)
 
     yield run
     with contextlib.ExitStack() as stack:
@@ -95,9 +95,9 @@ def understudy_run(understudy_system: UnderstudySystem) -> Iterator[Callable[...
 
 def _start(state_dir: Path, given: dict[str, Any]) -> Any:
     """Start a system; another one's ports are taken between our look and its start, at times."""
-    from understudy.actors.settings import read_settings  # noqa: PLC0415
-    from understudy.serve import session  # noqa: PLC0415
-    from understudy.serve.exceptions import StartError  # noqa: PLC0415
+    from greenroom.actors.settings import read_settings  # noqa: PLC0415
+    from greenroom.serve import session  # noqa: PLC0415
+    from greenroom.serve.exceptions import StartError  # noqa: PLC0415
 
     for attempt in range(1, START_ATTEMPTS + 1):
         ports = {"http_port": _free_port(), "admin_port": _free_port()}

@@ -1,4 +1,4 @@
-"""Noticing that source files changed, for ``understudy run --reload``."""
+"""Noticing that source files changed, for ``greenroom run --reload``."""
 
 from __future__ import annotations
 

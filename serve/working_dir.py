@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from understudy.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError
 
 MAX_ZIP_BYTES = 100 * 1024 * 1024
 MAX_BYTES = 512 * 1024 * 1024  # of the files

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from understudy.actors.stock import repairs
+from greenroom.actors.stock import repairs
 
 repairs.apply()
 
 from thespian.system import multiprocCommon
 
-from understudy.actors.stock.guest import GuestManager
-from understudy.actors.stock.outside import OutsideTransport
-from understudy.actors.transport.network import Way
-from understudy.core.errors import NotRunningError
+from greenroom.actors.stock.guest import GuestManager
+from greenroom.actors.stock.outside import OutsideTransport
+from greenroom.actors.transport.network import Way
+from greenroom.core.errors import NotRunningError
 
 NAME = "multiprocTCPBase"
 

@@ -20,7 +20,7 @@ from thespian.actors import WatchMessage
 from thespian.system.transport import ExternalInterfaceTransportInit, ReceiveEnvelope
 from thespian.system.transport.TCPTransport import TCPTransport
 
-from understudy.actors.transport.admission import Trouble
+from greenroom.actors.transport.admission import Trouble
 
 STOP_TIMEOUT_S = 5.0
 _LONGEST_RUN = timedelta(minutes=1)
@@ -51,7 +51,7 @@ class OutsideTransport:
         self._thread.start()
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """See :class:`understudy.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.loop.Transport`."""
         self.loop.call_soon(callback)
 
     def send(self, *_args: Any) -> bool:

@@ -78,12 +78,12 @@ class ProcessAddress:
 
 
 def _own_names() -> str:
-    return f"\0understudy-{os.geteuid()}/"
+    return f"\0greenroom-{os.geteuid()}/"
 
 
 def own_host() -> str:
     """Return the address by which this host is known; loopback unless the environment says."""
-    host = os.environ.get("UNDERSTUDY_BIND", "")
+    host = os.environ.get("GREENROOM_BIND", "")
     return LOOPBACK if host in _ANYWHERE else host
 
 
@@ -93,7 +93,7 @@ def host_of_admin(port: int) -> str:
     Where the environment does not say, the kernel does, as it knows all names of the network
     namespace: a command need not be told to which address the system was bound.
     """
-    if os.environ.get("UNDERSTUDY_BIND"):
+    if os.environ.get("GREENROOM_BIND"):
         return own_host()
     before, after = _own_names()[1:], f":{port}"
     found = set()

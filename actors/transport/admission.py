@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import NamedTuple, Protocol
 
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.strangers import WINDOW_S, Refusals, Strangers
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.strangers import WINDOW_S, Refusals, Strangers
 
 logger = logging.getLogger(__name__)
 

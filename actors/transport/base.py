@@ -10,13 +10,13 @@ from typing import Any
 from thespian.system import multiprocCommon
 from thespian.system.multiprocCommon import multiprocessCommon
 
-from understudy.actors.transport.addresses import parse_address
-from understudy.actors.transport.endpoints import Attach
-from understudy.actors.transport.network import Way
-from understudy.actors.transport.roles import RepairedMultiProcAdmin
-from understudy.actors.transport.thespian_transport import Transport
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.endpoints import Attach
+from greenroom.actors.transport.network import Way
+from greenroom.actors.transport.roles import RepairedMultiProcAdmin
+from greenroom.actors.transport.thespian_transport import Transport
 
-NAME = "understudyBase"
+NAME = "greenroomBase"
 
 
 class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian ships no types

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from understudy.actors.transport.frames import MAX_BUFFERS, Assembly, Buffer
-from understudy.actors.transport.identity import RefusedError
+from greenroom.actors.transport.frames import MAX_BUFFERS, Assembly, Buffer
+from greenroom.actors.transport.identity import RefusedError
 
 
 def _sizes(buffers: int, body: bytes) -> tuple[int, ...]:

@@ -10,13 +10,13 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, TypeAlias
 
-from understudy.actors.transport.frames import HEADER, Buffer
-from understudy.actors.transport.protocol import Connection
-from understudy.actors.transport.tls import TlsSocket
+from greenroom.actors.transport.frames import HEADER, Buffer
+from greenroom.actors.transport.protocol import Connection
+from greenroom.actors.transport.tls import TlsSocket
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.peer import Peer
-    from understudy.actors.transport.peers import Peers
+    from greenroom.actors.transport.peer import Peer
+    from greenroom.actors.transport.peers import Peers
 
 READ_SIZE = 64 * 1024
 LARGE_READ_SIZE = 1024 * 1024
@@ -70,7 +70,7 @@ class Channel:
         self._unwritten.clear()
 
     def turn_away(self, reason: str) -> None:
-        """See :class:`~understudy.actors.transport.admission.Stranger`."""
+        """See :class:`~greenroom.actors.transport.admission.Stranger`."""
         self._peers.turned_away(self, reason)
 
     def flush(self) -> None:

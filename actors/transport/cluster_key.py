@@ -13,9 +13,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from understudy.actors.transport.greeting import LABEL
-from understudy.actors.transport.handshake import KEY_SIZE
-from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.actors.transport.greeting import LABEL
+from greenroom.actors.transport.handshake import KEY_SIZE
+from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
 
 MAX_RETIRED = 100  # names of keys that were replaced
 

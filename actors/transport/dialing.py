@@ -9,9 +9,9 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.routes import (
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.routes import (
     NONCE_SIZE,
     ROUTED_SIZE,
     read_routed,
@@ -116,7 +116,7 @@ class Dialing:
         if not piece:
             self._fail(
                 "it closed the connection; it may hold another cluster's key, or a newer one since "
-                "`understudy rotate-key`: then copy its cluster.key over this host's",
+                "`greenroom rotate-key`: then copy its cluster.key over this host's",
                 is_refusal=True,
             )
             return

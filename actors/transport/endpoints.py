@@ -14,12 +14,12 @@ from typing import Any
 from thespian.actors import ActorAddress, ActorSystemStartupFailure
 from thespian.system.transport import ExternalInterfaceTransportInit, TransportInit__Base
 
-from understudy.actors.transport import addresses, descriptors, identity, roles
-from understudy.actors.transport.addresses import ProcessAddress, drawn_address
-from understudy.actors.transport.envelopes import Envelope
-from understudy.actors.transport.identity import Identity
-from understudy.actors.transport.release import own_release
-from understudy.actors.transport.sockets import tcp_listener
+from greenroom.actors.transport import addresses, descriptors, identity, roles
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.envelopes import Envelope
+from greenroom.actors.transport.identity import Identity
+from greenroom.actors.transport.release import own_release
+from greenroom.actors.transport.sockets import tcp_listener
 
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 

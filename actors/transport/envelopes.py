@@ -11,8 +11,8 @@ from typing import Any
 from thespian.actors import ActorSystemMessage, PoisonMessage
 from thespian.system.transport import ReceiveEnvelope
 
-from understudy.actors.compact import plain, restored
-from understudy.actors.transport.frames import MAX_BUFFERS, Buffer
+from greenroom.actors.compact import plain, restored
+from greenroom.actors.transport.frames import MAX_BUFFERS, Buffer
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from understudy.actors.transport.frames import Buffer
-from understudy.actors.transport.identity import Identity
+from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.identity import Identity
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.protocol import Connection
-    from understudy.actors.transport.session import Session
+    from greenroom.actors.transport.protocol import Connection
+    from greenroom.actors.transport.session import Session
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from enum import IntEnum
 from hmac import compare_digest
 from typing import TypeAlias
 
-from understudy.actors.transport.identity import RefusedError
+from greenroom.actors.transport.identity import RefusedError
 
 HEADER = struct.Struct(">BxHIQQ")
 TAG_SIZE = 16
@@ -67,7 +67,7 @@ class Sealer:
     __slots__ = ("_counter", "_keyed")
 
     def __init__(self, key: bytes) -> None:
-        self._keyed = hashlib.blake2b(key=key, digest_size=TAG_SIZE, person=b"understudy frame")
+        self._keyed = hashlib.blake2b(key=key, digest_size=TAG_SIZE, person=b"greenroom frame")
         self._counter = 0
 
     def begin(self) -> hashlib.blake2b:

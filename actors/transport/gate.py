@@ -11,14 +11,14 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.admission import Admission
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.key_files import Keys
-from understudy.actors.transport.listener import Listener
-from understudy.actors.transport.routes import ROUTE_SIZE, read_route, write_routed
-from understudy.actors.transport.sockets import is_ours, local_socket, prepare_tcp, tcp_listener
-from understudy.actors.transport.strangers import Allowance
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.admission import Admission
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.key_files import Keys
+from greenroom.actors.transport.listener import Listener
+from greenroom.actors.transport.routes import ROUTE_SIZE, read_route, write_routed
+from greenroom.actors.transport.sockets import is_ours, local_socket, prepare_tcp, tcp_listener
+from greenroom.actors.transport.strangers import Allowance
 
 ACCEPTS_PER_PASS = 32
 # Half a processor at most, whoever comes: one that is accepted and turned away costs some 100 us.
@@ -122,7 +122,7 @@ class Caller:
             self._gate.left(self)
 
     def turn_away(self, reason: str) -> None:
-        """See :class:`~understudy.actors.transport.admission.Stranger`."""
+        """See :class:`~greenroom.actors.transport.admission.Stranger`."""
         self._gate.admission.refused(self.source, reason)
         self.close()
 

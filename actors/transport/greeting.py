@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 
-from understudy.actors.transport.identity import RefusedError
+from greenroom.actors.transport.identity import RefusedError
 
 VERSION = 2
 MAGIC = b"\x89USTDY\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
-LABEL = b"understudy transport 2 "  # of every key that is derived
+LABEL = b"greenroom transport 2 "  # of every key that is derived
 LOCAL, REMOTE, ROUTE, ROUTED = range(4)
 KINDS = {LOCAL: "local", REMOTE: "remote", ROUTE: "route", ROUTED: "routed"}
 BEGINNING = struct.Struct(">8sHB")  # magic, version, kind

@@ -42,7 +42,7 @@ import hmac
 import struct
 from enum import Enum
 
-from understudy.actors.transport.greeting import (
+from greenroom.actors.transport.greeting import (
     BEGINNING,
     LABEL,
     LOCAL,
@@ -50,15 +50,15 @@ from understudy.actors.transport.greeting import (
     beginning,
     check_beginning,
 )
-from understudy.actors.transport.identity import (
+from greenroom.actors.transport.identity import (
     MAX_IDENTITY,
     Identity,
     RefusedError,
     decode_identity,
     encode_identity,
 )
-from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
-from understudy.actors.transport.states import ConnectionEvent, IllegalEventError
+from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.actors.transport.states import ConnectionEvent, IllegalEventError
 
 KEY_SIZE = NONCE_SIZE = PROOF_SIZE = 32
 MAX_HANDSHAKE = 1024  # more than either side's messages together

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from time import monotonic
 
-from understudy.actors.transport.envelopes import Envelope
+from greenroom.actors.transport.envelopes import Envelope
 
 SLICE_S = 0.005
 MAX_WAITING_BYTES = 1024 * 1024

@@ -17,9 +17,9 @@ from __future__ import annotations
 import hmac
 import secrets
 
-from understudy.actors.transport.greeting import LABEL
-from understudy.actors.transport.handshake import KEY_SIZE
-from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.actors.transport.greeting import LABEL
+from greenroom.actors.transport.handshake import KEY_SIZE
+from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
 
 GENERATOR = 2
 PRIME = int(

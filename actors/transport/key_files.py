@@ -18,15 +18,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from understudy.actors.transport.cluster_key import (
+from greenroom.actors.transport.cluster_key import (
     ClusterKeyError,
     key_id,
     read_key,
     retire,
     write_key,
 )
-from understudy.actors.transport.handshake import KEY_SIZE
-from understudy.core.key_rotation import KeyIds
+from greenroom.actors.transport.handshake import KEY_SIZE
+from greenroom.core.key_rotation import KeyIds
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from understudy.actors.transport.strangers import Allowance
+from greenroom.actors.transport.strangers import Allowance
 
 logger = logging.getLogger(__name__)
 

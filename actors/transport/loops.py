@@ -11,7 +11,7 @@ import asyncio
 
 from thespian.system.transport import TransportInit__Base
 
-from understudy.actors.transport.endpoints import Attach
+from greenroom.actors.transport.endpoints import Attach
 
 
 def loop_for(init: TransportInit__Base) -> tuple[asyncio.AbstractEventLoop, bool]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress
-from understudy.actors.transport.cluster_key import ClusterKeyError
-from understudy.actors.transport.key_files import KeyFiles, Keys
-from understudy.actors.transport.tls import Tls, TlsError
+from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
+from greenroom.actors.transport.cluster_key import ClusterKeyError
+from greenroom.actors.transport.key_files import KeyFiles, Keys
+from greenroom.actors.transport.tls import Tls, TlsError
 
-TLS_FILES = ("UNDERSTUDY_TLS_CERT", "UNDERSTUDY_TLS_KEY", "UNDERSTUDY_TLS_CA")
+TLS_FILES = ("GREENROOM_TLS_CERT", "GREENROOM_TLS_KEY", "GREENROOM_TLS_CA")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ def network_of(own: ProcessAddress, environ: Mapping[str, str]) -> Network | Non
     """
     if own.host == LOOPBACK:
         return None
-    path = environ.get("UNDERSTUDY_KEY_FILE")
+    path = environ.get("GREENROOM_KEY_FILE")
     if not path:
         if own.is_admin:
             raise ClusterKeyError(
                 f"a system bound to {own.host} needs the cluster's key: name its file with "
-                "UNDERSTUDY_KEY_FILE"
+                "GREENROOM_KEY_FILE"
             )
         return None
     return Network(keys=KeyFiles(Path(path)), tls=tls_of(environ))

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.channel import Channel
-from understudy.actors.transport.events import Unsent
-from understudy.actors.transport.frames import Buffer
-from understudy.actors.transport.session import Session
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.channel import Channel
+from greenroom.actors.transport.events import Unsent
+from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.session import Session
 
 
 class Cancelable(Protocol):

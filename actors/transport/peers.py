@@ -19,11 +19,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from understudy.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
-from understudy.actors.transport.admission import Trouble
-from understudy.actors.transport.channel import Channel, Stream
-from understudy.actors.transport.dialing import Dialing
-from understudy.actors.transport.events import (
+from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
+from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.channel import Channel, Stream
+from greenroom.actors.transport.dialing import Dialing
+from greenroom.actors.transport.events import (
     Acknowledged,
     Authenticated,
     Closed,
@@ -36,18 +36,18 @@ from understudy.actors.transport.events import (
     Unsent,
     WindowOpened,
 )
-from understudy.actors.transport.frames import Buffer
-from understudy.actors.transport.handshake import Role
-from understudy.actors.transport.identity import Identity
-from understudy.actors.transport.listener import Listener
-from understudy.actors.transport.network import Network
-from understudy.actors.transport.peer import Peer, Shell
-from understudy.actors.transport.protocol import Connection
-from understudy.actors.transport.remote import Remote
-from understudy.actors.transport.session import MESSAGE_COST, Limits, Session
-from understudy.actors.transport.sessions import Sessions
-from understudy.actors.transport.sockets import is_ours, local_listener, local_socket
-from understudy.actors.transport.tls import Securing
+from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.handshake import Role
+from greenroom.actors.transport.identity import Identity
+from greenroom.actors.transport.listener import Listener
+from greenroom.actors.transport.network import Network
+from greenroom.actors.transport.peer import Peer, Shell
+from greenroom.actors.transport.protocol import Connection
+from greenroom.actors.transport.remote import Remote
+from greenroom.actors.transport.session import MESSAGE_COST, Limits, Session
+from greenroom.actors.transport.sessions import Sessions
+from greenroom.actors.transport.sockets import is_ours, local_listener, local_socket
+from greenroom.actors.transport.tls import Securing
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ time, calls ``acknowledge`` at once when ``ack_is_urgent``, within some millisec
 
 from __future__ import annotations
 
-from understudy.actors.transport.bodies import begin_assembly, check_order, split_body
-from understudy.actors.transport.events import (
+from greenroom.actors.transport.bodies import begin_assembly, check_order, split_body
+from greenroom.actors.transport.events import (
     Acknowledged,
     Authenticated,
     Closed,
@@ -25,7 +25,7 @@ from understudy.actors.transport.events import (
     Undeliverable,
     WindowOpened,
 )
-from understudy.actors.transport.frames import (
+from greenroom.actors.transport.frames import (
     CHUNK,
     DATA,
     PATIENT,
@@ -35,17 +35,17 @@ from understudy.actors.transport.frames import (
     FrameReader,
     Sealer,
 )
-from understudy.actors.transport.handshake import Handshake, Role
-from understudy.actors.transport.identity import Identity, RefusedError
-from understudy.actors.transport.session import Session, read_welcome
-from understudy.actors.transport.sessions import Sessions
-from understudy.actors.transport.states import (
+from greenroom.actors.transport.handshake import Handshake, Role
+from greenroom.actors.transport.identity import Identity, RefusedError
+from greenroom.actors.transport.session import Session, read_welcome
+from greenroom.actors.transport.sessions import Sessions
+from greenroom.actors.transport.states import (
     CONNECTION,
     ConnectionEvent,
     ConnectionState,
     next_state,
 )
-from understudy.actors.transport.writer import FrameWriter
+from greenroom.actors.transport.writer import FrameWriter
 
 PATIENT_MESSAGES = 64
 PATIENT_BYTES = 256 * 1024

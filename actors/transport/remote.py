@@ -24,21 +24,21 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
-from understudy.actors.transport.admission import Admission
-from understudy.actors.transport.channel import Channel, Stream
-from understudy.actors.transport.dialing import Dialing
-from understudy.actors.transport.gate import Gate
-from understudy.actors.transport.handshake import NONCE_SIZE, Role
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.listener import Listener
-from understudy.actors.transport.network import Network
-from understudy.actors.transport.routes import ROUTE_SIZE, read_route
-from understudy.actors.transport.sockets import is_ours, local_listener, tcp_socket
-from understudy.actors.transport.tls import Securing, TlsSocket
+from greenroom.actors.transport.admission import Admission
+from greenroom.actors.transport.channel import Channel, Stream
+from greenroom.actors.transport.dialing import Dialing
+from greenroom.actors.transport.gate import Gate
+from greenroom.actors.transport.handshake import NONCE_SIZE, Role
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.listener import Listener
+from greenroom.actors.transport.network import Network
+from greenroom.actors.transport.routes import ROUTE_SIZE, read_route
+from greenroom.actors.transport.sockets import is_ours, local_listener, tcp_socket
+from greenroom.actors.transport.tls import Securing, TlsSocket
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.peer import Peer
-    from understudy.actors.transport.peers import Peers
+    from greenroom.actors.transport.peer import Peer
+    from greenroom.actors.transport.peers import Peers
 
 GIVE_UP_S = 1.5  # after the first failure to reach a peer
 FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5

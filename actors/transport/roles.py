@@ -20,7 +20,7 @@ from thespian.system.admin import convention
 from thespian.system.multiprocCommon import MultiProcAdmin, MultiProcManager
 from thespian.system.transport import TransmitIntent
 
-from understudy.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.addresses import ProcessAddress
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import hmac
 import struct
 from collections.abc import Sequence
 
-from understudy.actors.transport.greeting import (
+from greenroom.actors.transport.greeting import (
     BEGINNING,
     LABEL,
     ROUTE,
@@ -30,8 +30,8 @@ from understudy.actors.transport.greeting import (
     beginning,
     check_beginning,
 )
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
 
 NONCE_SIZE = MAC_SIZE = 32
 _NUMBER = struct.Struct(">Q")

@@ -29,13 +29,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from understudy.actors.transport.events import Unsent
-from understudy.actors.transport.frames import MAX_BUFFERS, MIN_MAX_FRAME, Buffer
-from understudy.actors.transport.identity import Identity, RefusedError
-from understudy.actors.transport.states import SESSION, SessionEvent, SessionState, next_state
+from greenroom.actors.transport.events import Unsent
+from greenroom.actors.transport.frames import MAX_BUFFERS, MIN_MAX_FRAME, Buffer
+from greenroom.actors.transport.identity import Identity, RefusedError
+from greenroom.actors.transport.states import SESSION, SessionEvent, SessionState, next_state
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.protocol import Connection
+    from greenroom.actors.transport.protocol import Connection
 
 WELCOME_BODY = struct.Struct(">QQIQ")
 MESSAGE_COST = 256  # what keeping a message costs beside its bytes, about

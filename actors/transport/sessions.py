@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.actors.transport.events import Unsent
-from understudy.actors.transport.identity import Identity, RefusedError
-from understudy.actors.transport.session import Limits, Session
+from greenroom.actors.transport.events import Unsent
+from greenroom.actors.transport.identity import Identity, RefusedError
+from greenroom.actors.transport.session import Limits, Session
 
 if TYPE_CHECKING:
-    from understudy.actors.transport.protocol import Connection
+    from greenroom.actors.transport.protocol import Connection
 
 MAX_ENDED = 4096
 

@@ -35,28 +35,28 @@ from thespian.system.transport import (
     TransportInit__Base,
 )
 
-from understudy.actors.transport import descriptors, envelopes
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.cluster_key import ClusterKeyError
-from understudy.actors.transport.delivery import Delivery, target_of
-from understudy.actors.transport.endpoints import (
+from greenroom.actors.transport import descriptors, envelopes
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.cluster_key import ClusterKeyError
+from greenroom.actors.transport.delivery import Delivery, target_of
+from greenroom.actors.transport.endpoints import (
     Attach,
     Endpoint,
     ExternalCopy,
     Naming,
     place_of,
 )
-from understudy.actors.transport.envelopes import Envelope, decode, encode
-from understudy.actors.transport.events import Unsent
-from understudy.actors.transport.frames import Buffer
-from understudy.actors.transport.inbox import Inbox
-from understudy.actors.transport.interrupts import Interrupts
-from understudy.actors.transport.loops import descriptors_of, loop_for
-from understudy.actors.transport.network import network_of
-from understudy.actors.transport.peer import Peer
-from understudy.actors.transport.peers import Peers
-from understudy.actors.transport.tls import TlsError
-from understudy.actors.transport.watches import Watches
+from greenroom.actors.transport.envelopes import Envelope, decode, encode
+from greenroom.actors.transport.events import Unsent
+from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.inbox import Inbox
+from greenroom.actors.transport.interrupts import Interrupts
+from greenroom.actors.transport.loops import descriptors_of, loop_for
+from greenroom.actors.transport.network import network_of
+from greenroom.actors.transport.peer import Peer
+from greenroom.actors.transport.peers import Peers
+from greenroom.actors.transport.tls import TlsError
+from greenroom.actors.transport.watches import Watches
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ Handler = Callable[[Any], Any]
 class Transport(Watches, Naming):
     """One process's place in the actor system; names in camelCase are Thespian's."""
 
-    deliveries_at_once = 256  # see understudy.actors.loop.Transport
+    deliveries_at_once = 256  # see greenroom.actors.loop.Transport
 
     _handler: Handler | None = None
     # Called with the address of another host's admin that is dead, by then outside of a turn.
@@ -212,7 +212,7 @@ class Transport(Watches, Naming):
 
     @property
     def is_quiet(self) -> bool:
-        """See :class:`understudy.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.loop.Transport`."""
         return self.peers.is_quiet
 
     def write(self, target: Any) -> None:
@@ -268,13 +268,13 @@ class Transport(Watches, Naming):
         self.loop.call_soon_threadsafe(callback, *args)
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """See :class:`understudy.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.loop.Transport`."""
         self.peers.at_turn_end(callback)
 
     # --- What the peers tell ------------------------------------------------------------------
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
-        """See :class:`~understudy.actors.transport.peer.Shell`."""
+        """See :class:`~greenroom.actors.transport.peer.Shell`."""
         if sender.sender is None:
             sender.sender = ActorAddress(sender.address)
         try:

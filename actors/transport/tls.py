@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.actors.transport.frames import Buffer
-from understudy.actors.transport.handshake import Role
+from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.handshake import Role
 
 SEAL_SIZE = 256 * 1024  # what is encrypted at once, about
 _RECORD_SIZE = 16 * 1024  # the most that one read gives
@@ -226,7 +226,7 @@ class Securing:
             self._socket.close()
 
     def turn_away(self, reason: str) -> None:
-        """See :class:`~understudy.actors.transport.admission.Stranger`."""
+        """See :class:`~greenroom.actors.transport.admission.Stranger`."""
         self.cancel()
         self._on_refused(reason)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.admission import Trouble
-from understudy.actors.transport.peers import Peers
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.peers import Peers
 
 OnLost = Callable[[bool], None]  # gets whether the process is certainly dead
 
@@ -20,7 +20,7 @@ class Watches:
     _watching: dict[str, list[OnLost]]  # by the address's text
 
     def watch_remote(self, target: Any, on_lost: OnLost) -> Callable[[], None] | None:
-        """See :class:`understudy.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.loop.Transport`."""
         address = target.addressDetails
         if type(address) is not ProcessAddress or address.host == self._own.host:
             return None
@@ -37,7 +37,7 @@ class Watches:
         return cancel
 
     def trouble_with(self, gate: Any) -> Trouble:
-        """See :class:`understudy.actors.bases.Attached`."""
+        """See :class:`greenroom.actors.bases.Attached`."""
         return self.peers.trouble_with(gate.addressDetails)
 
     def forgotten(self, address: ProcessAddress) -> None:

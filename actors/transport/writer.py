@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from understudy.actors.transport.frames import (
+from greenroom.actors.transport.frames import (
     CHUNK,
     DATA,
     HEADER,
@@ -15,7 +15,7 @@ from understudy.actors.transport.frames import (
     Buffer,
     Sealer,
 )
-from understudy.actors.transport.session import Outgoing, Session
+from greenroom.actors.transport.session import Outgoing, Session
 
 
 class FrameWriter:

@@ -1,6 +1,6 @@
-"""What benchmarks.requests asks of Understudy and of Ray Serve: the same code, by either import.
+"""What benchmarks.requests asks of Greenroom and of Ray Serve: the same code, by either import.
 
-Run with `understudy` or `ray`, and the port.
+Run with `greenroom` or `ray`, and the port.
 """
 
 import sys
@@ -15,7 +15,7 @@ if sys.argv[1:2] == ["ray"]:
     import ray
     from ray import serve
 else:
-    from understudy import serve
+    from greenroom import serve
 
 WIDTH = 256
 OPTIONS = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0}}  # Ray asks for one

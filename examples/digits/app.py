@@ -1,4 +1,4 @@
-"""Reads handwritten digits, on two replicas: ``understudy run examples.digits.app``.
+"""Reads handwritten digits, on two replicas: ``greenroom run examples.digits.app``.
 
 It needs scikit-learn: ``pip install '.[examples]'``. POST an image as a JSON list of 64 numbers
 from 0 to 16, and get ``{"digit": 3, "replica": 4711}``; ``python -m examples.digits.client`` does
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from examples.digits.images import split
-from understudy import serve
+from greenroom import serve
 
 PIXELS = 64
 

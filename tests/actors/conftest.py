@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors.control_messages import StopReplica
+from greenroom.serve import operations
+from greenroom.serve.deployments import Application
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.by_hand import Hand
 from tests.actors.noting import wait_for_notes
 from tests.support.systems import RunningSystem, running_system
-from understudy import serve
-from understudy.actors.control_messages import StopReplica
-from understudy.serve import operations
-from understudy.serve.deployments import Application
-from understudy.serve.handle import DeploymentHandle
 
 _numbers = itertools.count(1)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from greenroom import serve
+from greenroom.serve.exceptions import StateNotSavedError
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve.exceptions import StateNotSavedError
 
 
 class System(RunningSystem):
@@ -50,7 +50,7 @@ def refuses(running: System, disk: Path, tag: str, cause: str) -> None:
         then = refusal(lambda: client.set_traffic("hello", {"old": 1.0}))  # of the next, that waits
         assert cause in then, then
         assert "Nothing was changed" in then, then
-    told = running.understudy("status")
+    told = running.greenroom("status")
     assert told.returncode == 1, told.stdout
     assert "the state cannot be saved since" in told.stdout, told.stdout
     assert cause in str(saving(running)["error"])

@@ -10,19 +10,19 @@ from weakref import WeakValueDictionary
 
 import cloudpickle
 
-from understudy.actors import held_models, query_client
-from understudy.actors.comparisons import Comparisons
-from understudy.actors.dispatch import Caller
-from understudy.actors.loop import Loop
-from understudy.actors.messages import AnswerQueries, AttachCallerReply, Process
-from understudy.actors.processes import this_process
-from understudy.actors.proxy import Proxy
-from understudy.actors.queries import Queries
-from understudy.actors.query_client import CallerClient
-from understudy.actors.settings import read_settings
-from understudy.actors.transport.envelopes import decode, encode
-from understudy.actors.user_code import UserCode
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.actors import held_models, query_client
+from greenroom.actors.comparisons import Comparisons
+from greenroom.actors.dispatch import Caller
+from greenroom.actors.loop import Loop
+from greenroom.actors.messages import AnswerQueries, AttachCallerReply, Process
+from greenroom.actors.processes import this_process
+from greenroom.actors.proxy import Proxy
+from greenroom.actors.queries import Queries
+from greenroom.actors.query_client import CallerClient
+from greenroom.actors.settings import read_settings
+from greenroom.actors.transport.envelopes import decode, encode
+from greenroom.actors.user_code import UserCode
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
 
 _places: WeakValueDictionary[int, Place] = WeakValueDictionary()
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve import operations
+from greenroom.serve.config import BackendConfig
+from greenroom.serve.exceptions import GreenroomError
 from tests.support.systems import RunningSystem, alive, wait_until
-from understudy import serve
-from understudy.serve import operations
-from understudy.serve.config import BackendConfig
-from understudy.serve.exceptions import UnderstudyError
 
 
 def echo(request: Any) -> str:
@@ -403,7 +403,7 @@ def load_of(running: RunningSystem, tag: str) -> tuple[int, int]:
     found = {"queued": 0, "ongoing": 0}
     for line in running.get("/-/metrics")[1].decode().splitlines():
         for what in found:
-            if f'"{tag}"' in line and line.startswith(f"understudy_{what}"):
+            if f'"{tag}"' in line and line.startswith(f"greenroom_{what}"):
                 found[what] = int(float(line.rpartition(" ")[2]))
     return found["queued"], found["ongoing"]
 
@@ -415,7 +415,7 @@ def test_a_headless_endpoint_is_reached_through_handles_only(
     assert client.get_handle(name).remote().result(10) == "one"
     assert running.get(f"/{name}")[0] == 404
     client.delete_endpoint(name)
-    with pytest.raises(UnderstudyError, match=name):
+    with pytest.raises(GreenroomError, match=name):
         client.get_handle(name, missing_ok=True).remote().result(10)
 
 

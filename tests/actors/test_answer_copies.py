@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import answer_copies
-from understudy.actors.answer_copies import (
+from greenroom.actors import answer_copies
+from greenroom.actors.answer_copies import (
     AT_ONCE,
     MAX_GATHERED_BYTES,
     TOO_LARGE,
@@ -19,7 +19,7 @@ from understudy.actors.answer_copies import (
     WAIT_S,
     AnswerCopies,
 )
-from understudy.actors.messages import CompareAnswers, ComparedAnswer, HttpAnswer
+from greenroom.actors.messages import CompareAnswers, ComparedAnswer, HttpAnswer
 
 HERE = pickle.dumps(("here", "address"))
 PLACE = (7, HERE, b"")

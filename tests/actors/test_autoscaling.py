@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve.exceptions import InvalidRequestError
+from greenroom.serve.handle import DeploymentHandle
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
-from understudy import serve
-from understudy.serve.exceptions import InvalidRequestError
-from understudy.serve.handle import DeploymentHandle
 
 QUICK: dict[str, Any] = {
     "min_replicas": 0,
@@ -39,8 +39,8 @@ class Sleeper:
 
 
 def told(running: RunningSystem) -> dict[str, Any]:
-    """Return what ``understudy status --autoscaling --json`` prints of the one backend."""
-    printed = running.understudy("status", "--autoscaling", "--json").stdout
+    """Return what ``greenroom status --autoscaling --json`` prints of the one backend."""
+    printed = running.greenroom("status", "--autoscaling", "--json").stdout
     (backend,) = json.loads(printed).values()
     return backend  # type: ignore[no-any-return]
 
@@ -77,9 +77,9 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     assert {"FROM_ZERO", "UPSCALED", "DOWNSCALED"} <= set(outcomes)
     log = (own_system.settings.logs_dir / "controller.log").read_text()
     assert "0 -> 1 FROM_ZERO: " in log
-    shown = own_system.understudy("status", "--autoscaling").stdout
+    shown = own_system.greenroom("status", "--autoscaling").stdout
     assert "FROM_ZERO" in shown
-    assert own_system.understudy("status").returncode == 0
+    assert own_system.greenroom("status").returncode == 0
 
 
 def test_a_handles_call_waits_for_the_first_replica_too(
@@ -150,7 +150,7 @@ def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: Runn
         assert "RuntimeError: too many for me" in backend["decisions"][-1]["why"]
         assert backend["target_replicas"] == 2, "the last target stays"
         assert load.stop().failures == []
-    shown = own_system.understudy("status", "--json").stdout
+    shown = own_system.greenroom("status", "--json").stdout
     assert "gAW" not in shown, "its code is not for reading"
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from greenroom import serve
+from greenroom.serve.config import BackendConfig
+from greenroom.serve.exceptions import ReplicaUnavailableError
 from tests.support.systems import RunningSystem, alive, wait_until
-from understudy import serve
-from understudy.serve.config import BackendConfig
-from understudy.serve.exceptions import ReplicaUnavailableError
 
 
 class Counter:
@@ -150,25 +150,25 @@ def test_requests_errors_latencies_and_load_are_counted_by_endpoint_and_backend(
         found = [line.split() for line in lines if label in line]
         return {line[0].replace(label, ""): float(line[1]) for line in found}
 
-    assert metrics()["understudy_queued_requests{}"] == 0, "known before the first query"
+    assert metrics()["greenroom_queued_requests{}"] == 0, "known before the first query"
     for method in ("__call__", "__call__", "fail", "teapot", "nope"):
         running.get(f"/{name}", headers={"X-Serve-Call-Method": method})
     expected = {"200": 2.0, "500": 1.0, "418": 1.0, "400": 1.0}
-    counts = {f'understudy_requests_total{{,status="{s}"}}': n for s, n in expected.items()}
+    counts = {f'greenroom_requests_total{{,status="{s}"}}': n for s, n in expected.items()}
     wait_until(lambda: counts.items() <= metrics().items(), 10, f"{counts}")
     found = metrics()
-    assert found["understudy_request_seconds_count{}"] == 5
-    assert 0 < found["understudy_request_seconds_sum{}"] < 5
-    buckets = [n for key, n in found.items() if key.startswith("understudy_request_seconds_bucket")]
+    assert found["greenroom_request_seconds_count{}"] == 5
+    assert 0 < found["greenroom_request_seconds_sum{}"] < 5
+    buckets = [n for key, n in found.items() if key.startswith("greenroom_request_seconds_bucket")]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 5
     handle = client.get_handle(name)
     responses = [handle.hang.remote() for _ in range(3)]
-    load = {"understudy_queued_requests{}": 2.0, "understudy_ongoing_requests{}": 1.0}
+    load = {"greenroom_queued_requests{}": 2.0, "greenroom_ongoing_requests{}": 1.0}
     wait_until(lambda: load.items() <= metrics().items(), 10, f"{load}")
     for response in responses:
         response.cancel()
-    wait_until(lambda: metrics()["understudy_queued_requests{}"] == 0, 10, "an empty queue")
+    wait_until(lambda: metrics()["greenroom_queued_requests{}"] == 0, 10, "an empty queue")
 
 
 def test_what_one_call_does_is_refused_by_name(

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from greenroom import serve
+from greenroom.serve import operations
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem
-from understudy import serve
-from understudy.serve import operations
 
 EVIL = "1\r\nx-evil: 1"
 

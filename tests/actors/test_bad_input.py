@@ -18,19 +18,19 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from greenroom import serve
+from greenroom.actors import admin_messages as am
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.actors import system
+from greenroom.actors.port import CONTROLLER, PROXY
+from greenroom.actors.processes import RunRecords
+from greenroom.persistence.encoding import FORMAT_VERSION
+from greenroom.serve import operations
+from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
-from understudy.actors import admin_messages as am
-from understudy.actors import control_messages as cm
-from understudy.actors import messages as m
-from understudy.actors import system
-from understudy.actors.port import CONTROLLER, PROXY
-from understudy.actors.processes import RunRecords
-from understudy.persistence.encoding import FORMAT_VERSION
-from understudy.serve import operations
-from understudy.serve.exceptions import StartError
 
 NAME = "victim"
 
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def victim(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningSystem]:
     """A system that takes bodies of up to 100,000 bytes, with one deployment."""
     state = tmp_path_factory.mktemp("victim")
-    with running_system(state, UNDERSTUDY_HTTP_MAX_BODY_BYTES="100000") as running:
+    with running_system(state, GREENROOM_HTTP_MAX_BODY_BYTES="100000") as running:
         deploy(running, Victim.bind(str(folder)), NAME)
         yield running
 
@@ -131,7 +131,7 @@ def actors_of(victim: RunningSystem, hand: Hand) -> dict[str, Any]:
     return {
         "controller": hand.locate(*CONTROLLER),
         "proxy": hand.locate(*PROXY),
-        "replica": hand.locate("understudy.actors.replica.Replica", f"replica {tag}"),
+        "replica": hand.locate("greenroom.actors.replica.Replica", f"replica {tag}"),
     }
 
 
@@ -380,7 +380,7 @@ def test_an_http_port_in_use_names_the_process_that_has_it(
     victim: RunningSystem, tmp_path: Path
 ) -> None:
     port = victim.settings.http.port
-    running = RunningSystem(tmp_path / "state", UNDERSTUDY_HTTP_PORT=str(port))
+    running = RunningSystem(tmp_path / "state", GREENROOM_HTTP_PORT=str(port))
     text = failed_start(running)
     assert f"HTTP port {port}" in text
     assert any(f"in use by pid {pid} (" in text for _, pid in victim.pids())
@@ -394,7 +394,7 @@ def test_an_admin_port_in_use_names_the_process_that_has_it(
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        running = RunningSystem(tmp_path / "state", UNDERSTUDY_ADMIN_PORT=str(port))
+        running = RunningSystem(tmp_path / "state", GREENROOM_ADMIN_PORT=str(port))
         text = failed_start(running)
     assert f"admin port {port} is in use by pid {os.getpid()} " in text
     assert "--admin-port" in text
@@ -404,8 +404,8 @@ def test_the_command_line_shows_one_line_for_a_port_in_use(
     victim: RunningSystem, tmp_path: Path
 ) -> None:
     port = victim.settings.http.port
-    running = RunningSystem(tmp_path / "state", UNDERSTUDY_HTTP_PORT=str(port))
-    done = running.understudy("start")
+    running = RunningSystem(tmp_path / "state", GREENROOM_HTTP_PORT=str(port))
+    done = running.greenroom("start")
     assert done.returncode == 1
     assert f"HTTP port {port}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -419,8 +419,8 @@ def test_a_state_dir_below_a_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_state_dir_that_cannot_be_made_is_refused() -> None:
-    text = failed_start(RunningSystem(Path("/proc/understudy")))  # not even root may
-    assert "/proc/understudy" in text
+    text = failed_start(RunningSystem(Path("/proc/greenroom")))  # not even root may
+    assert "/proc/greenroom" in text
     assert "--state-dir" in text
 
 
@@ -506,9 +506,9 @@ def test_a_damaged_record_is_set_aside_and_the_rest_comes_back(tmp_path: Path) -
 
 
 def test_a_middleware_that_cannot_be_imported_is_an_error_of_the_start(tmp_path: Path) -> None:
-    middlewares = {"UNDERSTUDY_HTTP_MIDDLEWARES": "nowhere.to_be:Found"}
+    middlewares = {"GREENROOM_HTTP_MIDDLEWARES": "nowhere.to_be:Found"}
     running = RunningSystem(tmp_path / "state", **middlewares)
-    done = running.understudy("start")
+    done = running.greenroom("start")
     assert done.returncode == 1
     told = "the middleware 'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError: "
     assert told in done.stderr
@@ -518,7 +518,7 @@ def test_a_middleware_that_cannot_be_imported_is_an_error_of_the_start(tmp_path:
 
 def test_bad_values_of_the_environment_are_named_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
-        RunningSystem(tmp_path, UNDERSTUDY_HTTP_PORT="99999", UNDERSTUDY_HTTP_WORKERS="many")
+        RunningSystem(tmp_path, GREENROOM_HTTP_PORT="99999", GREENROOM_HTTP_WORKERS="many")
     assert "99999" in str(caught.value)
     assert "many" in str(caught.value)
 

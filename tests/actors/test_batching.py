@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from greenroom import serve
+from greenroom.serve.exceptions import RequestCancelledError
 from tests.support.systems import RunningSystem
-from understudy import serve
-from understudy.serve.exceptions import RequestCancelledError
 
 
 @serve.deployment(user_config={"size": 3})

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from understudy.actors.beats import SIZE, Beater, BeatListener, Sealed
-from understudy.core.liveness import BEAT_S, LOST_AFTER_S
+from greenroom.actors.beats import SIZE, Beater, BeatListener, Sealed
+from greenroom.core.liveness import BEAT_S, LOST_AFTER_S
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"
 KEY = bytes(range(32))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors import messages as m
+from greenroom.actors.queries import Run
 from tests.actors.one_process import OneProcess
 from tests.support.queries import query
-from understudy.actors import messages as m
-from understudy.actors.queries import Run
 
 
 @pytest.fixture

@@ -10,25 +10,25 @@ import pytest
 from thespian.actors import ActorAddress, ActorSystem
 from thespian.system.messages.status import Thespian_StatusReq
 
+from greenroom.actors import binding
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.base import install
+from greenroom.actors.transport.cluster_key import ensure_key
+from greenroom.core.errors import InvalidRequestError, StartError
 from tests.support.certificates import certificate
 from tests.support.systems import RunningSystem, patched_environ, running_system, wait_until
-from understudy.actors import binding
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.actors.transport.addresses import parse_address
-from understudy.actors.transport.base import install
-from understudy.actors.transport.cluster_key import ensure_key
-from understudy.core.errors import InvalidRequestError, StartError
 
 
 @pytest.fixture(autouse=True)
 def key_file_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """``prepare`` leaves it to child processes, which tests have too."""
-    monkeypatch.setenv("UNDERSTUDY_KEY_FILE", "")
+    monkeypatch.setenv("GREENROOM_KEY_FILE", "")
 
 
 def settings(state_dir: Path, **environ: str) -> HostSettings:
     state_dir.mkdir(exist_ok=True)
-    return read_settings({"UNDERSTUDY_STATE_DIR": str(state_dir), **environ})
+    return read_settings({"GREENROOM_STATE_DIR": str(state_dir), **environ})
 
 
 def listeners(running: RunningSystem) -> set[tuple[str, int]]:
@@ -49,18 +49,18 @@ def test_a_system_listens_for_http_alone_unless_it_is_bound(own_system: RunningS
 
 
 def test_a_bound_system_listens_on_its_address_and_commands_find_it(tmp_path: Path) -> None:
-    with running_system(tmp_path, UNDERSTUDY_BIND="127.0.0.9") as running:
+    with running_system(tmp_path, GREENROOM_BIND="127.0.0.9") as running:
         bound = ("127.0.0.9", running.settings.admin_port)
         assert listeners(running) == {("127.0.0.1", running.settings.http.port), bound}
         (host,) = wait_until(lambda: running.status()["hosts"], 5, "the host reports itself")
         assert host["address"] == "{}:{}".format(*bound)
-        del running.environ["UNDERSTUDY_BIND"]
-        shown = running.understudy("status")
+        del running.environ["GREENROOM_BIND"]
+        shown = running.greenroom("status")
         assert shown.returncode == 0, shown.stderr
 
 
 def test_the_key_is_in_no_command_line_environment_or_log(tmp_path: Path) -> None:
-    with running_system(tmp_path, UNDERSTUDY_BIND="127.0.0.9") as running:
+    with running_system(tmp_path, GREENROOM_BIND="127.0.0.9") as running:
         key = running.settings.cluster_key.read_bytes()
         forms = (key, key.hex().encode(), repr(key)[2:-1].encode())
         places = [Path(f"/proc/{pid}/{each}") for _, pid in running.pids() for each in FROM_PROC]
@@ -89,21 +89,21 @@ def members_of(running: RunningSystem) -> list[str]:
 
 
 def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_path: Path) -> None:
-    with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as leader:
+    with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
-        joining = {"UNDERSTUDY_BIND": "127.0.0.8", "UNDERSTUDY_JOIN": leads}
-        joining["UNDERSTUDY_HOST_NAME"] = "another"
-        key = {"UNDERSTUDY_KEY_FILE": str(leader.settings.cluster_key)}
+        joining = {"GREENROOM_BIND": "127.0.0.8", "GREENROOM_JOIN": leads}
+        joining["GREENROOM_HOST_NAME"] = "another"
+        key = {"GREENROOM_KEY_FILE": str(leader.settings.cluster_key)}
         with running_system(tmp_path / "b", **joining, **key) as member:
             wait_until(lambda: members_of(leader) == [member.settings.own_address], 10, "joined")
             assert member.settings.cluster_key.read_bytes() == Path(*key.values()).read_bytes()
         wait_until(lambda: not members_of(leader), 10, "left")
-        without = RunningSystem(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE="")
+        without = RunningSystem(tmp_path / "c", **joining, GREENROOM_KEY_FILE="")
         with pytest.raises(StartError, match=r"without the cluster's key: copy cluster\.key from"):
             without.start()
         other_key = tmp_path / "other.key"
         ensure_key(other_key)
-        other = RunningSystem(tmp_path / "c", **joining, UNDERSTUDY_KEY_FILE=str(other_key))
+        other = RunningSystem(tmp_path / "c", **joining, GREENROOM_KEY_FILE=str(other_key))
         refused = (
             f"cannot join {leads}: it closed the connection; it may hold another cluster's key"
         )
@@ -118,8 +118,8 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
 
 
 def test_a_bound_system_is_reached_by_its_address_with_its_key(tmp_path: Path) -> None:
-    with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as running:
-        shown = running.understudy(
+    with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as running:
+        shown = running.greenroom(
             *("status", "--state-dir", str(tmp_path / "elsewhere")),
             *("--address", running.settings.own_address),
             *("--key-file", str(running.settings.cluster_key)),
@@ -128,13 +128,13 @@ def test_a_bound_system_is_reached_by_its_address_with_its_key(tmp_path: Path) -
 
 
 def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) -> None:
-    with running_system(tmp_path / "a", UNDERSTUDY_BIND="127.0.0.9") as leader:
+    with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
         other = RunningSystem(
             tmp_path / "b",
-            UNDERSTUDY_BIND="127.0.0.8",
-            UNDERSTUDY_JOIN=leads,
-            UNDERSTUDY_KEY_FILE=str(leader.settings.cluster_key),
+            GREENROOM_BIND="127.0.0.8",
+            GREENROOM_JOIN=leads,
+            GREENROOM_KEY_FILE=str(leader.settings.cluster_key),
         )
         with pytest.raises(StartError, match=f"{leads}: host name .* is taken by .*--host-name"):
             other.start()
@@ -147,55 +147,55 @@ FROM_PROC = ("cmdline", "environ")
 @pytest.mark.parametrize("join", ["10.0.0.1:1900", "10.0.0.2:1900,10.0.0.1:1900"])
 def test_a_host_cannot_join_itself(tmp_path: Path, join: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"10\.0\.0\.1:1900 is this host itself"):
-        settings(tmp_path, UNDERSTUDY_BIND="10.0.0.1", UNDERSTUDY_JOIN=join)
+        settings(tmp_path, GREENROOM_BIND="10.0.0.1", GREENROOM_JOIN=join)
 
 
 @pytest.mark.parametrize("name", ["a/b", "/tmp/elsewhere", "..", "."])
 def test_a_host_name_that_is_no_folders_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequestError, match="expected what can be a folder's name"):
-        settings(tmp_path, UNDERSTUDY_HOST_NAME=name)
+        settings(tmp_path, GREENROOM_HOST_NAME=name)
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "host", "10.0.0", "::1", "224.0.0.1", "10.0.0.1:1900"])
 def test_what_is_not_one_address_cannot_be_bound(tmp_path: Path, bind: str) -> None:
     with pytest.raises(InvalidRequestError, match="expected one IPv4 address of this host"):
-        settings(tmp_path, UNDERSTUDY_BIND=bind)
+        settings(tmp_path, GREENROOM_BIND=bind)
 
 
 def test_somebody_elses_address_cannot_be_bound(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"cannot listen on 192.0.2.1: .*an address of this host"):
-        binding.prepare(settings(tmp_path, UNDERSTUDY_BIND="192.0.2.1"))
+        binding.prepare(settings(tmp_path, GREENROOM_BIND="192.0.2.1"))
 
 
 @pytest.mark.parametrize("join", ["host", "host:", ":1900", "host:0", "host:70000", "host:x"])
 def test_what_is_no_address_cannot_be_joined(tmp_path: Path, join: str) -> None:
     with pytest.raises(InvalidRequestError, match="expected HOST:PORT"):
-        settings(tmp_path, UNDERSTUDY_BIND="127.0.0.9", UNDERSTUDY_JOIN=join)
+        settings(tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_JOIN=join)
 
 
 def test_only_a_bound_host_can_join(tmp_path: Path) -> None:
-    for environ in ({}, {"UNDERSTUDY_BIND": "127.0.0.1"}):
+    for environ in ({}, {"GREENROOM_BIND": "127.0.0.1"}):
         with pytest.raises(InvalidRequestError, match="name its address with --bind"):
-            settings(tmp_path, UNDERSTUDY_JOIN="10.0.0.1:1900", **environ)
+            settings(tmp_path, GREENROOM_JOIN="10.0.0.1:1900", **environ)
 
 
 def test_the_stock_transport_cannot_be_bound(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"cannot be bound to 127\.0\.0\.9"):
-        settings(tmp_path, UNDERSTUDY_BIND="127.0.0.9", UNDERSTUDY_TRANSPORT="stock")
+        settings(tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_TRANSPORT="stock")
 
 
 def test_a_bound_host_leads_unless_it_joins(tmp_path: Path) -> None:
     name = "Convention Address.IPv4"
     assert binding.convention_of(settings(tmp_path)) == {}
-    bound = {"UNDERSTUDY_BIND": "127.0.0.9", "UNDERSTUDY_ADMIN_PORT": "1901"}
+    bound = {"GREENROOM_BIND": "127.0.0.9", "GREENROOM_ADMIN_PORT": "1901"}
     assert binding.convention_of(settings(tmp_path, **bound)) == {name: "127.0.0.9:1901"}
-    joined = settings(tmp_path, **bound, UNDERSTUDY_JOIN="127.0.0.8:1900")
+    joined = settings(tmp_path, **bound, GREENROOM_JOIN="127.0.0.8:1900")
     assert binding.convention_of(joined) == {name: "127.0.0.8:1900"}
 
 
 def test_a_host_that_cannot_be_found_is_named(tmp_path: Path) -> None:
     joined = settings(
-        tmp_path, UNDERSTUDY_BIND="127.0.0.9", UNDERSTUDY_JOIN="no.such.host.invalid:1900"
+        tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_JOIN="no.such.host.invalid:1900"
     )
     with pytest.raises(StartError, match=r"cannot join no.such.host.invalid:1900"):
         binding.convention_of(joined)
@@ -224,13 +224,13 @@ def test_a_key_that_may_not_be_looked_at_is_named(
 
 def test_tls_files_go_together(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"tls_cert='c\.pem': .* go together"):
-        settings(tmp_path, UNDERSTUDY_TLS_CERT="c.pem", UNDERSTUDY_TLS_CA="ca.pem")
+        settings(tmp_path, GREENROOM_TLS_CERT="c.pem", GREENROOM_TLS_CA="ca.pem")
 
 
 def test_tls_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
     environ = certificate(tmp_path, "host").environ()
     binding.prepare(settings(tmp_path, **environ))
-    environ["UNDERSTUDY_TLS_CA"] = str(tmp_path / "missing.pem")
+    environ["GREENROOM_TLS_CA"] = str(tmp_path / "missing.pem")
     with pytest.raises(StartError, match=r"--tls-ca .*missing\.pem"):
         binding.prepare(settings(tmp_path, **environ))
 
@@ -238,6 +238,6 @@ def test_tls_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
 def test_a_joining_host_copies_the_key_that_it_is_given(tmp_path: Path) -> None:
     first, second = settings(tmp_path / "a"), settings(tmp_path / "b")
     binding.prepare(first)
-    second = settings(tmp_path / "b", UNDERSTUDY_KEY_FILE=str(first.cluster_key))
+    second = settings(tmp_path / "b", GREENROOM_KEY_FILE=str(first.cluster_key))
     binding.prepare(second)
     assert second.cluster_key.read_bytes() == first.cluster_key.read_bytes()

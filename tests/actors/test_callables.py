@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from understudy.actors.callables import Manner, Manners
+from greenroom.actors.callables import Manner, Manners
 
 
 def plain() -> int:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors import messages as m
+from greenroom.actors.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
+from greenroom.actors.streams import Stream, StreamFailedError
+from greenroom.core.tickets import BODY
 from tests.support.queries import query
-from understudy.actors import messages as m
-from understudy.actors.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
-from understudy.actors.streams import Stream, StreamFailedError
-from understudy.core.tickets import BODY
 
 HERE = m.Process(1, 1, "here")
 FIRST, SECOND = m.Process(2, 2, "first"), m.Process(3, 3, "second")

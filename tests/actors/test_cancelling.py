@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors.messages import Assignment, Query
+from greenroom.actors.queries import Run
+from greenroom.actors.query_client import PendingQuery
+from greenroom.actors.user_context import RunningQuery
+from greenroom.actors.value_streams import ValueStream
+from greenroom.core.tickets import Ticket
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.actors.messages import Assignment, Query
-from understudy.actors.queries import Run
-from understudy.actors.query_client import PendingQuery
-from understudy.actors.user_context import RunningQuery
-from understudy.actors.value_streams import ValueStream
-from understudy.core.tickets import Ticket
-from understudy.serve.handle import DeploymentHandle
 
 CALLS = 100_000
 KINDS = (PendingQuery, ValueStream, Ticket, Future, asyncio.Future, asyncio.Task)

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors.connection import Connection
+from greenroom.serve.exceptions import GreenroomError, ReplicaUnavailableError
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.actors.connection import Connection
-from understudy.serve.exceptions import ReplicaUnavailableError, UnderstudyError
-from understudy.serve.handle import DeploymentHandle
 
 DEADLINE_S = 30.0
 
@@ -62,7 +62,7 @@ def test_a_handle_of_a_closed_connection_says_so(running: RunningSystem, handle_
     handle = handle_of(connection)
     connection.close()
     connection.close()
-    with pytest.raises(UnderstudyError, match="closed"):
+    with pytest.raises(GreenroomError, match="closed"):
         handle.remote(0)
 
 
@@ -73,7 +73,7 @@ def test_a_handle_in_a_forked_process_says_so(running: RunningSystem, handle_of)
     if pid == 0:
         try:
             handle.remote(0)
-        except UnderstudyError as error:
+        except GreenroomError as error:
             os._exit(0 if "fork" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors import messages as m
+from greenroom.actors.compact import plain, restored
+from greenroom.actors.large_bytes import LargeAnswer, LargeBytes
+from greenroom.actors.transport.envelopes import decode, encode
 from tests.support.queries import query
-from understudy.actors import messages as m
-from understudy.actors.compact import plain, restored
-from understudy.actors.large_bytes import LargeAnswer, LargeBytes
-from understudy.actors.transport.envelopes import decode, encode
 
 PROCESS = m.Process(1, 2, "incarnation")
 COMPARE = (5, b"a place", b"settings")
@@ -82,7 +82,7 @@ def test_a_message_arrives_as_it_was(message: Any) -> None:
 
 @pytest.mark.parametrize("message", MESSAGES[:2], ids=str)
 def test_what_is_pickled_of_queries_is_plain(message: Any) -> None:
-    assert b"understudy" not in encode(message)[0]
+    assert b"greenroom" not in encode(message)[0]
 
 
 def test_large_bytes_still_travel_beside_the_pickle() -> None:

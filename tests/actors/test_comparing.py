@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
 
 BIG = 300 * 1024
 
@@ -100,11 +100,11 @@ def test_differences_are_counted_by_cause_with_examples(shop: Shop) -> None:
     assert example["request_id"] == "id-off"
     assert example["detail"] == "0.5 became 1.500000001"
     assert json.loads(example["shadow"]["body"])["at"] == "new"
-    shown = shop.running.understudy("diff", shop.name)
+    shown = shop.running.greenroom("diff", shop.name)
     assert shown.returncode == 0, shown.stderr
     assert "6 compared, 3 different, 2 not compared" in shown.stdout
     assert "id-off  0.5 became 1.500000001" in shown.stdout
-    told = json.loads(shop.running.understudy("diff", shop.name, "--json").stdout)
+    told = json.loads(shop.running.greenroom("diff", shop.name, "--json").stdout)
     assert told[shop.shadow]["different"] == 3
 
 
@@ -180,8 +180,8 @@ def test_without_a_comparison_there_is_nothing_to_show(shop: Shop) -> None:
     shop.client.shadow_traffic(shop.name, shop.shadow, 1.0)
     shop.get()
     assert shop.client.diff(shop.name) == {}
-    shown = shop.running.understudy("diff", shop.name)
+    shown = shop.running.greenroom("diff", shop.name)
     assert "no shadow of" in shown.stdout
-    assert shop.running.understudy("diff", "nope").returncode == 1
+    assert shop.running.greenroom("diff", "nope").returncode == 1
     with pytest.raises(ValueError, match="compare=3: must be 'status', 'json', a dict"):
         shop.client.shadow_traffic(shop.name, shop.shadow, 1.0, 3)  # type: ignore[arg-type]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve import context
+from greenroom.serve.exceptions import GreenroomError
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve import context
-from understudy.serve.exceptions import UnderstudyError
 
 
 def seen() -> dict[str, Any]:
@@ -197,7 +197,7 @@ def test_a_copy_for_a_shadow_says_so_and_its_answer_goes_nowhere(
 
 
 def test_outside_of_a_replica_there_is_no_context() -> None:
-    with pytest.raises(UnderstudyError, match="outside of a replica"):
+    with pytest.raises(GreenroomError, match="outside of a replica"):
         serve.get_replica_context()
     assert serve.get_request_context() == context.RequestContext()
     assert context._get_serve_request_context() == context.RequestContext()

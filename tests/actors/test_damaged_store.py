@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
 
 
 def application(text: str) -> serve.Application:
@@ -37,7 +37,7 @@ def damaged(tmp_path: Path):
 
     yield running, damage
     running.disconnect()
-    running.understudy("stop")
+    running.greenroom("stop")
 
 
 def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(damaged) -> None:

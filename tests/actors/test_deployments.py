@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve import operations, session
+from greenroom.serve.deployments import Application
+from greenroom.serve.exceptions import GreenroomError
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
 from tests.support.timing import check_within
-from understudy import serve
-from understudy.serve import operations, session
-from understudy.serve.deployments import Application
-from understudy.serve.exceptions import UnderstudyError
-from understudy.serve.handle import DeploymentHandle
 
 Deployed = Callable[[Application], DeploymentHandle]
 DEADLINE_S = 20
@@ -136,7 +136,7 @@ def test_an_exception_that_cannot_travel_is_told_as_text(deployed: Deployed) -> 
     def raises() -> None:
         raise UnpicklableError
 
-    with pytest.raises(UnderstudyError, match="cannot travel"):
+    with pytest.raises(GreenroomError, match="cannot travel"):
         deployed(raises.bind()).remote().result(10)
 
 
@@ -185,7 +185,7 @@ def test_a_constructor_that_ends_its_process_fails_the_deployment(
 
         def __call__(self) -> None: ...
 
-    with pytest.raises(UnderstudyError):
+    with pytest.raises(GreenroomError):
         deployed(Ends.bind())
     application = running.status()["applications"][name]
     assert application["status"] == "DEPLOY_FAILED"
@@ -285,7 +285,7 @@ def test_a_query_that_ended_its_replica_is_repeated_only_if_it_may_be(
     deployed: Deployed, tmp_path: Path
 ) -> None:
     handle = deployed(Ends.bind(str(tmp_path / "ended")))
-    with pytest.raises(UnderstudyError, match="replica died"):
+    with pytest.raises(GreenroomError, match="replica died"):
         handle.once.remote().result(15)
     (tmp_path / "ended").unlink()
     assert handle.options(method_name="once", retryable=True).remote().result(15) == "survived"
@@ -353,5 +353,5 @@ def test_a_deleted_application_frees_its_route_and_its_processes(
     assert running.get(f"/{name}")[0] == 404
     assert not alive(pid)
     assert name not in running.status()["applications"]
-    with pytest.raises(UnderstudyError):
+    with pytest.raises(GreenroomError):
         handle.remote().result(5)

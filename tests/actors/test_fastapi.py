@@ -28,8 +28,8 @@ from fastapi import (
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from greenroom import serve
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
 
 ROOT, ROUTE = "/gateway", "/shop"
 
@@ -185,7 +185,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Run
     notes = str(folder)
     app = serve.deployment(serve.ingress(lambda: make_app(notes))())
     state = tmp_path_factory.mktemp("shop")
-    with running_system(state, UNDERSTUDY_HTTP_ROOT_PATH=ROOT) as running:
+    with running_system(state, GREENROOM_HTTP_ROOT_PATH=ROOT) as running:
         running.deploy(app.options(name="Shop").bind(), name="shop", route_prefix=ROUTE)
         yield running
 

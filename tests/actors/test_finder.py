@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import admin_messages as am
-from understudy.actors import connection, joining
-from understudy.actors.messages import Process
-from understudy.actors.port import CONTROLLER, Finder
-from understudy.actors.settings import read_settings
-from understudy.core.errors import StateNotSavedError
+from greenroom.actors import admin_messages as am
+from greenroom.actors import connection, joining
+from greenroom.actors.messages import Process
+from greenroom.actors.port import CONTROLLER, Finder
+from greenroom.actors.settings import read_settings
+from greenroom.core.errors import StateNotSavedError
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
 Identified = Callable[[Any, Process, int], None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.actors.control_messages import Changed, MeetController, Superseded
-from understudy.actors.following import Following, Obedience
-from understudy.actors.messages import Process
+from greenroom.actors.control_messages import Changed, MeetController, Superseded
+from greenroom.actors.following import Following, Obedience
+from greenroom.actors.messages import Process
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
 HOST, LATER_HOST = Process(9, 10, "host"), Process(3, 11, "later host")

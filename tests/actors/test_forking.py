@@ -8,18 +8,18 @@ import textwrap
 import threading
 from pathlib import Path
 
-from understudy.actors import forking
+from greenroom.actors import forking
 
 # Its own main module has a name that the child's must not have.
 FORKS = """
 import logging, os, signal, socket, sys
-from understudy.actors import forking, logs
-from understudy.actors.settings import read_settings
+from greenroom.actors import forking, logs
+from greenroom.actors.settings import read_settings
 
 def tell():
     import __main__
     sys.stdout.reconfigure(line_buffering=True)  # so that it stands before what stderr gets
-    logging.getLogger("understudy.x").warning("logged")
+    logging.getLogger("greenroom.x").warning("logged")
     print({0, 1, 2, kept} < (has := set(map(int, os.listdir("/proc/self/fd")))), len(has))
     print(os.read(0, 1), os.readlink("/proc/self/fd/0"))
     print({signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)})
@@ -27,7 +27,7 @@ def tell():
     print(len(logs.OUR_LOGGER.handlers), os.getsid(0) == os.getpid(), os.getcwd())
     raise RuntimeError("told")
 
-settings = read_settings({"UNDERSTUDY_STATE_DIR": sys.argv[1]})
+settings = read_settings({"GREENROOM_STATE_DIR": sys.argv[1]})
 logs.configure_logging(settings, "parent")
 signal.signal(signal.SIGTERM, lambda *_: None)
 other, kept = socket.socket(), os.open(os.devnull, os.O_RDONLY)
@@ -75,13 +75,13 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
         tmp_path,
         """
         import os, sys
-        from understudy.actors import forking
-        from understudy.actors.processes import command_line
+        from greenroom.actors import forking
+        from greenroom.actors.processes import command_line
         import setproctitle
 
         def be():
             os.read(began, 1)  # returns when who forked has ended
-            setproctitle.setproctitle("understudy: child")
+            setproctitle.setproctitle("greenroom: child")
             print(command_line(os.getpid()), os.getcwd(), os.getsid(0) != sid, os.environ["HOME"])
 
         sid = os.getsid(0)
@@ -92,7 +92,7 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
         forking.fork(be, output, keep=[began, ours], detached=True)
         """,
     )
-    assert (tmp_path / "output").read_text() == "understudy: child / True another than at first\n"
+    assert (tmp_path / "output").read_text() == "greenroom: child / True another than at first\n"
 
 
 def test_only_a_process_without_other_threads_forks() -> None:

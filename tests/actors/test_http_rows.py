@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from greenroom import serve
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
 
 LIMIT = 50_000
 
@@ -91,8 +91,8 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
     """Give a system with a body limit, and deployments: one has a time limit, one a short queue."""
     state = tmp_path_factory.mktemp("state")
     limits = {
-        "UNDERSTUDY_HTTP_MAX_BODY_BYTES": str(LIMIT),
-        "UNDERSTUDY_HTTP_REQUEST_TIMEOUT_S": "240",
+        "GREENROOM_HTTP_MAX_BODY_BYTES": str(LIMIT),
+        "GREENROOM_HTTP_REQUEST_TIMEOUT_S": "240",
     }
     with running_system(state, **limits) as running:
         deploy(running, serve.deployment(Row).bind(str(folder)), "row", "/row")
@@ -146,7 +146,7 @@ def test_above_the_queue_limit_is_503_at_once_with_when_to_come_back(
         first.sendall(wire.send("/narrow/hang"))
         wait_until((folder / "hangs").exists, 10, "the first one runs")
         second.sendall(wire.send("/narrow/x"))
-        queued = re.compile(rb'understudy_queued_requests\{[^}]*"narrow#Narrow"[^}]*\} 1\.0')
+        queued = re.compile(rb'greenroom_queued_requests\{[^}]*"narrow#Narrow"[^}]*\} 1\.0')
         wait_until(lambda: queued.search(wire.ask("/-/metrics").body), 10, "the second one waits")
         reply = wire.ask("/narrow/x")
         assert reply.status == 503
@@ -209,7 +209,7 @@ def test_our_own_pages_answer(wire: Wire) -> None:
     assert wire.ask("/-/healthz").body == b"success"
     metrics = wire.ask("/-/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert b"understudy_" in metrics.body
+    assert b"greenroom_" in metrics.body
     assert wire.ask("/-/healthz", method="DELETE").status == 405
     assert wire.ask("/-/nothing").status == 404
 

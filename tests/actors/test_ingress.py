@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from greenroom import serve
+from greenroom.serve.exceptions import DeployFailedError
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve.exceptions import DeployFailedError
 
 
 class Got(NamedTuple):

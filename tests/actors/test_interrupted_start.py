@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.actors.processes import RunRecords
+from greenroom.actors.system import HOST_ROLE
 from tests.support.systems import RunningSystem, wait_until
-from understudy.actors.processes import RunRecords
-from understudy.actors.system import HOST_ROLE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -20,7 +20,7 @@ def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) 
     running = RunningSystem(tmp_path / "state")
     records = RunRecords(running.settings.run_dir)
     starter = subprocess.Popen(
-        [sys.executable, "-m", "understudy.serve.cli", "start"],
+        [sys.executable, "-m", "greenroom.serve.cli", "start"],
         env={**os.environ, **running.environ},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -31,7 +31,7 @@ def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) 
         starter.wait()
         (host,) = records.with_role(HOST_ROLE)
         wait_until(lambda: records.is_ready(host), 10, "the system is up")
-        wait_until(lambda: not running.understudy("status").returncode, 10, "all is healthy")
+        wait_until(lambda: not running.greenroom("status").returncode, 10, "all is healthy")
         assert records.with_role(HOST_ROLE) == [host]
     finally:
         starter.kill()

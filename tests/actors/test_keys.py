@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import keys
-from understudy.actors.admin_messages import RotateKey
-from understudy.actors.control_messages import GiveKey, HoldKeys, NeedKey
-from understudy.actors.settings import HostSettings
-from understudy.actors.transport import key_files
-from understudy.actors.transport.cluster_key import ClusterKeyError, ensure_key
-from understudy.actors.transport.key_exchange import SIZE, Exchange, SealError
-from understudy.actors.transport.key_files import KeyFiles
-from understudy.core.hosts import HostState
-from understudy.core.key_rotation import KeyIds, next_step
+from greenroom.actors import keys
+from greenroom.actors.admin_messages import RotateKey
+from greenroom.actors.control_messages import GiveKey, HoldKeys, NeedKey
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.transport import key_files
+from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
+from greenroom.actors.transport.key_exchange import SIZE, Exchange, SealError
+from greenroom.actors.transport.key_files import KeyFiles
+from greenroom.core.hosts import HostState
+from greenroom.core.key_rotation import KeyIds, next_step
 
 
 class Crash(BaseException):

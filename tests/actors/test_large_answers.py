@@ -14,13 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from tests.actors.noting import DEADLINE_S
-from tests.actors.one_process import OneProcess
-from tests.support.queries import python_call, query
-from tests.support.systems import RunningSystem
-from understudy import serve
-from understudy.actors import messages as m
-from understudy.actors.large_bytes import (
+from greenroom import serve
+from greenroom.actors import messages as m
+from greenroom.actors.large_bytes import (
     PART,
     PARTED,
     LargeBytes,
@@ -29,6 +25,10 @@ from understudy.actors.large_bytes import (
     in_parts,
     put_together,
 )
+from tests.actors.noting import DEADLINE_S
+from tests.actors.one_process import OneProcess
+from tests.support.queries import python_call, query
+from tests.support.systems import RunningSystem
 
 BODY = bytes(range(251)) * (5 * PART // 251)
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from understudy.actors.large_bytes import (
+from greenroom.actors.large_bytes import (
     LARGE,
     LargeAnswer,
     LargeBytes,
@@ -15,8 +15,8 @@ from understudy.actors.large_bytes import (
     content_of,
     travelling,
 )
-from understudy.actors.messages import AnswerQueries, FailedAnswer, HttpAnswer, ValueAnswer
-from understudy.actors.transport.envelopes import decode, encode
+from greenroom.actors.messages import AnswerQueries, FailedAnswer, HttpAnswer, ValueAnswer
+from greenroom.actors.transport.envelopes import decode, encode
 
 BODY = bytes(range(256)) * (LARGE // 256)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.actors.settings import read_settings
+from greenroom.core.errors import InvalidRequestError, StartError
 from tests.support.systems import RunningSystem, free_port, running_system
-from understudy.actors.settings import read_settings
-from understudy.core.errors import InvalidRequestError, StartError
 
 OWN, OTHER = "127.0.0.8", "127.0.0.9"
 
@@ -46,16 +46,16 @@ def test_leaders_keep_what_is_theirs_apart_in_the_folder_that_they_share(tmp_pat
     assert one.gates == ("10.0.0.2:1900",)
     one.run_dir.mkdir(parents=True)
     command = read_settings({}, host_name="one", state_dir=str(tmp_path))
-    assert command.run_dir == one.run_dir  # `understudy stop` needs no --leaders
+    assert command.run_dir == one.run_dir  # `greenroom stop` needs no --leaders
 
 
 def leader(tmp_path: Path, name: str, bind: str, port: int, **more: str) -> RunningSystem:
     leaders = ",".join(sorted({f"{OWN}:{port}", f"{OTHER}:{port}"}, reverse=True))
     environ = {
-        "UNDERSTUDY_BIND": bind,
-        "UNDERSTUDY_ADMIN_PORT": str(port),
-        "UNDERSTUDY_LEADERS": leaders,
-        "UNDERSTUDY_HOST_NAME": name,
+        "GREENROOM_BIND": bind,
+        "GREENROOM_ADMIN_PORT": str(port),
+        "GREENROOM_LEADERS": leaders,
+        "GREENROOM_HOST_NAME": name,
     }
     return RunningSystem(tmp_path, **{**environ, **more})
 
@@ -80,7 +80,7 @@ def test_leaders_with_different_lists_are_told_so(tmp_path: Path) -> None:
     first.start()
     try:
         other_way_round = f"{OWN}:{port},{OTHER}:{port}"
-        second = leader(tmp_path, "two", OWN, port, UNDERSTUDY_LEADERS=other_way_round)
+        second = leader(tmp_path, "two", OWN, port, GREENROOM_LEADERS=other_way_round)
         with pytest.raises(StartError, match=r"the same list, in the same order"):
             second.start()
         assert [host["name"] for host in first.status()["hosts"]] == ["one"]
@@ -91,7 +91,7 @@ def test_leaders_with_different_lists_are_told_so(tmp_path: Path) -> None:
 def test_the_first_does_not_begin_anew_where_another_holds_another_key(tmp_path: Path) -> None:
     """As when the shared folder is not mounted: it would serve none of what was deployed."""
     port = free_port()
-    with running_system(tmp_path / "other", UNDERSTUDY_BIND=OWN, UNDERSTUDY_ADMIN_PORT=str(port)):
+    with running_system(tmp_path / "other", GREENROOM_BIND=OWN, GREENROOM_ADMIN_PORT=str(port)):
         alone = leader(tmp_path / "alone", "one", OTHER, port)
         with pytest.raises(StartError, match="may hold another cluster's key") as refused:
             alone.start()
@@ -105,7 +105,7 @@ def test_leaders_whose_state_dirs_are_not_one_folder_are_told_so(tmp_path: Path)
     first.start()
     try:
         key = str(first.settings.cluster_key)
-        second = leader(tmp_path / "two", "two", OWN, port, UNDERSTUDY_KEY_FILE=key)
+        second = leader(tmp_path / "two", "two", OWN, port, GREENROOM_KEY_FILE=key)
         with pytest.raises(StartError, match="they hold different ids"):
             second.start()
         assert not second.pids()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import leading
-from understudy.actors.bidding import read_bids
-from understudy.actors.leading import NOBODY_ELSE_S, Reign, read_lease, word_file
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.leases import RENEW_S, SETTLED_S, TERM_S, Bid
-from understudy.persistence.errors import StoreNotWritableError
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors import leading
+from greenroom.actors.bidding import read_bids
+from greenroom.actors.leading import NOBODY_ELSE_S, Reign, read_lease, word_file
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.leases import RENEW_S, SETTLED_S, TERM_S, Bid
+from greenroom.persistence.errors import StoreNotWritableError
+from greenroom.persistence.filesystem import FileStore
 
 LEADERS = "10.0.0.1:1900,10.0.0.2:1900"
 

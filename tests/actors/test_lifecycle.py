@@ -15,6 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors import system
+from greenroom.actors.connection import Connection
+from greenroom.actors.processes import RunRecords
+from greenroom.actors.settings import HostSettings
+from greenroom.core.errors import StartError
+from greenroom.persistence.checkpoints import SCHEMA_VERSION
+from greenroom.persistence.filesystem import FileStore
+from greenroom.serve.exceptions import NotRunningError
 from tests.actors.conftest import deploy
 from tests.support.load import GetLoad
 from tests.support.systems import (
@@ -24,18 +33,9 @@ from tests.support.systems import (
     running_system,
     wait_until,
 )
-from understudy import serve
-from understudy.actors import system
-from understudy.actors.connection import Connection
-from understudy.actors.processes import RunRecords
-from understudy.actors.settings import HostSettings
-from understudy.core.errors import StartError
-from understudy.persistence.checkpoints import SCHEMA_VERSION
-from understudy.persistence.filesystem import FileStore
-from understudy.serve.exceptions import NotRunningError
 
 MINE = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Mine:
@@ -60,7 +60,7 @@ def test_a_second_start_changes_nothing(own_system: RunningSystem) -> None:
     before = sorted(own_system.pids())
     with patched_environ(own_system.environ):
         assert not system.start(own_system.settings)
-    assert own_system.understudy("start").returncode == 0
+    assert own_system.greenroom("start").returncode == 0
     assert sorted(own_system.pids()) == before
     assert own_system.get() == (200, b"7")
 
@@ -173,7 +173,7 @@ def test_stop_lets_requests_in_flight_finish(own_system: RunningSystem, tmp_path
 def test_stopping_what_does_not_run_says_so(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     assert not system.stop(running.settings)
-    with pytest.raises(NotRunningError, match="understudy start"):
+    with pytest.raises(NotRunningError, match="greenroom start"):
         running.connection  # noqa: B018
 
 
@@ -284,7 +284,7 @@ def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Pa
     begun = time.monotonic()
     with (tmp_path / "output").open("wb") as output:
         command = subprocess.Popen(
-            [sys.executable, "-m", "understudy.serve.cli", "run", "mine:app"],
+            [sys.executable, "-m", "greenroom.serve.cli", "run", "mine:app"],
             cwd=folder,
             env={**os.environ, **running.environ},
             stdout=output,
@@ -300,7 +300,7 @@ def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Pa
     try:
         wait_until(answers, 10, "the first 200")
         took_s = time.monotonic() - begun
-        print(f"understudy run to the first 200: {took_s:.2f} s")
+        print(f"greenroom run to the first 200: {took_s:.2f} s")
         assert took_s < 10  # 1.5 s is asked of an idle machine; tests share theirs
         recorded = RunRecords(running.settings.run_dir).alive()
         wait_until(lambda: b"Ctrl-C ends it" in (tmp_path / "output").read_bytes(), 10, "its word")
@@ -352,6 +352,6 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
 
 def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
     begun = time.monotonic()
-    with pytest.raises(NotRunningError, match="understudy start"):
+    with pytest.raises(NotRunningError, match="greenroom start"):
         Connection.open(RunningSystem(tmp_path / "state").settings)
     assert time.monotonic() - begun < 3

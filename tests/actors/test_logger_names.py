@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
+from greenroom import serve
 from tests.actors.conftest import deploy
 from tests.support.systems import alive, running_system, wait_until
-from understudy import serve
 
 
 def test_a_replica_called_logger_is_not_taken_for_thespians(tmp_path: Path) -> None:

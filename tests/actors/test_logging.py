@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.core.config import BackendConfig
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve import schema
+from greenroom.serve.context import ContextFilter
+from greenroom.serve.exceptions import DeployFailedError
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.core.config import BackendConfig
-from understudy.core.errors import InvalidRequestError
-from understudy.serve import schema
-from understudy.serve.context import ContextFilter
-from understudy.serve.exceptions import DeployFailedError
 
 
 class Talker:
@@ -44,7 +44,7 @@ class Talker:
         return what
 
     def in_a_thread(self) -> str:
-        logging.getLogger("understudy.serve").info("sync")
+        logging.getLogger("greenroom.serve").info("sync")
         try:
             {}["caught"]
         except KeyError:
@@ -161,7 +161,7 @@ def test_exceptions_and_odd_records_are_one_line_each(
     caught = the_one("\n".join(lines), "with a traceback")
     assert caught["exception"].endswith("KeyError: 'caught'")
     assert caught["request_id"] == response.request_id
-    assert the_one("\n".join(lines), "sync")["logger"] == "understudy.serve"
+    assert the_one("\n".join(lines), "sync")["logger"] == "greenroom.serve"
     assert "not all arguments converted" in text_of(running, name), "told, as ever, and not raised"
 
 

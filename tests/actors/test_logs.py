@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors.logs import open_log, prune_replica_logs, replica_log
+from greenroom.actors.processes import identify
+from greenroom.actors.settings import read_settings
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.actors.logs import open_log, prune_replica_logs, replica_log
-from understudy.actors.processes import identify
-from understudy.actors.settings import read_settings
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from thespian.system.transport import SendStatus
 
-from tests.support.systems import wait_until
-from understudy.actors.loop import (
+from greenroom.actors.loop import (
     GATHERED,
     MAX_BYTES_UNDER_WAY,
     MAX_OUTBOXES,
@@ -22,7 +21,8 @@ from understudy.actors.loop import (
     Outbox,
     Outboxes,
 )
-from understudy.actors.processes import identify
+from greenroom.actors.processes import identify
+from tests.support.systems import wait_until
 
 DEADLINE_S = 30.0
 

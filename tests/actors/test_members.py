@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from thespian.actors import ActorAddress
 
-from understudy.actors import control_messages as cm
-from understudy.actors import members
-from understudy.actors.controller import KINDS
-from understudy.actors.members import LOCATE_AGAIN_S, Members
-from understudy.actors.processes import this_process
-from understudy.actors.settings import read_settings
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.cluster_key import ensure_key
-from understudy.core.cluster import Cluster
-from understudy.core.key_rotation import KeyIds
-from understudy.core.placement import Placement
-from understudy.core.records import HostRecord
+from greenroom.actors import control_messages as cm
+from greenroom.actors import members
+from greenroom.actors.controller import KINDS
+from greenroom.actors.members import LOCATE_AGAIN_S, Members
+from greenroom.actors.processes import this_process
+from greenroom.actors.settings import read_settings
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.cluster_key import ensure_key
+from greenroom.core.cluster import Cluster
+from greenroom.core.key_rotation import KeyIds
+from greenroom.core.placement import Placement
+from greenroom.core.records import HostRecord
 
 
 class FakePort:

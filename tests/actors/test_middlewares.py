@@ -18,8 +18,8 @@ from fastapi.responses import StreamingResponse
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from greenroom import serve
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests.support.middlewares"
@@ -82,9 +82,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
         ("starlette.middleware.gzip:GZipMiddleware", {"minimum_size": 100}),
     ]
     environ = {
-        "UNDERSTUDY_HTTP_MIDDLEWARES": json.dumps(middlewares),
-        "UNDERSTUDY_HTTP_MIDDLEWARES_DIR": str(ROOT),
-        "UNDERSTUDY_HTTP_CORS": "*",
+        "GREENROOM_HTTP_MIDDLEWARES": json.dumps(middlewares),
+        "GREENROOM_HTTP_MIDDLEWARES_DIR": str(ROOT),
+        "GREENROOM_HTTP_CORS": "*",
     }
     with running_system(tmp_path_factory.mktemp("guarded"), **environ) as running:
         running.deploy(Talk.bind(str(folder)))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from greenroom import serve
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
 
 
 @serve.deployment(num_replicas=2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from greenroom import serve
+from greenroom.core.names import MAX_NAME_BYTES, MAX_TAG_BYTES
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem
-from understudy import serve
-from understudy.core.names import MAX_NAME_BYTES, MAX_TAG_BYTES
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "模", "😀", "/", "%"])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors.loop import Outbox
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
-from understudy.actors.loop import Outbox
-from understudy.serve.handle import DeploymentHandle
 
 
 async def quick(number: int) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve.exceptions import BackPressureError
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve.exceptions import BackPressureError
 
 NAP_S = 0.05
 

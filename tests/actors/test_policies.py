@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
+from greenroom.actors import policies as policies_module
+from greenroom.actors.loop import Loop
+from greenroom.actors.policies import Policies
+from greenroom.actors.processes import RunRecords
+from greenroom.actors.settings import read_settings
+from greenroom.core.effects import AskPolicy
+from greenroom.core.scaling_config import AutoscalingConfig
+from greenroom.serve.config import AutoscalingContext
+from greenroom.serve.scaling import packed_changes
 from tests.support.systems import alive, wait_until
-from understudy.actors import policies as policies_module
-from understudy.actors.loop import Loop
-from understudy.actors.policies import Policies
-from understudy.actors.processes import RunRecords
-from understudy.actors.settings import read_settings
-from understudy.core.effects import AskPolicy
-from understudy.core.scaling_config import AutoscalingConfig
-from understudy.serve.config import AutoscalingContext
-from understudy.serve.scaling import packed_changes
 
 CONTEXT = {
     "backend": "b",
@@ -51,7 +51,7 @@ class Asker:
         self.cluster = SimpleNamespace(
             backends={}, autoscaler=SimpleNamespace(policy_answered=self._answered)
         )
-        settings = read_settings({"UNDERSTUDY_STATE_DIR": str(folder)})
+        settings = read_settings({"GREENROOM_STATE_DIR": str(folder)})
         settings.logs_dir.mkdir(parents=True)
         transport: Any = SimpleNamespace(loop=self.asyncio, deliveries_at_once=True)
         loop = Loop(transport, lambda _intent: None)  # it sends nothing

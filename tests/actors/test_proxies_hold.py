@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.actors.port import CONTROLLER
+from greenroom.core.long_poll import NOTHING_SEEN
+from greenroom.serve.exceptions import GreenroomError
 from tests.actors.by_hand import Hand
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.actors import control_messages as cm
-from understudy.actors import messages as m
-from understudy.actors.port import CONTROLLER
-from understudy.core.long_poll import NOTHING_SEEN
-from understudy.serve.exceptions import UnderstudyError
 
 
 def hello() -> str:
@@ -97,7 +97,7 @@ def test_a_proxy_that_is_silent_is_named_as_the_reason_after_a_while(
     client = serve.Client(own_system.connection, own_system.settings)
     client.wait_for_goal(client.create_backend("b", hello), 20)
     second_proxy.catch_up()
-    with pytest.raises(UnderstudyError, match="saved, but not every proxy has taken it yet"):
+    with pytest.raises(GreenroomError, match="saved, but not every proxy has taken it yet"):
         client.create_endpoint("e", backend="b", route="/e")
     assert own_system.get("/e") == (200, b"hello"), "the others have"
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.queries import python_call, query
 from tests.support.systems import alive, wait_until
-from understudy.actors import control_messages as cm
-from understudy.actors import messages as m
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
 
-PROXY_CLASS = "understudy.actors.proxy.Proxy"
+PROXY_CLASS = "greenroom.actors.proxy.Proxy"
 DEADLINE_S = 30.0
 
 

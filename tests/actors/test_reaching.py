@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from thespian.actors import ActorAddress
 
-from understudy.actors import bases, port
-from understudy.actors.processes import this_process
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.watches import Watches
+from greenroom.actors import bases, port
+from greenroom.actors.processes import this_process
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.watches import Watches
 
 AWAY = ProcessAddress("10.77.0.1", 1900)
 

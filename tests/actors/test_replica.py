@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.actors.logs import replica_log
+from greenroom.serve.answers import decode
+from greenroom.serve.packing import pack_code
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import RunningSystem, wait_until
-from understudy.actors import control_messages as cm
-from understudy.actors import messages as m
-from understudy.actors.logs import replica_log
-from understudy.serve.answers import decode
-from understudy.serve.packing import pack_code
 
 MakeReplica = Callable[..., ReplicaByHand]
 

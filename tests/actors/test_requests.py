@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from understudy.actors import admin_messages as am
-from understudy.actors.requests import Requests
-from understudy.core.cluster import Cluster
+from greenroom.actors import admin_messages as am
+from greenroom.actors.requests import Requests
+from greenroom.core.cluster import Cluster
 
 
 class Client:
@@ -165,6 +165,6 @@ def test_an_answer_that_cannot_be_made_is_an_error_for_its_client_alone(
     replies = [reply for _, reply in requests.take_answers()]
     assert [(r.request_id, r.error_kind, r.error) for r in replies] == [
         ("2", "", ""),
-        ("1", "UnderstudyError", "KeyError: 'gone'"),
+        ("1", "GreenroomError", "KeyError: 'gone'"),
     ]
     assert "the answer to a request that waits failed" in caplog.text

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors.capacity import capacity_of
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.errors import InvalidRequestError
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
-from understudy.actors.capacity import capacity_of
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.errors import InvalidRequestError
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[RunningSystem]:
     """A system with room for two CPUs and three disks."""
-    environ = {"UNDERSTUDY_NUM_CPUS": "2", "UNDERSTUDY_RESOURCES": '{"disk": 3}'}
+    environ = {"GREENROOM_NUM_CPUS": "2", "GREENROOM_RESOURCES": '{"disk": 3}'}
     with running_system(tmp_path / "state", **environ) as started:
         yield started
 
 
 def settings(**environ: str) -> HostSettings:
-    return read_settings({"UNDERSTUDY_STATE_DIR": "/nowhere", **environ})
+    return read_settings({"GREENROOM_STATE_DIR": "/nowhere", **environ})
 
 
 def hello(_request: Any) -> str:
@@ -48,11 +48,11 @@ def test_a_deployment_without_room_waits_and_status_says_for_what(small: Running
     wait_until(
         lambda: told in client.get_deployment_info("second")["message"], 5, "what it waits for"
     )
-    shown = small.understudy("status", "--json")
+    shown = small.greenroom("status", "--json")
     assert shown.returncode == 1
     assert told in shown.stdout
     assert small.status()["resources"]["num_cpus"] == {"total": 2.0, "taken": 2.0}
-    shown = small.understudy("status")
+    shown = small.greenroom("status")
     assert "backend 'second' is UPDATING: 0 of 1 replicas run; a replica" in " ".join(
         shown.stdout.split()
     )
@@ -60,12 +60,12 @@ def test_a_deployment_without_room_waits_and_status_says_for_what(small: Running
     client.wait_for_goal(second, 20)
     assert small.get("/second") == (200, b"hello")
     assert small.status()["resources"]["disk"] == {"total": 3.0, "taken": 3.0}
-    assert small.understudy("status").returncode == 0
+    assert small.greenroom("status").returncode == 0
 
 
 def test_a_deploy_command_tells_what_it_waits_for(small: RunningSystem, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from understudy import serve\n"
+        "from greenroom import serve\n"
         "@serve.deployment(actor_options={'num_cpus': 5})\n"
         "def app(request):\n"
         "    return 'hello'\n"
@@ -74,7 +74,7 @@ def test_a_deploy_command_tells_what_it_waits_for(small: RunningSystem, tmp_path
     log = tmp_path / "deploy.log"
     with log.open("w") as output:
         command = subprocess.Popen(
-            [sys.executable, "-m", "understudy.serve.cli", "deploy", "mine"],
+            [sys.executable, "-m", "greenroom.serve.cli", "deploy", "mine"],
             env={**os.environ, **small.environ},
             cwd=tmp_path,
             stderr=output,
@@ -96,10 +96,10 @@ def test_what_the_host_has_is_found_unless_it_is_said() -> None:
     assert found["memory"] > 1024**2
     assert found["num_gpus"] >= 0
     said = settings(
-        UNDERSTUDY_NUM_CPUS="0.5",
-        UNDERSTUDY_NUM_GPUS="2",
-        UNDERSTUDY_MEMORY="1e9",
-        UNDERSTUDY_RESOURCES='{"disk": 2, "net": 0.5}',
+        GREENROOM_NUM_CPUS="0.5",
+        GREENROOM_NUM_GPUS="2",
+        GREENROOM_MEMORY="1e9",
+        GREENROOM_RESOURCES='{"disk": 2, "net": 0.5}',
     )
     expected = {"num_cpus": 0.5, "num_gpus": 2.0, "memory": 1e9, "disk": 2.0, "net": 0.5}
     assert capacity_of(said) == expected
@@ -135,7 +135,7 @@ def test_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_amounts_that_are_none_are_refused(variable: str, value: str, told: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        settings(**{f"UNDERSTUDY_{variable}": value})
+        settings(**{f"GREENROOM_{variable}": value})
     assert told in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_amounts_that_are_none_are_refused(variable: str, value: str, told: str)
     "given", ["gpu=2,zone=a, disk=0.5", '{"gpu": 2, "zone": "a", "disk": 0.5}']
 )
 def test_what_is_no_number_is_a_label(given: str) -> None:
-    read = read_settings({"UNDERSTUDY_RESOURCES": given})
+    read = read_settings({"GREENROOM_RESOURCES": given})
     assert (read.resources, read.labels) == ({"gpu": 2, "disk": 0.5}, {"zone": "a"})
     again = read_settings(read.to_environ())
     assert (again.resources, again.labels) == (read.resources, read.labels)

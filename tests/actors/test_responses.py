@@ -25,10 +25,10 @@ from starlette.responses import (
     StreamingResponse,
 )
 
+from greenroom import serve
+from greenroom.serve import operations
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve import operations
 
 NAME = "answers"
 

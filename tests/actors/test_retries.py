@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve.exceptions import InvalidRequestError, ReplicaUnavailableError
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve.exceptions import InvalidRequestError, ReplicaUnavailableError
 
 
 class Fragile:
@@ -92,7 +92,7 @@ def test_endpoint_then_deployment_then_method_say_what_runs_again_over_http(
     status, text = ask(running, method, name)
     if again:
         assert (status, text, runs(tmp_path)) == (200, "survived", 2)
-        assert f'understudy_retries_total{{backend="{name}:v1",endpoint="{name}"}} 1.0' in (
+        assert f'greenroom_retries_total{{backend="{name}:v1",endpoint="{name}"}} 1.0' in (
             running.get("/-/metrics")[1].decode()
         )
     else:
@@ -118,7 +118,7 @@ def test_what_is_repeated_too_often_is_503_and_counted(
     status, text = ask(running, "GET", name)
     assert (status, runs(tmp_path)) == (503, 2), "one query pays for one repeat"
     assert "retries are limited to as many as there are queries" in text
-    assert f'understudy_retries_refused_total{{backend="{name}:v1",endpoint="{name}"}} 1.0' in (
+    assert f'greenroom_retries_refused_total{{backend="{name}:v1",endpoint="{name}"}} 1.0' in (
         running.get("/-/metrics")[1].decode()
     )
 

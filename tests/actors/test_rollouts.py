@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.core.errors import DeployFailedError
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.core.errors import DeployFailedError
 
 
 class Sometimes:
@@ -106,17 +106,17 @@ def test_the_command_line_begins_shows_and_ends_it(
 ) -> None:
     begin(running, client, shop)
     new = f"{shop}:v2"
-    done = running.understudy("rollout", shop, "--to", new, "--steps", "0.5,1", "--hold-s", "1000")
+    done = running.greenroom("rollout", shop, "--to", new, "--steps", "0.5,1", "--hold-s", "1000")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: client.list_rollouts()[shop]["step"] == 1, 10, "the first step")
-    shown = running.understudy("status").stdout
+    shown = running.greenroom("status").stdout
     assert f"rollout of {shop} to {new}: step 1 of 2, 50 %" in shown
     assert "of 100 needed to go back" in shown
-    told = json.loads(running.understudy("status", "--json").stdout)["rollouts"][shop]
+    told = json.loads(running.greenroom("status", "--json").stdout)["rollouts"][shop]
     assert told["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
-    assert running.understudy("rollout", shop, "--abort").returncode == 0
+    assert running.greenroom("rollout", shop, "--abort").returncode == 0
     assert client.list_endpoints()[shop]["traffic"] == {f"{shop}:v1": 1.0}
-    again = running.understudy("rollout", shop, "--promote")
+    again = running.greenroom("rollout", shop, "--promote")
     assert again.returncode == 1
     assert "no rollout of endpoint" in again.stderr
     for bad in (
@@ -125,7 +125,7 @@ def test_the_command_line_begins_shows_and_ends_it(
         ["--to", new, "--steps", "x"],
         ["--to", new, "--abort-if", "p9=1"],
     ):
-        assert running.understudy("rollout", shop, *bad).returncode == 2
+        assert running.greenroom("rollout", shop, *bad).returncode == 2
 
 
 @pytest.mark.parametrize("role", ["controller", "proxy"])

@@ -6,11 +6,11 @@ import statistics
 import time
 from pathlib import Path
 
+from greenroom import serve
+from greenroom.actors.admin_messages import DeployApplication
+from greenroom.serve import operations
+from greenroom.serve.build import build
 from tests.support.systems import alive, running_system
-from understudy import serve
-from understudy.actors.admin_messages import DeployApplication
-from understudy.serve import operations
-from understudy.serve.build import build
 
 DEPLOYMENTS = 50
 STATUS_LIMIT_S = 0.2  # what is asked, of a machine that does nothing else

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.actors import status_file
+from greenroom.actors.status_file import StatusFile
 from tests.support.systems import RunningSystem, alive, wait_until
-from understudy import serve
-from understudy.actors import status_file
-from understudy.actors.status_file import StatusFile
 
 
 def hello(_request: Any) -> str:
@@ -161,7 +161,7 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
     )
     assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
     own_system.disconnect()
-    assert own_system.understudy("stop").returncode == 0
+    assert own_system.greenroom("stop").returncode == 0
     assert not path.exists()
     own_system.start()
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from thespian.actors import WatchMessage
 
+from greenroom import serve
+from greenroom.actors import bases
+from greenroom.actors.settings import STOCK
+from greenroom.actors.stock.guest import Guest
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
-from understudy import serve
-from understudy.actors import bases
-from understudy.actors.settings import STOCK
-from understudy.actors.stock.guest import Guest
 
 DEADLINE_S = 30.0
 
 
 @pytest.fixture
 def running(tmp_path: Path):
-    with running_system(tmp_path / "state", UNDERSTUDY_TRANSPORT=STOCK) as system:
+    with running_system(tmp_path / "state", GREENROOM_TRANSPORT=STOCK) as system:
         yield system
 
 

@@ -17,8 +17,8 @@ import pytest
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, JSONResponse, StreamingResponse
 
+from greenroom import serve
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
 
 PART = 100_000
 

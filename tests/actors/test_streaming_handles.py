@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve.exceptions import ReplicaUnavailableError
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.test_composition import ongoing
 from tests.actors.test_streaming import asking
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.serve.exceptions import ReplicaUnavailableError
-from understudy.serve.handle import DeploymentHandle
 
 PART = "x" * 50_000
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.actors.messages import (
+from greenroom.actors.messages import (
     BINARY,
     MORE,
     FailedAnswer,
@@ -19,7 +19,7 @@ from understudy.actors.messages import (
     StreamEnded,
     StreamPart,
 )
-from understudy.actors.streams import (
+from greenroom.actors.streams import (
     COME_ROUND_S,
     JOINED_COST,
     MAX_JOINED,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from understudy.actors import control_messages as cm
-from understudy.actors.supervisor import Supervisor
-from understudy.core import effects as fx
-from understudy.core.config import BackendConfig
+from greenroom.actors import control_messages as cm
+from greenroom.actors.supervisor import Supervisor
+from greenroom.core import effects as fx
+from greenroom.core.config import BackendConfig
 
 TAG, BACKEND = "model#1", "model"
 

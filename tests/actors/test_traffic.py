@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.core.queueing import MAX_COPIES_QUEUED
 from tests.support.systems import RunningSystem, wait_until
-from understudy import serve
-from understudy.core.queueing import MAX_COPIES_QUEUED
 
 KEYS = [f"customer-{i}" for i in range(40)]
 
@@ -165,15 +165,15 @@ def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
         request = {"data": body, "headers": {"X-Request-ID": f"id-{number}"}}
         assert shop.running.get(f"/{shop.name}", **request) == (200, body)
     wait_until(lambda: len(list(tmp_path.iterdir())) == 5, 10, "five copies")
-    shop.wait_for_metric(5, "understudy_shadow_requests_total", backend=shadow, status="200")
+    shop.wait_for_metric(5, "greenroom_shadow_requests_total", backend=shadow, status="200")
     expected = f"True {shop.name} {shadow} {route} ".encode() + body
     assert (tmp_path / "id-3").read_bytes() == expected
-    shop.wait_for_metric(5, "understudy_requests_total")
-    assert shop.metric("understudy_requests_total", backend=shadow) == 0
+    shop.wait_for_metric(5, "greenroom_requests_total")
+    assert shop.metric("greenroom_requests_total", backend=shadow) == 0
     shop.client.shadow_traffic(shop.name, shadow, 0)
     assert shop.client.list_endpoints()[shop.name]["shadows"] == {}
     shop.running.get(f"/{shop.name}", data=b"x", headers={"X-Request-ID": "after"})
-    assert shop.metric("understudy_shadow_queued_requests", backend=shadow) == 0
+    assert shop.metric("greenroom_shadow_queued_requests", backend=shadow) == 0
     assert not (tmp_path / "after").exists()
 
 
@@ -188,13 +188,13 @@ def test_a_shadow_that_hangs_costs_nobody_anything_and_misses_what_it_cannot_fol
     try:
         for _ in range(asked):
             assert shop.get() == b"one"  # within 30 s, and a hang would be for ever
-        shop.wait_for_metric(2, "understudy_shadow_ongoing_requests", backend=shadow)
-        shop.wait_for_metric(MAX_COPIES_QUEUED, "understudy_shadow_queued_requests")
-        shop.wait_for_metric(18, "understudy_shadow_dropped_total", backend=shadow)
+        shop.wait_for_metric(2, "greenroom_shadow_ongoing_requests", backend=shadow)
+        shop.wait_for_metric(MAX_COPIES_QUEUED, "greenroom_shadow_queued_requests")
+        shop.wait_for_metric(18, "greenroom_shadow_dropped_total", backend=shadow)
     finally:
         (tmp_path / "open").touch()
-    shop.wait_for_metric(MAX_COPIES_QUEUED + 2, "understudy_shadow_requests_total")
-    shop.wait_for_metric(asked, "understudy_requests_total", status="200")
+    shop.wait_for_metric(MAX_COPIES_QUEUED + 2, "greenroom_shadow_requests_total")
+    shop.wait_for_metric(asked, "greenroom_requests_total", status="200")
 
 
 def test_a_shadow_that_dies_of_each_query_fails_nobody(shop: Endpoint) -> None:
@@ -203,9 +203,9 @@ def test_a_shadow_that_dies_of_each_query_fails_nobody(shop: Endpoint) -> None:
     shop.client.shadow_traffic(shop.name, shadow, 1.0)
     for _ in range(30):
         assert shop.get() == b"one"
-    ended = "understudy_shadow_requests_total"
+    ended = "greenroom_shadow_requests_total"
     wait_until(lambda: shop.metric(ended, status="503") > 0, 10, "a copy that died")
-    shop.wait_for_metric(30, "understudy_requests_total", status="200")
+    shop.wait_for_metric(30, "greenroom_requests_total", status="200")
 
 
 def test_a_stopped_shadow_process_fails_nobody(shop: Endpoint) -> None:
@@ -227,9 +227,9 @@ def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) ->
     shop.client.shadow_traffic(shop.name, shadow, 1.0)
     with urllib.request.urlopen(f"{shop.running.url}/{shop.name}", timeout=20) as response:
         assert response.read(5_000) == b"x" * 5_000
-        shop.wait_for_metric(1, "understudy_shadow_ongoing_requests", backend=shadow)
-    shop.wait_for_metric(1, "understudy_shadow_requests_total", backend=shadow, status="499")
-    shop.wait_for_metric(0, "understudy_shadow_ongoing_requests", backend=shadow)
+        shop.wait_for_metric(1, "greenroom_shadow_ongoing_requests", backend=shadow)
+    shop.wait_for_metric(1, "greenroom_shadow_requests_total", backend=shadow, status="499")
+    shop.wait_for_metric(0, "greenroom_shadow_ongoing_requests", backend=shadow)
 
 
 def test_calls_through_handles_are_shadowed_too(shop: Endpoint, tmp_path: Path) -> None:

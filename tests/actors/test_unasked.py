@@ -6,10 +6,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from greenroom.actors.messages import Process
+from greenroom.actors.processes import RunRecords, identify, is_alive, this_process
+from greenroom.actors.unasked import Unasked
 from tests.support.systems import wait_until
-from understudy.actors.messages import Process
-from understudy.actors.processes import RunRecords, identify, is_alive, this_process
-from understudy.actors.unasked import Unasked
 
 ONE, TWO = Process(1, 10, ""), Process(2, 20, "")
 

@@ -19,11 +19,11 @@ import pytest
 from fastapi import FastAPI, Request, UploadFile
 from fastapi.responses import StreamingResponse
 
+from greenroom import serve
+from greenroom.actors.feeds import KEPT
+from greenroom.http_front.body import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
-from understudy.actors.feeds import KEPT
-from understudy.http_front.body import WHOLE
 
 LARGE = 4 * WHOLE
 api = FastAPI()
@@ -342,8 +342,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     folder = tmp_path_factory.mktemp("strict")
     with running_system(
         folder / "state",
-        UNDERSTUDY_HTTP_MAX_BODY_BYTES=str(2 * WHOLE),
-        UNDERSTUDY_HTTP_BODY_TIMEOUT_S="1",
+        GREENROOM_HTTP_MAX_BODY_BYTES=str(2 * WHOLE),
+        GREENROOM_HTTP_BODY_TIMEOUT_S="1",
     ) as own:
         own.deploy(Taker.bind(str(folder)))
         yield own
@@ -385,7 +385,7 @@ def test_a_body_that_stalls_or_trickles_is_408(strict: RunningSystem, length: in
 def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> None:
     size = 200 * WHOLE
     part = os.urandom(WHOLE)
-    with running_system(tmp_path / "state", UNDERSTUDY_HTTP_MAX_BODY_BYTES="none") as own:
+    with running_system(tmp_path / "state", GREENROOM_HTTP_MAX_BODY_BYTES="none") as own:
         own.deploy(Taker.bind(str(tmp_path)))
         processes = [
             psutil.Process(pid)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.actors.messages import BINARY, FailedAnswer, StreamEnded, StreamPart
-from understudy.actors.streams import MAX_PART, WINDOW, Sender, cost
-from understudy.actors.value_streams import ValueStream
+from greenroom.actors.messages import BINARY, FailedAnswer, StreamEnded, StreamPart
+from greenroom.actors.streams import MAX_PART, WINDOW, Sender, cost
+from greenroom.actors.value_streams import ValueStream
 
 END = StreamEnded(1, 200)
 KILO = 1024

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve.exceptions import GreenroomError
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
-from understudy import serve
-from understudy.serve.exceptions import UnderstudyError
 
 DEADLINE_S = 30
 
@@ -108,7 +108,7 @@ def test_a_version_that_cannot_start_leaves_the_old_one_and_says_so(
     log = (running.settings.logs_dir / "controller.log").read_text()
     assert f"at 127.0.0.1: deploy '{name}'" in log
     assert f"(deploy '{name}') failed: LookupError: no weights" in log
-    shown = " ".join(running.understudy("status").stdout.split())
+    shown = " ".join(running.greenroom("status").stdout.split())
     assert f"{name} 1 1 of 1 DEPLOY_FAILED" in shown
     info = client.get_deployment_info(name)
     assert (info["status"], info["version"]) == ("DEPLOY_FAILED", "1")
@@ -181,7 +181,7 @@ def test_an_update_lets_queries_finish_and_cuts_off_those_past_the_time_limit(
     client.wait_for_goal(goal, DEADLINE_S)
     assert handle.remote(str(gate)).result(10) == "finished"
     assert short.result(10) == "finished"
-    with pytest.raises(UnderstudyError, match="replica died"):
+    with pytest.raises(GreenroomError, match="replica died"):
         long.result(10)
     assert 1.9 < time.monotonic() - begun < 15, "by default it has 20 s"
     wait_until(lambda: not alive(old), 5, "the old replica is gone")
@@ -264,7 +264,7 @@ def test_bad_values_are_refused_and_named(
     given = {"name": name, "func_or_class": Model, **arguments}
     with pytest.raises(ValueError) as caught:
         client.deploy(given.pop("name"), given.pop("func_or_class"), **given)
-    assert isinstance(caught.value, UnderstudyError)
+    assert isinstance(caught.value, GreenroomError)
     assert told in str(caught.value)
     assert client.list_deployments() == {}
 
@@ -332,7 +332,7 @@ def test_history_tells_who_and_undo_takes_back(
 
 
 APP = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Word:
@@ -348,7 +348,7 @@ def app(arguments):
 
 FLAKY = """
 import os
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Flaky:
@@ -368,39 +368,39 @@ def test_plan_history_and_undo_by_the_command_line(
     (tmp_path / "mine.py").write_text(APP)
     (tmp_path / "flaky.py").write_text(FLAKY.replace("FLAG", str(tmp_path / "flag")))
 
-    def understudy(*arguments: str) -> str:
-        done = own_system.understudy(*arguments, cwd=tmp_path)
+    def greenroom(*arguments: str) -> str:
+        done = own_system.greenroom(*arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert understudy("history") == "nothing has been changed yet\n"
-    planned = understudy("deploy", "--plan", "mine", "word=one")
+    assert greenroom("history") == "nothing has been changed yet\n"
+    planned = greenroom("deploy", "--plan", "mine", "word=one")
     assert "+ backend default#Word: num_replicas 1\n" in planned
     assert planned.endswith("deploying 'default'; nothing was changed yet\n")
-    assert understudy("history") == "nothing has been changed yet\n"
-    understudy("deploy", "mine", "word=one")
-    assert understudy("deploy", "--plan", "mine", "word=one") == (
+    assert greenroom("history") == "nothing has been changed yet\n"
+    greenroom("deploy", "mine", "word=one")
+    assert greenroom("deploy", "--plan", "mine", "word=one") == (
         "deploying 'default' would change nothing\n"
     )
-    planned = understudy("deploy", "--plan", "mine", "word=one", "replicas=2")
+    planned = greenroom("deploy", "--plan", "mine", "word=one", "replicas=2")
     assert planned.startswith("~ backend default#Word: num_replicas 1 -> 2; in place\n")
-    planned = understudy("deploy", "--plan", "mine", "word=two")
+    planned = greenroom("deploy", "--plan", "mine", "word=two")
     assert "other code; replicas are replaced one after another" in planned
-    understudy("deploy", "mine", "word=two")
+    greenroom("deploy", "mine", "word=two")
     assert own_system.get() == (200, b"two")
-    undone = understudy("undo")
+    undone = greenroom("undo")
     assert undone.endswith("undid change 2: deploy application 'default'\n")
     assert own_system.get() == (200, b"one")
-    told = json.loads(understudy("history", "--json"))
+    told = json.loads(greenroom("history", "--json"))
     assert [entry["what"] for entry in told] == [
         "deploy application 'default'",
         "deploy application 'default'",
         "undo change 2",
     ]
-    assert "undo change 2" in understudy("history", "-n", "1")
+    assert "undo change 2" in greenroom("history", "-n", "1")
     (tmp_path / "flag").touch()
-    understudy("deploy", "flaky", "--name", "flaky", "--route-prefix", "/flaky")
-    understudy("delete", "flaky")
+    greenroom("deploy", "flaky", "--name", "flaky", "--route-prefix", "/flaky")
+    greenroom("delete", "flaky")
     (tmp_path / "flag").unlink()
     for arguments, code, text in (
         (("undo",), 1, "could not be undone: LookupError: no flag"),
@@ -409,6 +409,6 @@ def test_plan_history_and_undo_by_the_command_line(
         (("undo", "soon"), 2, "'soon' is not a valid integer"),
         (("history", "-n", "0"), 2, "0 is not in the range"),
     ):
-        done = own_system.understudy(*arguments)
+        done = own_system.greenroom(*arguments)
         assert (done.returncode, text in done.stderr) == (code, True), done.stderr
-        assert "understudy/serve" not in done.stderr, "no traceback of ours"
+        assert "greenroom/serve" not in done.stderr, "no traceback of ours"

@@ -19,9 +19,9 @@ from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from greenroom import serve
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
 
 api = FastAPI()
 
@@ -334,7 +334,7 @@ def test_five_hundred_at_once_each_get_their_own(talk: str) -> None:
 
 def test_a_message_over_the_limit_is_closed_with_1009(tmp_path: Path) -> None:
     with running_system(
-        tmp_path / "state", UNDERSTUDY_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES="1000"
+        tmp_path / "state", GREENROOM_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES="1000"
     ) as own:
         own.deploy(Talk.bind(str(tmp_path)))
 
@@ -495,7 +495,7 @@ def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
             url = f"ws://127.0.0.1:{own.settings.http.port}/echo"
             async with connect(url) as client:
                 loop = asyncio.get_running_loop()
-                stopping = loop.run_in_executor(None, own.understudy, "stop")
+                stopping = loop.run_in_executor(None, own.greenroom, "stop")
                 code, _ = await end_of(client)
                 assert code == 1012
                 assert (await stopping).returncode == 0

@@ -7,10 +7,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+from greenroom import serve
+from greenroom.serve import operations
 from tests.actors.conftest import deploy
 from tests.support.systems import alive, running_system, wait_until
-from understudy import serve
-from understudy.serve import operations
 
 
 class Starter:

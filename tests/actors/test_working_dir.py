@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
+from greenroom.serve.exceptions import ConflictError, InvalidRequestError
 from tests.support.systems import RunningSystem, patched_environ
-from understudy import serve
-from understudy.serve.exceptions import ConflictError, InvalidRequestError
 
 MAIN = """
 from pathlib import Path
 import helper
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Reader:
@@ -45,7 +45,7 @@ def write(folder: Path, word: str) -> None:
 def deploy(system: RunningSystem, *args: str) -> tuple[int, str]:
     with patched_environ(system.environ):
         done = subprocess.run(
-            [sys.executable, "-m", "understudy.serve.cli", *args],
+            [sys.executable, "-m", "greenroom.serve.cli", *args],
             capture_output=True,
             text=True,
             check=False,

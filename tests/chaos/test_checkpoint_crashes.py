@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
 from tests.support import policies
 from tests.support.kept import Kept
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
 
 CRASHES = {
-    "after every checkpoint": {"UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "1"},
-    "before every other checkpoint": {"UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "0.5"},
+    "after every checkpoint": {"GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "1"},
+    "before every other checkpoint": {"GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.5"},
     "on both sides": {
-        "UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "0.5",
-        "UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "0.3",
+        "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "0.5",
+        "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.3",
     },
 }
 
@@ -191,8 +191,8 @@ def _finish(client: serve.Client, goal: str | None) -> None:
 
 def test_deployers_at_once_lose_no_update_while_the_controller_dies(tmp_path: Path) -> None:
     environ = {
-        "UNDERSTUDY_TEST_CRASH_AFTER_CHECKPOINT": "0.1",
-        "UNDERSTUDY_TEST_CRASH_BEFORE_CHECKPOINT": "0.1",
+        "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "0.1",
+        "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.1",
     }
     count = 24
     with running_system(tmp_path / "state", **environ) as running, running.as_default():

@@ -1,4 +1,4 @@
-"""SIGKILL of several processes at once: what heals by itself, and what `understudy start` heals."""
+"""SIGKILL of several processes at once: what heals by itself, and what `greenroom start` heals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from greenroom.actors import system
 from tests.support import footprint
 from tests.support.kept import Kept
 from tests.support.kills import (
@@ -23,7 +24,6 @@ from tests.support.kills import (
 )
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
-from understudy.actors import system
 
 HEALS_WITHIN_S = 10.0
 HEALS_BY_ITSELF = {

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from greenroom.actors import system
 from tests.support.kills import (
     SETTLED_WITHIN_S,
     assert_nothing_leaked,
@@ -25,7 +26,6 @@ from tests.support.kills import (
 )
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
-from understudy.actors import system
 
 ROUNDS = 3
 BACK_WITHIN_S = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from greenroom import serve
+from greenroom.core.errors import GreenroomError
 from tests.support.kills import kill
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, running_system, wait_until
-from understudy import serve
-from understudy.core.errors import UnderstudyError
 
 REPLICAS = {"v1": 2, "v2": 1, "good shadow": 1, "hanging shadow": 1, "no weight": 1}
 KEYS = [f"customer-{i}" for i in range(20)]
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[RunningSystem]:
-    with running_system(folder / "state", UNDERSTUDY_HTTP_WORKERS="2") as started:
+    with running_system(folder / "state", GREENROOM_HTTP_WORKERS="2") as started:
         client = serve.Client(started.connection, started.settings)
         targets = {tag: (Tagged, tag) for tag in REPLICAS} | {
             "hanging shadow": (hang,),
@@ -70,7 +70,7 @@ def running(folder: Path) -> Iterator[RunningSystem]:
 def settled(running: RunningSystem) -> bool:
     try:
         status = running.status()
-    except (UnderstudyError, TimeoutError):
+    except (GreenroomError, TimeoutError):
         return False
     found = {
         tag: sum(replica["state"] == "RUNNING" for replica in backend["replicas"])

@@ -12,7 +12,7 @@ from tests.support.systems import wait_until
 
 WHO = """
 import os
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment(num_replicas=3, max_ongoing_requests=20)
 class Who:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.actors.transport.cluster_key import ensure_key
 from tests.support.cluster import Cluster
 from tests.support.systems import wait_until
-from understudy.actors.transport.cluster_key import ensure_key
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 RELEASE = """
-from understudy.actors.transport import endpoints
-endpoints.own_release = lambda: "understudy 0.0.7, Python 3.9"
+from greenroom.actors.transport import endpoints
+endpoints.own_release = lambda: "greenroom 0.0.7, Python 3.9"
 """
 
 
@@ -52,29 +52,29 @@ def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None
     for address in ("10.77.0.1:1900", "10.77.0.2:1900", "10.77.0.3:1900"):
         shown = b.check(
             *("status", "--json", "--address", address, "--key-file", key),
-            UNDERSTUDY_STATE_DIR=elsewhere,
+            GREENROOM_STATE_DIR=elsewhere,
         )
         assert '"default#Who"' in shown
     listed = "10.77.0.77:1900,nobody.invalid:1900,10.77.0.3:1900"  # only the last is there
     shown = b.check(
         *("status", "--json", "--address", listed, "--key-file", key),
-        UNDERSTUDY_STATE_DIR=elsewhere,
+        GREENROOM_STATE_DIR=elsewhere,
     )
     assert '"default#Who"' in shown
     assert b.call(_ask_everyone, key) == [["default#Who"]] * 3
-    code, _, err = b.run("status", "--address", "10.77.0.3:1900", UNDERSTUDY_STATE_DIR=elsewhere)
+    code, _, err = b.run("status", "--address", "10.77.0.3:1900", GREENROOM_STATE_DIR=elsewhere)
     assert (code, "name its file with --key-file" in err) == (1, True), err
     other = serving.folder / "other.key"
     ensure_key(other)
     code, _, err = b.run(
         *("status", "--address", "10.77.0.3:1900", "--key-file", str(other)),
-        UNDERSTUDY_STATE_DIR=elsewhere,
+        GREENROOM_STATE_DIR=elsewhere,
     )
     assert (code, "it may hold another cluster's key" in err) == (1, True), err
 
 
 def _ask_everyone(key: str) -> list[list[str]]:
-    from understudy import serve  # noqa: PLC0415  # on the host
+    from greenroom import serve  # noqa: PLC0415  # on the host
 
     found = []
     for number in (1, 2, 3):
@@ -100,7 +100,7 @@ def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three
         with_another_key.result()
     with pytest.raises(AssertionError) as raised:
         of_another_release.result()
-    theirs, advice = "understudy 0.0.7, Python 3.9", "all hosts must run the same"
+    theirs, advice = "greenroom 0.0.7, Python 3.9", "all hosts must run the same"
     assert "cannot join" in str(raised.value)
     assert f"this end {theirs}; {advice}" in str(raised.value)
     refused = "does not hold this cluster's key"

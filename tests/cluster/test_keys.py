@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
+from greenroom.actors.transport.cluster_key import read_key
 from tests.support.cluster import Cluster, ClusterHost
-from understudy.actors.transport.cluster_key import read_key
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 
@@ -38,7 +38,7 @@ def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving: C
         assert "host 'b' is lost and lacks the new key: copy cluster.key" in err
         a.check("evict", "b")
         b.heal()
-        told = "or a newer one since `understudy rotate-key`: then copy its cluster.key"
+        told = "or a newer one since `greenroom rotate-key`: then copy its cluster.key"
         serving.wait_for(lambda: told in b.log("host.log"), 20, "b is told what it lacks")
         serving.wait_for(
             lambda: "does not hold this cluster's key" in a.log("host.log"), 20, "and a says so"

@@ -8,7 +8,7 @@ from tests.support.cluster import Cluster
 from tests.support.systems import wait_until
 
 GPU = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment(num_replicas=2, ray_actor_options={"resources": {"gpu": 1}})
 class Gpu:
@@ -28,7 +28,7 @@ app = Zone.bind(Gpu.bind())
 """
 MISSING = """
 import onlyhere
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment(num_replicas=2)
 class User:
@@ -38,7 +38,7 @@ class User:
 app = User.bind()
 """
 GIVEN = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment(num_replicas=6)
 class Given:
@@ -89,7 +89,7 @@ def _begin_deploy(environ: dict[str, str], folder: str) -> None:
     import subprocess  # noqa: PLC0415
     import sys  # noqa: PLC0415
 
-    command = [sys.executable, "-m", "understudy.serve.cli", "deploy", "gpu:app"]
+    command = [sys.executable, "-m", "greenroom.serve.cli", "deploy", "gpu:app"]
     subprocess.Popen(  # it waits; ended with its host
         [*command, "--app-dir", folder],
         env={**os.environ, **environ},

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)  # each starts three hosts; see test_far.p
 
 MODULE = """
 import knownmodule
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment(name="KnownDeployment",
                   ray_actor_options={"label_selector": {"zone": "there"}})

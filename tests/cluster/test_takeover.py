@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.actors.processes import command_line
+from greenroom.core.errors import GreenroomError
 from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster, ClusterHost, cluster_of
 from tests.support.systems import wait_until
-from understudy.actors.processes import command_line
-from understudy.core.errors import UnderstudyError
 
 TAKEOVER_S = 5.0  # the promise
 SLACK_S = 4.0  # what finding the new one, asking for the status, and a busy machine may add
@@ -36,7 +36,7 @@ def controllers(cluster: Cluster) -> list[str]:
         host.label
         for host in cluster.hosts
         for pid in host.pids()
-        if command_line(pid).startswith("understudy: controller")
+        if command_line(pid).startswith("greenroom: controller")
     ]
 
 
@@ -54,7 +54,7 @@ def change_over_and_over(key: str, enough: Path) -> tuple[list[str], int]:
 
     Returns which of them are gone, and how many they were. Called on a host.
     """
-    from understudy import serve  # noqa: PLC0415  # on the host
+    from greenroom import serve  # noqa: PLC0415  # on the host
 
     made: list[str] = []
     failed = 0
@@ -66,7 +66,7 @@ def change_over_and_over(key: str, enough: Path) -> tuple[list[str], int]:
             try:
                 client.create_endpoint(name, backend="mine")
                 made.append(name)
-            except UnderstudyError:
+            except GreenroomError:
                 failed += 1  # saved perhaps, but not acknowledged
             assert handle.remote(None).result(timeout_s=20).startswith("default#Who#")
         present = client.list_endpoints()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors.transport.cluster_key import read_key
 from tests.cluster.conftest import WHO
 from tests.support.certificates import certificate
 from tests.support.cluster import Cluster, cluster_of, read_status
 from tests.support.systems import wait_until
-from understudy.actors.transport.cluster_key import read_key
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 HEARD = b"default#Who"  # in all that is said of the application
@@ -20,8 +20,8 @@ HEARD = b"default#Who"  # in all that is said of the application
 
 def replace_key() -> Any:
     """Have the key replaced, by the connection of ``read_status``. Called on a host."""
+    from greenroom.actors.admin_messages import RotateKey  # noqa: PLC0415
     from tests.support import cluster  # noqa: PLC0415  # on the host
-    from understudy.actors.admin_messages import RotateKey  # noqa: PLC0415
 
     assert cluster._connection is not None
     return cluster._connection.request(RotateKey(request_id="replace"), timeout_s=100)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from understudy.core import deploying
-from understudy.core.cluster import Cluster
+from greenroom.core import deploying
+from greenroom.core.cluster import Cluster
 
 from .worlds import Spec  # noqa: TID251 - the tests' own folder
 

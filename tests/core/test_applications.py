@@ -2,8 +2,8 @@
 
 import pytest
 
-from understudy.core import status
-from understudy.core.records import BackendRecord
+from greenroom.core import status
+from greenroom.core.records import BackendRecord
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, Process, Spec, World  # noqa: TID251

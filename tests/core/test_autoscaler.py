@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.core import status
-from understudy.core.autoscaler import LOST_S
-from understudy.core.autoscaling import Outcome
-from understudy.core.definitions import BACKEND, differences
-from understudy.core.effects import AskPolicy, Start, Stop
-from understudy.core.history import Author
-from understudy.core.loads import EXPIRE_S
+from greenroom.core import status
+from greenroom.core.autoscaler import LOST_S
+from greenroom.core.autoscaling import Outcome
+from greenroom.core.definitions import BACKEND, differences
+from greenroom.core.effects import AskPolicy, Start, Stop
+from greenroom.core.history import Author
+from greenroom.core.loads import EXPIRE_S
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.core.autoscaling import (
+from greenroom.core.autoscaling import (
     NEVER,
     Decision,
     Outcome,
@@ -21,8 +21,8 @@ from understudy.core.autoscaling import (
     first_target,
     number_from,
 )
-from understudy.core.loads import Load
-from understudy.core.scaling_config import AutoscalingConfig
+from greenroom.core.loads import Load
+from greenroom.core.scaling_config import AutoscalingConfig
 
 Curve = Callable[[int], int]
 RECORDED = Path(__file__).parent / "recorded_load.csv"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from understudy.core.backends import (
+from greenroom.core.backends import (
     KILL_MARGIN_S,
     MAX_MISSED_CHECKS,
     RELEASE_TIMEOUT_S,
@@ -11,10 +11,10 @@ from understudy.core.backends import (
     Backend,
     Replica,
 )
-from understudy.core.effects import Check, Kill, Reconfigure, Start, Stop
-from understudy.core.long_poll import NOTHING_SEEN
-from understudy.core.replica_states import IllegalTransitionError, ReplicaEvent
-from understudy.core.retries import Retries
+from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
+from greenroom.core.long_poll import NOTHING_SEEN
+from greenroom.core.replica_states import IllegalTransitionError, ReplicaEvent
+from greenroom.core.retries import Retries
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, World  # noqa: TID251

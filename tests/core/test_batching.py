@@ -1,6 +1,6 @@
 import pytest
 
-from understudy.core.batching import Batches
+from greenroom.core.batching import Batches
 
 
 def drained(batches: Batches, now: float) -> list[list]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from understudy.core import status
-from understudy.core.capacity import Capacity, needs_of
+from greenroom.core import status
+from greenroom.core.capacity import Capacity, needs_of
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import Spec, World  # noqa: TID251
@@ -74,10 +74,10 @@ def test_what_no_host_has_is_said_to_be_too_much() -> None:
     world.flush()
     told = message(world, "a")
     assert "a replica needs 8 num_cpus, and the host has 4 num_cpus in all: ask for less" in told
-    assert "larger UNDERSTUDY_NUM_CPUS" in told
+    assert "larger GREENROOM_NUM_CPUS" in told
     assert "needs 3 GiB of memory, and the host has 2 GiB of memory in all" in told
     assert "needs 1 disk, and the host has 0 disk in all" in told
-    assert "larger UNDERSTUDY_RESOURCES" in told
+    assert "larger GREENROOM_RESOURCES" in told
     assert world.processes == {}
 
 

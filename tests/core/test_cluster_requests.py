@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from understudy.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from understudy.core.goals import Goals, Progress
-from understudy.core.long_poll import NOTHING_SEEN
-from understudy.core.tables import EndpointTable
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.goals import Goals, Progress
+from greenroom.core.long_poll import NOTHING_SEEN
+from greenroom.core.tables import EndpointTable
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, Spec, World  # noqa: TID251
@@ -218,7 +218,7 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
         "a reserved route",
         ask.endpoint("new", "b", route="/-/routes"),
         InvalidRequestError,
-        "route='/-/routes': is reserved for Understudy's own pages; for example '/predict'",
+        "route='/-/routes': is reserved for Greenroom's own pages; for example '/predict'",
     ),
     (
         "unknown methods",

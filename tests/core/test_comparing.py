@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from understudy.core.comparing import Compare, Outcome, Response, check_compare, compare
-from understudy.core.differences import (
+from greenroom.core.comparing import Compare, Outcome, Response, check_compare, compare
+from greenroom.core.differences import (
     OTHER_CAUSES,
     AllDifferences,
     Differences,
     from_plain,
 )
-from understudy.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError
 
 JSON = Compare(how="json")
 

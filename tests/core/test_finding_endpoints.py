@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.core.cluster import Cluster
-from understudy.core.endpoints import Endpoints, users_of
-from understudy.core.records import BackendRecord, EndpointRecord
+from greenroom.core.cluster import Cluster
+from greenroom.core.endpoints import Endpoints, users_of
+from greenroom.core.records import BackendRecord, EndpointRecord
 
 NAMES = st.sampled_from("abcd")
 ROUTES = st.sampled_from([None, "/1", "/2"])

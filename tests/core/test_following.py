@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from greenroom.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
+from greenroom.core.routing import Router
+from greenroom.core.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
 from tests.core.queries import Query, assigned, backend, endpoint, is_empty, numbers, only, router
-from understudy.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
-from understudy.core.routing import Router
-from understudy.core.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
 
 
 def submit(made: Router, follows: str, timeout_s: float | None = None) -> list[Effect]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from understudy.core import deploying
-from understudy.core.cluster import Cluster
-from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.history import Author, described
-from understudy.core.records import HistoryRecord
+from greenroom.core import deploying
+from greenroom.core.cluster import Cluster
+from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.history import Author, described
+from greenroom.core.records import HistoryRecord
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, Spec, World  # noqa: TID251

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from understudy.core.errors import ConflictError, UnknownNameError
-from understudy.core.hosts import EXPECTED_S, STABLE_S, HostState
-from understudy.core.liveness import STEADY_S
-from understudy.core.records import HostRecord
-from understudy.core.replica_states import LIVE, ReplicaState
-from understudy.core.retries import WITH_HOST_S
+from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.hosts import EXPECTED_S, STABLE_S, HostState
+from greenroom.core.liveness import STEADY_S
+from greenroom.core.records import HostRecord
+from greenroom.core.replica_states import LIVE, ReplicaState
+from greenroom.core.retries import WITH_HOST_S
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import Spec, World  # noqa: TID251

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.core.lines import Lines
-from understudy.core.tickets import Ticket
+from greenroom.core.lines import Lines
+from greenroom.core.tickets import Ticket
 
 from .queries import Query  # noqa: TID251 - the tests' own folder
 

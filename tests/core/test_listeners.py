@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from understudy.core.listeners import EXPECTED_S
-from understudy.core.tables import ENDPOINT_PREFIX
+from greenroom.core.listeners import EXPECTED_S
+from greenroom.core.tables import ENDPOINT_PREFIX
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import World  # noqa: TID251

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from understudy.core.liveness import (
+from greenroom.core.liveness import (
     BEAT_S,
     GAP_S,
     LOOK_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.core.pace import MAX_RETRY_AFTER_S, MEMORY_S, Pace
+from greenroom.core.pace import MAX_RETRY_AFTER_S, MEMORY_S, Pace
 
 
 def busy(rate: float, seconds: float, begin: float = 0.0) -> Pace:

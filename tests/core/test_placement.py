@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from understudy.core.placement import Placement, Request
+from greenroom.core.placement import Placement, Request
 
 
 def placement_of(**hosts: dict[str, float]) -> Placement:
@@ -57,7 +57,7 @@ def test_what_does_not_fit_anywhere_waits_and_is_told_why_for_each_host() -> Non
         "host a: a replica needs 1 num_cpus, and 0 num_cpus of 2 num_cpus is free: it fits when "
         "1 num_cpus more is given back by b (2 num_cpus); "
         "host b: a replica needs 1 num_cpus, and the host has 0 num_cpus in all: ask for less, or "
-        "start the system with a larger UNDERSTUDY_NUM_CPUS; or another host joins"
+        "start the system with a larger GREENROOM_NUM_CPUS; or another host joins"
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.core.holders import SATURATED_S
-from understudy.core.routing import Router
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
-from understudy.core.tickets import Assign, Ticket
+from greenroom.core.holders import SATURATED_S
+from greenroom.core.routing import Router
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.tickets import Assign, Ticket
 
 from .queries import Query, assigned, backend, endpoint, load, only  # noqa: TID251 - the tests' own folder
 

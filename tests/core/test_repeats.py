@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from understudy.core.repeats import MAX_ATTEMPTS, SPARE, RepeatBudget, may_repeat
-from understudy.core.routing import Router
-from understudy.core.tables import BackendTable
-from understudy.core.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
+from greenroom.core.repeats import MAX_ATTEMPTS, SPARE, RepeatBudget, may_repeat
+from greenroom.core.routing import Router
+from greenroom.core.tables import BackendTable
+from greenroom.core.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
 
 from .queries import (  # noqa: TID251 - the tests' own folder
     Query,

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from understudy.core.replica_states import (
+from greenroom.core.replica_states import (
     LIVE,
     TRANSITIONS,
     IllegalTransitionError,

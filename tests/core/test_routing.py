@@ -1,11 +1,11 @@
 import pytest
 
-from understudy.core.deadlines import SPARE
-from understudy.core.holders import SATURATED_S
-from understudy.core.repeats import MAX_ATTEMPTS
-from understudy.core.routing import Router
-from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Assign, Cancel, Ended, Refuse, Repeated, Starved
+from greenroom.core.deadlines import SPARE
+from greenroom.core.holders import SATURATED_S
+from greenroom.core.repeats import MAX_ATTEMPTS
+from greenroom.core.routing import Router
+from greenroom.core.tables import BackendTable, EndpointTable
+from greenroom.core.tickets import Assign, Cancel, Ended, Refuse, Repeated, Starved
 
 from .queries import (  # noqa: TID251 - the tests' own folder
     Query,

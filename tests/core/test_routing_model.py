@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from understudy.core.holders import SATURATED_S
-from understudy.core.repeats import MAX_ATTEMPTS, may_repeat
-from understudy.core.routing import Router
-from understudy.core.tables import BackendTable
-from understudy.core.tickets import (
+from greenroom.core.holders import SATURATED_S
+from greenroom.core.repeats import MAX_ATTEMPTS, may_repeat
+from greenroom.core.routing import Router
+from greenroom.core.tables import BackendTable
+from greenroom.core.tickets import (
     Assign,
     Cancel,
     Dropped,

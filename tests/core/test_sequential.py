@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from greenroom.core import judging
+from greenroom.core.judging import Sample, calibrate, evidence_by_rule
+from greenroom.core.sequential import STAKES, excess, increase
+from greenroom.core.tallies import Tally
 from tests.support.judged import STEPS, Version, count
-from understudy.core import judging
-from understudy.core.judging import Sample, calibrate, evidence_by_rule
-from understudy.core.sequential import STAKES, excess, increase
-from understudy.core.tallies import Tally
 
 ALPHA = 0.01
 RULES = {"error_rate_increase": 0.0, "p95_latency_ratio": 1.0}  # the hardest: no margin at all

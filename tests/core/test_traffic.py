@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.core.routing import Router
-from understudy.core.tables import BackendTable, EndpointTable
-from understudy.core.tickets import Ended
-from understudy.core.traffic import Split, choose_shadows
+from greenroom.core.routing import Router
+from greenroom.core.tables import BackendTable, EndpointTable
+from greenroom.core.tickets import Ended
+from greenroom.core.traffic import Split, choose_shadows
 
 from .queries import Query, only  # noqa: TID251 - the tests' own folder
 

@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 
-from understudy.core import errors
-from understudy.core.config import ActorOptions, BackendConfig, HTTPOptions, validated
+from greenroom.core import errors
+from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions, validated
 
 STATUSES = {
-    "UnderstudyError": 500,
+    "GreenroomError": 500,
     "NotRunningError": 503,
     "StartError": 500,
     "DeployFailedError": 500,
@@ -37,7 +37,7 @@ def subclasses(kind: type) -> set[type]:
 
 def test_every_error_of_the_core_travels_by_its_name() -> None:
     ours = {
-        e.__name__ for e in subclasses(errors.UnderstudyError) if e.__module__ == errors.__name__
+        e.__name__ for e in subclasses(errors.GreenroomError) if e.__module__ == errors.__name__
     }
     assert ours == set(STATUSES) == set(errors.ERRORS_BY_KIND)
 
@@ -52,7 +52,7 @@ def test_an_error_is_made_again_from_its_kind_and_text(kind: str, http_status: i
 
 
 def test_an_unknown_kind_of_error_is_the_root() -> None:
-    assert type(errors.error_from("NewerError", "text")) is errors.UnderstudyError
+    assert type(errors.error_from("NewerError", "text")) is errors.GreenroomError
     assert errors.error_status("NewerError") == 500
 
 

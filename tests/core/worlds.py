@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from understudy.core.cluster import Cluster
-from understudy.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
-from understudy.core.long_poll import NOTHING_SEEN, News
-from understudy.core.placement import anywhere
-from understudy.core.releases import release_of
+from greenroom.core.cluster import Cluster
+from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.long_poll import NOTHING_SEEN, News
+from greenroom.core.placement import anywhere
+from greenroom.core.releases import release_of
 
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 BROKEN = b"raise"  # code that starts so cannot start

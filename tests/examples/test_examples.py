@@ -28,7 +28,7 @@ def deployed(target, *flags, scope="function"):
     def system_with_it(tmp_path_factory):
         system = RunningSystem(tmp_path_factory.mktemp("example") / "state")
         try:
-            done = system.understudy("run", "--non-blocking", *flags, target, cwd=CLONE)
+            done = system.greenroom("run", "--non-blocking", *flags, target, cwd=CLONE)
             assert done.returncode == 0, done.stderr
             assert done.stdout == f"deployed 'default' at {system.url}/\n"
             yield system
@@ -97,7 +97,7 @@ def test_audited_logs_json_that_names_the_request(audited):
     assert (status, json.loads(body)["request"]) == (200, "r1")
 
     def logged():
-        lines = audited.understudy("logs", "default").stdout.splitlines()
+        lines = audited.greenroom("logs", "default").stdout.splitlines()
         return [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
 
     sold, ended = wait_until(logged, 10, "two lines are logged")
@@ -106,7 +106,7 @@ def test_audited_logs_json_that_names_the_request(audited):
 
 
 def test_the_tests_of_hello_pass(tmp_path):
-    plugin = ("-p", "understudy.serve.testing", "-p", "no:cacheprovider", "-p", "pytest_timeout")
+    plugin = ("-p", "greenroom.serve.testing", "-p", "no:cacheprovider", "-p", "pytest_timeout")
     done = subprocess.run(
         [
             sys.executable,

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.core.config import HTTPOptions, validated
-from understudy.http_front.app import make_app
-from understudy.http_front.fake import FakeDispatcher
-from understudy.http_front.front import Front
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.core.config import HTTPOptions, validated
+from greenroom.http_front.app import make_app
+from greenroom.http_front.fake import FakeDispatcher
+from greenroom.http_front.front import Front
 
 DEADLINE_S = 30.0
 
@@ -61,7 +61,7 @@ def wait_until(what: str, condition: Callable[[], Any], within_s: float = DEADLI
 
 
 class Turn:
-    """See :class:`understudy.http_front.whole.Turn`; ``answer`` is the answer once it is given."""
+    """See :class:`greenroom.http_front.whole.Turn`; ``answer`` is the answer once it is given."""
 
     def __init__(self, scope: dict[str, Any], body: bytes) -> None:
         self.scope = scope
@@ -181,9 +181,9 @@ class FrontProcess:
         self.stderr_path = state_dir / "stderr"
         environ = {
             **os.environ,
-            "UNDERSTUDY_STATE_DIR": str(state_dir),
-            "UNDERSTUDY_HTTP_PORT": str(self.port),
-            "UNDERSTUDY_HTTP_FD": str(self.listener.fileno()) if pass_socket else "",
+            "GREENROOM_STATE_DIR": str(state_dir),
+            "GREENROOM_HTTP_PORT": str(self.port),
+            "GREENROOM_HTTP_FD": str(self.listener.fileno()) if pass_socket else "",
             "PYTHONWARNINGS": "default",
             **variables,
         }
@@ -303,9 +303,7 @@ def start_front(tmp_path: Path) -> Iterator[StartFront]:
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontProcess]:
     """Give a front whose body limit is 100,000 bytes, shared by a module's tests."""
-    running = FrontProcess(
-        tmp_path_factory.mktemp("front"), UNDERSTUDY_HTTP_MAX_BODY_BYTES="100000"
-    )
+    running = FrontProcess(tmp_path_factory.mktemp("front"), GREENROOM_HTTP_MAX_BODY_BYTES="100000")
     try:
         yield running.wait_until_ready()
     finally:

@@ -5,10 +5,10 @@ import json
 import os
 from urllib.parse import unquote
 
-from understudy.actors.messages import FailedAnswer, HttpAnswer
-from understudy.actors.settings import HostSettings, read_settings
-from understudy.http_front import server
-from understudy.http_front.fake import Asked, FakeDispatcher, Outcome
+from greenroom.actors.messages import FailedAnswer, HttpAnswer
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.http_front import server
+from greenroom.http_front.fake import Asked, FakeDispatcher, Outcome
 
 JSON = ((b"content-type", b"application/json"),)
 

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pytest
 
+from greenroom.http_front.access_log import AccessLog, Entry, line
 from tests.support.timing import check_within
-from understudy.http_front.access_log import AccessLog, Entry, line
 
 ENTRY = Entry(1700000000.1239, "id", "GET", "/", 200, 0.0123456, 7, ("127.0.0.1", 5000))
 
@@ -85,7 +85,7 @@ def test_a_burst_is_written_before_it_grows_without_bound(tmp_path, monkeypatch)
         log.close()
         return written
 
-    monkeypatch.setattr("understudy.http_front.access_log.MOST_WAITING", 10)
+    monkeypatch.setattr("greenroom.http_front.access_log.MOST_WAITING", 10)
     assert asyncio.run(burst()) >= 10
 
 
@@ -122,7 +122,7 @@ def test_after_a_torn_write_the_next_line_begins_on_its_own(tmp_path, monkeypatc
 
     async def tear():
         log = AccessLog(tmp_path / "access.log")
-        monkeypatch.setattr("understudy.http_front.access_log.os.write", tearing_write)
+        monkeypatch.setattr("greenroom.http_front.access_log.os.write", tearing_write)
         log.add(ENTRY)
         log.flush()
         log.add(ENTRY)

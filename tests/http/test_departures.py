@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from understudy.http_front.departures import Departures
+from greenroom.http_front.departures import Departures
 
 DEADLINE_S = 10.0
 Pair = tuple[socket.socket, socket.socket]

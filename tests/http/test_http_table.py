@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from understudy.actors.messages import FailedAnswer, HttpAnswer
-from understudy.core.errors import BackPressureError
-from understudy.http_front.app import PAGE_TIMEOUT_S
+from greenroom.actors.messages import FailedAnswer, HttpAnswer
+from greenroom.core.errors import BackPressureError
+from greenroom.http_front.app import PAGE_TIMEOUT_S
 
 HOST = (b"host", b"test")
 WANTS_JSON = (HOST, (b"accept", b"application/json"))
@@ -190,7 +190,7 @@ def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes
 def test_routes_are_json_and_metrics_are_prometheus_text(app):
     routes, metrics = app.ask(path="/-/routes"), app.ask(path="/-/metrics")
     assert (routes.json, routes["content-type"]) == ({"/": "echo"}, "application/json")
-    assert metrics.body.startswith(b"# TYPE understudy_fake gauge")
+    assert metrics.body.startswith(b"# TYPE greenroom_fake gauge")
     assert metrics["content-type"].startswith("text/plain; version=0.0.4")
 
 
@@ -202,7 +202,7 @@ def test_a_wrong_method_on_a_page_of_ours_is_405(app):
 
 
 def test_a_router_that_does_not_answer_makes_a_page_503(app, monkeypatch):
-    monkeypatch.setattr("understudy.http_front.app.PAGE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("greenroom.http_front.app.PAGE_TIMEOUT_S", 0.01)
     app.dispatcher.routes = lambda: asyncio.sleep(PAGE_TIMEOUT_S * 100)
     answer = app.ask(path="/-/routes")
     assert (answer.status, answer["retry-after"]) == (503, "1")

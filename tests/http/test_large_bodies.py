@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom.http_front.flow import MOST_READ, READ
+from greenroom.http_front.joined import LARGE
+from greenroom.http_front.protocol import AHEAD, Connections, FrontProtocol
 from tests.http.test_worker import Wire
-from understudy.http_front.flow import MOST_READ, READ
-from understudy.http_front.joined import LARGE
-from understudy.http_front.protocol import AHEAD, Connections, FrontProtocol
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -10,11 +10,11 @@ import pytest
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
+from greenroom.actors.settings import read_settings
+from greenroom.core.config import HTTPOptions, validated
+from greenroom.core.errors import InvalidRequestError
+from greenroom.http_front.middlewares import check
 from tests.support import middlewares
-from understudy.actors.settings import read_settings
-from understudy.core.config import HTTPOptions, validated
-from understudy.core.errors import InvalidRequestError
-from understudy.http_front.middlewares import check
 
 ROOT = Path(__file__).parents[2]
 GZIP = "starlette.middleware.gzip:GZipMiddleware"
@@ -113,12 +113,12 @@ def test_a_middleware_gets_the_headers_of_the_answer_that_user_code_gave(app):
 
 
 def with_middlewares(start_front, *given):
-    variable = {"UNDERSTUDY_HTTP_MIDDLEWARES": json.dumps(given)}
-    return start_front(UNDERSTUDY_HTTP_MIDDLEWARES_DIR=str(ROOT), **variable)
+    variable = {"GREENROOM_HTTP_MIDDLEWARES": json.dumps(given)}
+    return start_front(GREENROOM_HTTP_MIDDLEWARES_DIR=str(ROOT), **variable)
 
 
 def test_a_worker_compresses_and_allows_what_its_settings_say(start_front):
-    front = start_front(UNDERSTUDY_HTTP_MIDDLEWARES=GZIP, UNDERSTUDY_HTTP_CORS=f"{ORIGIN},http://b")
+    front = start_front(GREENROOM_HTTP_MIDDLEWARES=GZIP, GREENROOM_HTTP_CORS=f"{ORIGIN},http://b")
     headers = {"Origin": ORIGIN, "Accept-Encoding": "gzip"}
     answer = front.ask("/large/100000", headers=headers)
     assert answer["content-encoding"] == "gzip"
@@ -175,18 +175,18 @@ def test_one_that_cannot_be_made_is_named_with_the_reason(middleware, told):
 
 
 def test_one_that_never_gets_made_is_named_too(monkeypatch):
-    monkeypatch.setattr("understudy.http_front.middlewares.CHECK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("greenroom.http_front.middlewares.CHECK_TIMEOUT_S", 0.3)
     with pytest.raises(InvalidRequestError, match=r"HangsWhenMade took over 0.3 s"):
         check(options(middlewares=[f"{HERE}:HangsWhenMade"]))
 
 
 def test_a_front_whose_middleware_cannot_be_imported_says_so_and_ends(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "understudy.http_front.server"],
+        [sys.executable, "-m", "greenroom.http_front.server"],
         env={
-            "UNDERSTUDY_STATE_DIR": str(tmp_path),
-            "UNDERSTUDY_HTTP_PORT": "0",
-            "UNDERSTUDY_HTTP_MIDDLEWARES": "nowhere.to_be:Found",
+            "GREENROOM_STATE_DIR": str(tmp_path),
+            "GREENROOM_HTTP_PORT": "0",
+            "GREENROOM_HTTP_MIDDLEWARES": "nowhere.to_be:Found",
         },
         capture_output=True,
         text=True,
@@ -271,4 +271,4 @@ def test_the_settings_reach_other_processes_by_environment(tmp_path):
     assert again.http.middlewares == settings.http.middlewares
     assert again.http.cors == settings.http.cors
     assert again.http.middlewares_dir == str(Path.cwd())
-    assert middlewares.Tag.__name__ in settings.to_environ()["UNDERSTUDY_HTTP_MIDDLEWARES"]
+    assert middlewares.Tag.__name__ in settings.to_environ()["GREENROOM_HTTP_MIDDLEWARES"]

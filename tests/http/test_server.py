@@ -15,7 +15,7 @@ DEADLINE_S = 30.0
 AT_ONCE_S = 5.0  # a fraction of a second on an idle machine; every time limit here is longer
 COUNT_FAULTS = """
 from resource import RUSAGE_SELF, getrusage
-from understudy.actors.memory import keep_freed_memory
+from greenroom.actors.memory import keep_freed_memory
 
 keep_freed_memory()
 bytearray(10_000_000)
@@ -29,8 +29,8 @@ print(getrusage(RUSAGE_SELF).ru_minflt - before)
 def test_the_processes_carry_titles(start_front):
     front = start_front()
     (worker,) = front.workers()
-    assert psutil.Process(front.process.pid).cmdline()[0] == "understudy: http master"
-    assert psutil.Process(worker).cmdline()[0] == "understudy: http worker"
+    assert psutil.Process(front.process.pid).cmdline()[0] == "greenroom: http master"
+    assert psutil.Process(worker).cmdline()[0] == "greenroom: http worker"
 
 
 def test_an_idle_front_stops_at_once_and_leaves_no_worker(start_front):
@@ -105,7 +105,7 @@ def test_the_listening_socket_outlives_the_master(start_front, until):
 
 
 def test_all_workers_serve(start_front, until):
-    front = start_front(UNDERSTUDY_HTTP_WORKERS="2")
+    front = start_front(GREENROOM_HTTP_WORKERS="2")
     seen = set()
     until("both workers serve", lambda: seen.add(front.ask("/").json["pid"]) or len(seen) == 2)
 
@@ -117,11 +117,11 @@ def test_without_a_socket_given_it_listens_where_the_settings_say(start_front):
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("UNDERSTUDY_HTTP_FD", "999"), ("UNDERSTUDY_HTTP_FD", "x"), ("UNDERSTUDY_HTTP_PORT", "x")],
+    [("GREENROOM_HTTP_FD", "999"), ("GREENROOM_HTTP_FD", "x"), ("GREENROOM_HTTP_PORT", "x")],
 )
 def test_a_bad_setting_is_one_line_naming_the_value_and_exit_code_2(tmp_path, variable, value):
-    environ = {**os.environ, "UNDERSTUDY_STATE_DIR": str(tmp_path), variable: value}
-    command = [sys.executable, "-m", "understudy.http_front.server"]
+    environ = {**os.environ, "GREENROOM_STATE_DIR": str(tmp_path), variable: value}
+    command = [sys.executable, "-m", "greenroom.http_front.server"]
     ended = subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=20, check=False
     )

@@ -175,7 +175,7 @@ HALF = b"GET /slow HTTP/1.1\r\nHost: x\r\nX-Half"
 
 @pytest.mark.parametrize("sent", [b"", b"G", HALF])
 def test_a_connection_that_sends_no_request_in_time_is_closed(start_front, sent):
-    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.4")
+    front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="0.4")
     with front.connect() as connection:
         connection.sendall(sent)
         assert b" 200 " not in connection.recv(1000)  # ends: closed, or after a 408
@@ -183,7 +183,7 @@ def test_a_connection_that_sends_no_request_in_time_is_closed(start_front, sent)
 
 
 def test_who_is_told_that_it_was_too_slow_and_stays_keeps_no_other_from_being_closed(start_front):
-    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.4")
+    front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="0.4")
     with front.connect() as slow:
         slow.sendall(HALF)
         assert b" 408 " in slow.recv(1000)
@@ -193,7 +193,7 @@ def test_who_is_told_that_it_was_too_slow_and_stays_keeps_no_other_from_being_cl
 
 
 def test_bytes_that_trickle_in_do_not_buy_time(start_front, until):
-    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.4")
+    front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="0.4")
     with front.connect() as connection:
         connection.sendall(HALF)
         connection.settimeout(0.05)
@@ -212,7 +212,7 @@ def test_bytes_that_trickle_in_do_not_buy_time(start_front, until):
 
 
 def test_headers_that_trickle_in_on_a_kept_connection_do_not_buy_time(start_front, until):
-    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.4")
+    front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="0.4")
     with front.connect() as connection:
         connection.sendall(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b" 200 " in connection.recv(1000)
@@ -223,5 +223,5 @@ def test_headers_that_trickle_in_on_a_kept_connection_do_not_buy_time(start_fron
 
 
 def test_a_request_in_time_is_not_bound_by_the_limit_on_headers(start_front):
-    front = start_front(UNDERSTUDY_HTTP_HEADER_TIMEOUT_S="0.5")
+    front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="0.5")
     assert front.ask("/sleep/1.6").status == 200  # the worker looks once a second

@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
-from understudy.actors.messages import BINARY, END, MORE, TEXT, Process, StreamBegun, StreamPart
-from understudy.actors.streams import Stream
-from understudy.core.closing import close_frame
-from understudy.http_front import protocol, socket_protocol
-from understudy.http_front.fake import FakeDispatcher
-from understudy.http_front.protocol import Connections
+from greenroom.actors.messages import BINARY, END, MORE, TEXT, Process, StreamBegun, StreamPart
+from greenroom.actors.streams import Stream
+from greenroom.core.closing import close_frame
+from greenroom.http_front import protocol, socket_protocol
+from greenroom.http_front.fake import FakeDispatcher
+from greenroom.http_front.protocol import Connections
 
 SCOPE = {
     "type": "websocket",

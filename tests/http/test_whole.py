@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from understudy.actors.large_bytes import Pieces
-from understudy.actors.messages import FailedAnswer, HttpAnswer, Process, StreamBegun
-from understudy.actors.streams import Stream
-from understudy.http_front.exchange import CLOSE, Exchange, InnerExchange, Reply, RequestIds
-from understudy.http_front.protocol import Connections, FrontProtocol
+from greenroom.actors.large_bytes import Pieces
+from greenroom.actors.messages import FailedAnswer, HttpAnswer, Process, StreamBegun
+from greenroom.actors.streams import Stream
+from greenroom.http_front.exchange import CLOSE, Exchange, InnerExchange, Reply, RequestIds
+from greenroom.http_front.protocol import Connections, FrontProtocol
 
 from .conftest import Turn
 from .test_worker import Wire, WireSocket

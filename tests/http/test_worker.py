@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from understudy.http_front.protocol import Connections, FrontProtocol
-from understudy.http_front.worker import FrontLoop
+from greenroom.http_front.protocol import Connections, FrontProtocol
+from greenroom.http_front.worker import FrontLoop
 
 HEADERS_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 90.0

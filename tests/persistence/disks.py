@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from understudy.persistence.disk import Disk
-from understudy.persistence.filesystem import FileStore
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.filesystem import FileStore
 
 
 class Death(BaseException):

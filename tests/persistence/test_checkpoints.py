@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from understudy.persistence.checkpoints import CODE, SCHEMA_VERSION, Checkpoints, code_digest
-from understudy.persistence.errors import (
+from greenroom.persistence.checkpoints import CODE, SCHEMA_VERSION, Checkpoints, code_digest
+from greenroom.persistence.errors import (
     CorruptValueError,
     NewerFormatError,
     OlderFormatError,
     RecordRefusedError,
     StoreError,
 )
-from understudy.persistence.kv import KVStore
-from understudy.persistence.memory import MemoryStore
+from greenroom.persistence.kv import KVStore
+from greenroom.persistence.memory import MemoryStore
 
 from .disks import open_store  # noqa: TID251 - the tests' own folder
 
@@ -52,7 +52,7 @@ class Phase(enum.Enum):
 @pytest.fixture(name="ours", autouse=True)
 def pretend_ours(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Put the classes above into a module of ours, and others within its reach."""
-    module = ModuleType("understudy.pretended")
+    module = ModuleType("greenroom.pretended")
     for each in (Backend, Phase):
         monkeypatch.setattr(each, "__module__", module.__name__)
         setattr(module, each.__name__, each)
@@ -215,14 +215,14 @@ def calling(module: str, name: str) -> bytes:
         ("os", "system"),
         ("builtins", "eval"),
         ("builtins", "getattr"),
-        ("understudy.pretended", "os.system"),
-        ("understudy.pretended", "Decimal"),
-        ("understudy.pretended", "os"),
-        ("understudy.persistence.checkpoints", "pickle.loads"),
-        ("understudy.persistence.checkpoints", "code_digest"),
-        ("understudy.pretended", "Missing"),
-        ("understudy.missing", "Backend"),
-        ("understudyx", "Backend"),
+        ("greenroom.pretended", "os.system"),
+        ("greenroom.pretended", "Decimal"),
+        ("greenroom.pretended", "os"),
+        ("greenroom.persistence.checkpoints", "pickle.loads"),
+        ("greenroom.persistence.checkpoints", "code_digest"),
+        ("greenroom.pretended", "Missing"),
+        ("greenroom.missing", "Backend"),
+        ("greenroomx", "Backend"),
     ],
 )
 def test_a_record_that_would_call_anything_else_is_refused(

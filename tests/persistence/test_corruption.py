@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.persistence.encoding import encode_batch, frame, key_of
-from understudy.persistence.errors import CorruptValueError, NewerFormatError
-from understudy.persistence.filesystem import FileStore
-from understudy.persistence.kv import Batch
+from greenroom.persistence.encoding import encode_batch, frame, key_of
+from greenroom.persistence.errors import CorruptValueError, NewerFormatError
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import Batch
 
 from .disks import (  # noqa: TID251 - the tests' own folder
     files_under,
@@ -147,14 +147,14 @@ def test_a_damaged_epoch_file_needs_a_person(store: FileStore, root: Path, tmp_p
     reopened.close()
 
 
-@pytest.mark.parametrize("text", ["", "notes of mine", "understudy store format two"])
+@pytest.mark.parametrize("text", ["", "notes of mine", "greenroom store format two"])
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_format_file_of_something_else_is_refused(
     store: FileStore, root: Path, tmp_path: Path, text: str, read_only: bool
 ) -> None:
     store.close()
     (root / "format").write_text(text)
-    with pytest.raises(CorruptValueError, match="expected 'understudy store format 1'"):
+    with pytest.raises(CorruptValueError, match="expected 'greenroom store format 1'"):
         open_store(tmp_path, read_only=read_only)
 
 
@@ -163,7 +163,7 @@ def test_a_newer_store_is_refused_and_left_alone(
     store: FileStore, root: Path, tmp_path: Path, read_only: bool
 ) -> None:
     store.close()
-    (root / "format").write_text("understudy store format 12\n")
+    (root / "format").write_text("greenroom store format 12\n")
     before = files_under(tmp_path)
     with pytest.raises(NewerFormatError, match=r"format 12; this version reads up to 1\."):
         open_store(tmp_path, read_only=read_only)

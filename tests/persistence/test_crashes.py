@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from understudy.persistence.disk import Disk
-from understudy.persistence.errors import NothingSavedError, StoreNotWritableError
-from understudy.persistence.filesystem import FileStore
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.errors import NothingSavedError, StoreNotWritableError
+from greenroom.persistence.filesystem import FileStore
 
 from .disks import (  # noqa: TID251 - the tests' own folder
     Death,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy.persistence.disk import Disk
-from understudy.persistence.encoding import encode_batch, frame
-from understudy.persistence.errors import (
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.encoding import encode_batch, frame
+from greenroom.persistence.errors import (
     StaleWriterError,
     StoreClosedError,
     StoreError,
@@ -20,8 +20,8 @@ from understudy.persistence.errors import (
     StoreNotReadableError,
     StoreNotWritableError,
 )
-from understudy.persistence.filesystem import FileStore
-from understudy.persistence.kv import Batch
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import Batch
 
 from .disks import (  # noqa: TID251 - the tests' own folder
     SteppingDisk,

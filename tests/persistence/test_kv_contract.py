@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from understudy.persistence.errors import StoreClosedError
-from understudy.persistence.filesystem import FileStore
-from understudy.persistence.kv import MAX_KEY_BYTES, KVStore
-from understudy.persistence.memory import MemoryStore
+from greenroom.persistence.errors import StoreClosedError
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore
+from greenroom.persistence.memory import MemoryStore
 
 from .disks import open_store  # noqa: TID251 - the tests' own folder
 

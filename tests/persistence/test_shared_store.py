@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.persistence import lock
-from understudy.persistence.disk import Disk
-from understudy.persistence.errors import StaleWriterError, StoreClosedError, StoreLockedError
-from understudy.persistence.filesystem import FileStore
+from greenroom.persistence import lock
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.errors import StaleWriterError, StoreClosedError, StoreLockedError
+from greenroom.persistence.filesystem import FileStore
 
 
 def test_a_successor_needs_no_lock_and_the_one_before_writes_nothing_more(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import traceback
 import cloudpickle
 import pytest
 
-from understudy.actors import connection as connections
-from understudy.actors import system as systems
-from understudy.actors.messages import FailedAnswer, ValueAnswer
-from understudy.actors.query_client import QueryClient
-from understudy.actors.user_code import _arguments
-from understudy.core import errors
-from understudy.serve import session
+from greenroom.actors import connection as connections
+from greenroom.actors import system as systems
+from greenroom.actors.messages import FailedAnswer, ValueAnswer
+from greenroom.actors.query_client import QueryClient
+from greenroom.actors.user_code import _arguments
+from greenroom.core import errors
+from greenroom.serve import session
 
 
 class FakeQueries(QueryClient):
@@ -225,7 +225,7 @@ class FakeSystem:
     def open(self, settings, *, timeout_s=5.0):
         self.settings = settings
         if not self.running:
-            raise errors.NotRunningError("no system answers; start one with understudy start")
+            raise errors.NotRunningError("no system answers; start one with greenroom start")
         return FakeConnection(self)
 
 
@@ -238,8 +238,8 @@ def system(monkeypatch, tmp_path):
     monkeypatch.setattr(connections.Connection, "open", fake.open)
     monkeypatch.setattr(session, "_current", None)
     monkeypatch.setattr(session.atexit, "register", lambda function: None)
-    monkeypatch.setenv("UNDERSTUDY_STATE_DIR", str(tmp_path / "state"))
-    for name in ("UNDERSTUDY_ADDRESS", "UNDERSTUDY_HTTP_PORT", "UNDERSTUDY_ADMIN_PORT"):
+    monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path / "state"))
+    for name in ("GREENROOM_ADDRESS", "GREENROOM_HTTP_PORT", "GREENROOM_ADMIN_PORT"):
         monkeypatch.delenv(name, raising=False)
     return fake
 

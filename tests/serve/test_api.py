@@ -2,10 +2,10 @@ import threading
 
 import pytest
 
-from understudy import serve
-from understudy.serve import session
-from understudy.serve.config import HTTPOptions
-from understudy.serve.exceptions import (
+from greenroom import serve
+from greenroom.serve import session
+from greenroom.serve.config import HTTPOptions
+from greenroom.serve.exceptions import (
     DeployFailedError,
     InvalidRequestError,
     NotRunningError,
@@ -13,7 +13,7 @@ from understudy.serve.exceptions import (
     StartError,
     UnknownNameError,
 )
-from understudy.serve.schema import ApplicationStatus, DeploymentStatus
+from greenroom.serve.schema import ApplicationStatus, DeploymentStatus
 
 
 @serve.deployment
@@ -104,7 +104,7 @@ def test_a_system_that_does_not_start_is_an_error(system):
 
 
 def test_a_system_at_an_address_is_never_started(system, monkeypatch):
-    monkeypatch.setenv("UNDERSTUDY_ADDRESS", "127.0.0.1:1911")
+    monkeypatch.setenv("GREENROOM_ADDRESS", "127.0.0.1:1911")
     with pytest.raises(NotRunningError):
         serve.run(Adder.bind())
     assert system.calls == []

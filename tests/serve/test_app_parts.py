@@ -8,8 +8,8 @@ import threading
 import fastapi
 import pytest
 
-from understudy.core.errors import InvalidRequestError
-from understudy.serve.packing import pack_code
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.packing import pack_code
 
 
 def sample() -> fastapi.FastAPI:

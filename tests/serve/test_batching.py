@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom import serve
+from greenroom.core.errors import GreenroomError, InvalidRequestError
 from tests.support.virtual_time import VirtualTimeLoop, run
-from understudy import serve
-from understudy.core.errors import InvalidRequestError, UnderstudyError
 
 
 class Model:
@@ -255,7 +255,7 @@ def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseEx
         ]
 
     cancelled = isinstance(error, asyncio.CancelledError)
-    name = "UnderstudyError" if cancelled else type(error).__name__
+    name = "GreenroomError" if cancelled else type(error).__name__
     assert run(main()) == [name, name, 1, 2]
 
 
@@ -279,7 +279,7 @@ def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, tol
         return await outcomes(function(1), function(2))
 
     for error in run(main()):
-        assert isinstance(error, UnderstudyError)
+        assert isinstance(error, GreenroomError)
         assert told in str(error)
 
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import cloudpickle
 import pytest
 
-from understudy import serve
-from understudy.serve.build import build
-from understudy.serve.exceptions import InvalidRequestError
-from understudy.serve.handle import DeploymentHandle
+from greenroom import serve
+from greenroom.serve.build import build
+from greenroom.serve.exceptions import InvalidRequestError
+from greenroom.serve.handle import DeploymentHandle
 
 
 class Pair(NamedTuple):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy import serve
-from understudy.core.errors import InvalidRequestError
-from understudy.serve.checks import check_path, check_timeout
+from greenroom import serve
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.checks import check_path, check_timeout
 
 TIMEOUT = "must be a number of seconds, 0 or more, or None for no limit"
 NAME = "must be a non-empty string"

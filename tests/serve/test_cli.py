@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from understudy.actors.settings import VARIABLES
-from understudy.core.config import HTTPOptions
-from understudy.serve import display, starting
-from understudy.serve import running as run_command
-from understudy.serve.cli import main
-from understudy.serve.exceptions import StartError
+from greenroom.actors.settings import VARIABLES
+from greenroom.core.config import HTTPOptions
+from greenroom.serve import display, starting
+from greenroom.serve import running as run_command
+from greenroom.serve.cli import main
+from greenroom.serve.exceptions import StartError
 
 SOURCE = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Model:
@@ -61,7 +61,7 @@ def interrupted(monkeypatch):
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["run", "--help"], ["start", "--help"]])
 def test_help_imports_nothing_heavy(words):
     source = (
-        "import sys\nfrom understudy.serve.cli import main\n"
+        "import sys\nfrom greenroom.serve.cli import main\n"
         f"try: main({words!r})\nexcept SystemExit: pass\n"
         "print([m for m in ('pydantic', 'rich', 'yaml', 'thespian', 'cloudpickle', 'asyncio',"
         " 'starlette', 'psutil') if m in sys.modules])"
@@ -72,7 +72,7 @@ def test_help_imports_nothing_heavy(words):
 
 def test_the_installed_command_answers_and_names_its_version():
     for words in (["--help"], ["--version"]):
-        command = [sys.executable, "-m", "understudy.serve.cli", *words]
+        command = [sys.executable, "-m", "greenroom.serve.cli", *words]
         assert subprocess.run(command, capture_output=True, check=True).stdout
 
 
@@ -140,7 +140,7 @@ def test_bad_flags_are_errors_of_usage(invoke, system, monkeypatch):
     result = invoke("deploy", "--working-dir", "/nowhere", "mine")
     assert result.exit_code == 2
     assert "--working-dir '/nowhere': no such folder" in result.output
-    monkeypatch.setenv("UNDERSTUDY_ADMIN_PORT", "many")
+    monkeypatch.setenv("GREENROOM_ADMIN_PORT", "many")
     result = invoke("status")
     assert result.exit_code == 2
     assert "admin_port='many'" in result.stderr
@@ -342,7 +342,7 @@ def test_reload_deploys_again_and_keeps_the_old_when_the_new_is_broken(
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_command_leaves_the_logging_of_its_process_as_it_was(invoke, request, caplog, is_there):
     request.getfixturevalue("running" if is_there else "system")
-    name = "understudy.actors.transport.admission"
+    name = "greenroom.actors.transport.admission"
     caplog.set_level(logging.INFO, logger=name)
     assert invoke("deploy", "demo").exit_code == (0 if is_there else 1)
     assert logging.getLogger(name).level == logging.INFO
@@ -352,7 +352,7 @@ def test_deploy_needs_a_system_that_runs(invoke, system):
     result = invoke("deploy", "demo")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
-    assert "start one with understudy start" in result.stderr
+    assert "start one with greenroom start" in result.stderr
     system.running = True
     assert (
         "deployed 'b' at /b"

@@ -1,8 +1,8 @@
 import pytest
 
-from understudy import serve
-from understudy.serve.config import ActorOptions, BackendConfig
-from understudy.serve.exceptions import InvalidRequestError, NotRunningError, UnknownNameError
+from greenroom import serve
+from greenroom.serve.config import ActorOptions, BackendConfig
+from greenroom.serve.exceptions import InvalidRequestError, NotRunningError, UnknownNameError
 
 
 class Model:
@@ -34,7 +34,7 @@ def test_a_bad_address_is_refused(running, address):
 
 
 def test_an_address_of_another_host_needs_the_clusters_key(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNDERSTUDY_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
     with pytest.raises(ValueError, match=r"10\.0\.0\.7:1900.*key; name its file with --key-file"):
         serve.Client.connect("10.0.0.7:1900")
 

@@ -2,10 +2,10 @@ import pickle
 
 import pytest
 
-from understudy import serve
-from understudy.core.config import ActorOptions
-from understudy.serve import config, exceptions, handle
-from understudy.serve.exceptions import InvalidRequestError
+from greenroom import serve
+from greenroom.core.config import ActorOptions
+from greenroom.serve import config, exceptions, handle
+from greenroom.serve.exceptions import InvalidRequestError
 
 NESTED: list = []  # deeper than Python recurses
 for _ in range(100_000):
@@ -148,6 +148,6 @@ def test_the_package_offers_its_names_and_no_others():
 def test_no_module_hides_a_function_that_users_call():
     assert callable(serve.deployment)
     assert callable(serve.run)
-    assert exceptions.RayServeException is exceptions.UnderstudyError
+    assert exceptions.RayServeException is exceptions.GreenroomError
     assert config.HTTPOptions().port == 8000
     assert handle.DeploymentResponse

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from understudy.serve.display import show_status
+from greenroom.serve.display import show_status
 
 
 def replica(tag: str, state: str, host: str) -> dict[str, Any]:

@@ -7,20 +7,20 @@ import threading
 import cloudpickle
 import pytest
 
-from understudy import serve
-from understudy.actors import query_client
-from understudy.actors.messages import FailedAnswer, HttpAnswer, ValueAnswer
-from understudy.serve import answers
-from understudy.serve.answers import decode
-from understudy.serve.exceptions import (
+from greenroom import serve
+from greenroom.actors import query_client
+from greenroom.actors.messages import FailedAnswer, HttpAnswer, ValueAnswer
+from greenroom.serve import answers
+from greenroom.serve.answers import decode
+from greenroom.serve.exceptions import (
     BackPressureError,
+    GreenroomError,
     InvalidRequestError,
     NotRunningError,
     RequestCancelledError,
-    UnderstudyError,
     UserCodeError,
 )
-from understudy.serve.handle import DeploymentHandle
+from greenroom.serve.handle import DeploymentHandle
 
 
 class OddError(Exception):
@@ -178,7 +178,7 @@ def test_a_failure_of_ours_is_raised_as_its_kind():
 
 
 def test_answers_that_make_no_sense_are_errors():
-    assert isinstance(decode(HttpAnswer(1, 200, (), b""), "a#b").error, UnderstudyError)
+    assert isinstance(decode(HttpAnswer(1, 200, (), b""), "a#b").error, GreenroomError)
     failed = decode(ValueAnswer(1, b"junk"), "a#b").error
     assert isinstance(failed, UserCodeError)
     assert "the result of a#b cannot be unpickled here" in str(failed)

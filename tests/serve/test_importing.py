@@ -3,8 +3,8 @@ import textwrap
 
 import pytest
 
-from understudy.serve.exceptions import InvalidRequestError
-from understudy.serve.importing import (
+from greenroom.serve.exceptions import InvalidRequestError
+from greenroom.serve.importing import (
     ImportFailedError,
     forget_modules,
     load_application,
@@ -13,7 +13,7 @@ from understudy.serve.importing import (
 
 SOURCE = """
 from pydantic import BaseModel
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Model:
@@ -121,7 +121,7 @@ def test_a_folder_that_does_not_exist_is_refused(app_dir):
         ("import nothing_of_that_name", "ModuleNotFoundError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         (
-            "from understudy import serve\n@serve.deployment(num_replicas=0)\ndef f(): pass",
+            "from greenroom import serve\n@serve.deployment(num_replicas=0)\ndef f(): pass",
             "num_re",
         ),
     ],

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.systems import wait_until
-from understudy import serve
-from understudy.serve.exceptions import (
+from greenroom import serve
+from greenroom.serve.exceptions import (
     DeploymentUnavailableError,
     InvalidRequestError,
     RequestCancelledError,
     UnknownNameError,
 )
-from understudy.serve.handle import DeploymentHandle
+from greenroom.serve.handle import DeploymentHandle
+from tests.support.systems import wait_until
 
 
 @pytest.fixture(autouse=True)

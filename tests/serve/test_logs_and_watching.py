@@ -1,8 +1,8 @@
 import itertools
 import os
 
-from understudy.serve.logs import Line, Logs
-from understudy.serve.watching import Watcher
+from greenroom.serve.logs import Line, Logs
+from greenroom.serve.watching import Watcher
 
 
 def texts(lines):

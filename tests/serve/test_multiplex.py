@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from understudy import serve
-from understudy.actors import held_models
+from greenroom import serve
+from greenroom.actors import held_models
 
 
 class Model:

@@ -9,15 +9,15 @@ import threading
 import cloudpickle
 import pytest
 
-from understudy.serve.exceptions import InvalidRequestError
-from understudy.serve.fingerprint import fingerprint
-from understudy.serve.packing import pack_arguments, pack_code
+from greenroom.serve.exceptions import InvalidRequestError
+from greenroom.serve.fingerprint import fingerprint
+from greenroom.serve.packing import pack_arguments, pack_code
 
 LOCK = threading.Lock()
 
 MODULE = """
 import enum, helpers
-from understudy import serve
+from greenroom import serve
 
 class Color(enum.Enum):
     RED = 1
@@ -41,7 +41,7 @@ BUILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import app
-from understudy.serve.build import build
+from greenroom.serve.build import build
 spec, = build(app.app, "a").deployments
 """
 REPLICA = """
@@ -112,7 +112,7 @@ def test_a_script_and_the_modules_beside_it_travel_by_value(project, tmp_path):
     code = tmp_path / "code"
     script = project / "script.py"
     script.write_text(
-        "import sys, helpers\nfrom understudy.serve.packing import pack_code\n"
+        "import sys, helpers\nfrom greenroom.serve.packing import pack_code\n"
         "def main(x): return helpers.double(x)\n"
         "open(sys.argv[1], 'wb').write(pack_code('it', main, (), {}, None).pickled)\n"
     )

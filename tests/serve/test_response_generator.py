@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.systems import wait_until
-from understudy import serve
-from understudy.serve.exceptions import (
+from greenroom import serve
+from greenroom.serve.exceptions import (
+    GreenroomError,
     InvalidRequestError,
     RequestCancelledError,
-    UnderstudyError,
     UnsupportedResultError,
     UserCodeError,
 )
-from understudy.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from greenroom.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from tests.support.systems import wait_until
 
 
 class OddError(Exception):
@@ -310,5 +310,5 @@ def test_misuse_is_told(handle: Any) -> None:
 def test_an_unknown_deployment_is_told_by_the_first_value(handle: Any) -> None:
     del handle
     other = DeploymentHandle("Other").options(stream=True)
-    with pytest.raises(UnderstudyError, match="no endpoint"):
+    with pytest.raises(GreenroomError, match="no endpoint"):
         next(other.remote())

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from understudy import serve
-from understudy.serve.build import build
-from understudy.serve.config import AutoscalingConfig, AutoscalingPolicy, BackendConfig
-from understudy.serve.display import show_autoscaling
-from understudy.serve.exceptions import InvalidRequestError
-from understudy.serve.scaling import packed, packed_changes
+from greenroom import serve
+from greenroom.serve.build import build
+from greenroom.serve.config import AutoscalingConfig, AutoscalingPolicy, BackendConfig
+from greenroom.serve.display import show_autoscaling
+from greenroom.serve.exceptions import InvalidRequestError
+from greenroom.serve.scaling import packed, packed_changes
 
 
 def policy(_context: Any, least: int = 1) -> int:

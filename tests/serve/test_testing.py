@@ -13,9 +13,9 @@ import pytest
 from tests.support.systems import alive
 
 # Only this plugin, so that a run here is the same whatever else is installed.
-ONLY = ("-p", "understudy.serve.testing", "-p", "no:cacheprovider", "-W", "error", "-q")
+ONLY = ("-p", "greenroom.serve.testing", "-p", "no:cacheprovider", "-W", "error", "-q")
 APP = """
-from understudy import serve
+from greenroom import serve
 
 @serve.deployment
 class Greeter:
@@ -67,25 +67,25 @@ import pytest
 
 urls = []
 
-def test_it(understudy_run):
-    app = understudy_run(Greeter.bind())
+def test_it(greenroom_run):
+    app = greenroom_run(Greeter.bind())
     urls.append(app.url)
     assert urllib.request.urlopen(app.url).read() == b"hello"
     assert app.handle.remote().result(timeout_s=20) == "hello"
 
-def test_another(understudy_run, understudy_system):
-    assert understudy_system.url == urls[0], "one system for all"
+def test_another(greenroom_run, greenroom_system):
+    assert greenroom_system.url == urls[0], "one system for all"
     with pytest.raises(urllib.error.HTTPError) as missing:
         urllib.request.urlopen(urls[0])
     missing.value.close()
     assert missing.value.code == 404
-    app = understudy_run(Greeter.bind("hi"), name="other", route_prefix="/there")
+    app = greenroom_run(Greeter.bind("hi"), name="other", route_prefix="/there")
     assert urllib.request.urlopen(app.url + "/x").read() == b"hi"
     assert serve.get_app_handle("other").remote().result(timeout_s=20) == "hi"
-    headless = understudy_run(Greeter.bind("ho"), name="third", route_prefix=None)
+    headless = greenroom_run(Greeter.bind("ho"), name="third", route_prefix=None)
     assert (headless.url, headless.handle.remote().result(timeout_s=20)) == ("", "ho")
 
-def test_nothing_is_left(understudy_system):
+def test_nothing_is_left(greenroom_system):
     assert list(serve.status().applications) == []
 """
     )
@@ -97,11 +97,11 @@ def test_nothing_of_it_runs_when_the_session_is_over(run: Run, tmp_path: Path) -
         APP
         + """
 import pathlib
-from understudy.actors.processes import RunRecords
+from greenroom.actors.processes import RunRecords
 
-def test_it(understudy_run, understudy_system):
-    understudy_run(Greeter.bind())
-    pids = [process.pid for process in RunRecords(understudy_system.state_dir / "run").alive()]
+def test_it(greenroom_run, greenroom_system):
+    greenroom_run(Greeter.bind())
+    pids = [process.pid for process in RunRecords(greenroom_system.state_dir / "run").alive()]
     pathlib.Path("pids").write_text(" ".join(map(str, pids)))
     assert False, "on purpose"
 """
@@ -118,7 +118,7 @@ def test_settings_can_be_given(run: Run) -> None:
 import pytest
 
 @pytest.fixture(scope="session")
-def understudy_settings():
+def greenroom_settings():
     return {"http_cors": "*", "num_cpus": 3}
 """
     test = (
@@ -126,8 +126,8 @@ def understudy_settings():
         + """
 import urllib.request
 
-def test_it(understudy_run):
-    app = understudy_run(Greeter.bind())
+def test_it(greenroom_run):
+    app = greenroom_run(Greeter.bind())
     request = urllib.request.Request(app.url, headers={"Origin": "https://a.example"})
     with urllib.request.urlopen(request) as response:
         assert response.headers["access-control-allow-origin"] == "*"
@@ -149,12 +149,12 @@ class Broken:
 
     def __call__(self): ...
 
-def test_it(understudy_run):
+def test_it(greenroom_run):
     with pytest.raises(ValueError, match="no model"):
-        understudy_run(Broken.bind())
+        greenroom_run(Broken.bind())
 
-def test_another(understudy_run):
-    assert understudy_run(Greeter.bind()).handle.remote().result(timeout_s=20) == "hello"
+def test_another(greenroom_run):
+    assert greenroom_run(Greeter.bind()).handle.remote().result(timeout_s=20) == "hello"
 """
     )
     passed(run(test), 2)
@@ -165,8 +165,8 @@ def test_a_run_that_does_not_use_it_imports_next_to_nothing(run: Run) -> None:
 import sys
 
 def test_it():
-    loaded = {name for name in sys.modules if name.startswith("understudy.")}
-    assert loaded == {"understudy.serve", "understudy.serve.testing"}
+    loaded = {name for name in sys.modules if name.startswith("greenroom.")}
+    assert loaded == {"greenroom.serve", "greenroom.serve.testing"}
     assert not {"thespian", "pydantic", "cloudpickle", "starlette"} & set(sys.modules)
 """
     passed(run(test), 1)
@@ -177,14 +177,14 @@ def test_bad_settings_are_an_error_that_names_them(run: Run) -> None:
 import pytest
 
 @pytest.fixture(scope="session")
-def understudy_settings():
+def greenroom_settings():
     return {"http_workers": 0}
 """
-    done = run("def test_it(understudy_system): pass\n", conftest=conftest)
+    done = run("def test_it(greenroom_system): pass\n", conftest=conftest)
     assert "1 error" in done.stdout
     assert "workers=0" in done.stdout
 
 
-def test_pytest_finds_it_where_understudy_is_installed() -> None:
-    (found,) = importlib.metadata.entry_points(group="pytest11", name="understudy")
-    assert found.value == "understudy.serve.testing"
+def test_pytest_finds_it_where_greenroom_is_installed() -> None:
+    (found,) = importlib.metadata.entry_points(group="pytest11", name="greenroom")
+    assert found.value == "greenroom.serve.testing"

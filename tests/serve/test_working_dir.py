@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from understudy import serve
-from understudy.actors import folders
-from understudy.core.errors import InvalidRequestError
-from understudy.serve import working_dir
-from understudy.serve.working_dir import pack
+from greenroom import serve
+from greenroom.actors import folders
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve import working_dir
+from greenroom.serve.working_dir import pack
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors import messages as m
+from greenroom.actors.dispatch import Caller
+from greenroom.actors.port import PROXY, Finder, Port
+from greenroom.actors.streams import Stream
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.links import PORT
-from understudy.actors import messages as m
-from understudy.actors.dispatch import Caller
-from understudy.actors.port import PROXY, Finder, Port
-from understudy.actors.streams import Stream
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.core.tables import BackendTable, EndpointTable, ReplicaTable
-from understudy.core.tickets import Assign
+from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.tickets import Assign
 
 if TYPE_CHECKING:
+    from greenroom.core.routing import Router
     from tests.simulation.simulation import Simulation
-    from understudy.core.routing import Router
 
 _WATCHED = {
     "submit",

@@ -8,6 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors import admin_messages as am
+from greenroom.actors.controller import KINDS
+from greenroom.core.tables import EndpointTable
+from greenroom.persistence.errors import StoreError
 from tests.simulation.clients import SHARED
 from tests.simulation.comparison_checks import ComparisonChecks
 from tests.simulation.expected import Owned
@@ -18,10 +22,6 @@ from tests.simulation.rest import controllers, tag_of, unsettled
 from tests.simulation.rollout_checks import RolloutChecks
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess
-from understudy.actors import admin_messages as am
-from understudy.actors.controller import KINDS
-from understudy.core.tables import EndpointTable
-from understudy.persistence.errors import StoreError
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

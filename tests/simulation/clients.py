@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors import admin_messages as am
+from greenroom.actors.port import CONTROLLER, Finder, Port
+from greenroom.core.config import BackendConfig
 from tests.simulation.channels import Address
 from tests.simulation.links import OUTSIDE, PORT
 from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, PLAIN, SLOW
-from understudy.actors import admin_messages as am
-from understudy.actors.port import CONTROLLER, Finder, Port
-from understudy.core.config import BackendConfig
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tests.simulation.world import Killed, World
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.errors import (
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import (
     NothingSavedError,
     StoreLockedError,
     StoreNotWritableError,
 )
-from understudy.persistence.memory import MemoryStore
+from greenroom.persistence.memory import MemoryStore
+from tests.simulation.world import Killed, World
 
 
 class Disk:

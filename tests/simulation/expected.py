@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from understudy.actors import admin_messages as am
-from understudy.core.records import BackendRecord, EndpointRecord
+from greenroom.actors import admin_messages as am
+from greenroom.core.records import BackendRecord, EndpointRecord
 
 Version = tuple[str, dict[str, Any]]  # the code's digest, the settings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.actors import admin_messages as am
-from understudy.core import releases
-from understudy.core.definitions import BACKEND, backend_definition
+from greenroom.actors import admin_messages as am
+from greenroom.core import releases
+from greenroom.core.definitions import BACKEND, backend_definition
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -61,7 +61,7 @@ class HistoryChecks:
     def told(self, request: am.Request, reply: am.RequestReply, *, changed: bool) -> None:
         """A client has its answer: what it changed is an entry, and what was refused is none."""
         entry = self._by_request.get(request.request_id)
-        if reply.error_kind and reply.error_kind != "UnderstudyError":
+        if reply.error_kind and reply.error_kind != "GreenroomError":
             self._checks.expect(entry is None, f"{request} was refused, and {entry} is there")
         elif changed:
             self._checks.expect(entry is not None, f"{request} changed what is not in the history")

@@ -10,19 +10,19 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors import bidding, candidate, joining
+from greenroom.actors import control_messages as cm
+from greenroom.actors.host import PRUNE_EVERY_S
+from greenroom.actors.membership import Membership
+from greenroom.actors.port import PROXY, Finder, Port
+from greenroom.actors.processes import send_signal
+from greenroom.actors.settings import HostSettings
+from greenroom.actors.unasked import Unasked
+from greenroom.core.key_rotation import KeyIds
+from greenroom.core.leases import LOOK_S, Bid
 from tests.simulation.channels import Address
 from tests.simulation.links import PORT, ip_of
 from tests.simulation.world import SimProcess
-from understudy.actors import bidding, candidate, joining
-from understudy.actors import control_messages as cm
-from understudy.actors.host import PRUNE_EVERY_S
-from understudy.actors.membership import Membership
-from understudy.actors.port import PROXY, Finder, Port
-from understudy.actors.processes import send_signal
-from understudy.actors.settings import HostSettings
-from understudy.actors.unasked import Unasked
-from understudy.core.key_rotation import KeyIds
-from understudy.core.leases import LOOK_S, Bid
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

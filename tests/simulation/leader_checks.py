@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from understudy.persistence.checkpoints import Checkpoints
-from understudy.persistence.encoding import unframe
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.encoding import unframe
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks

@@ -278,7 +278,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, mutation: Mutation) -> None:
         self._mutation = mutation
-        self._name = f"understudy.{mutation.module}"
+        self._name = f"greenroom.{mutation.module}"
         self._finding = False
 
     def find_spec(
@@ -298,6 +298,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def install(name: str) -> None:
     """Have a module broken when it is imported; none of ours may be imported yet."""
-    loaded = [module for module in sys.modules if module.startswith("understudy.")]
+    loaded = [module for module in sys.modules if module.startswith("greenroom.")]
     assert not loaded, f"too late: {loaded} are imported"
     sys.meta_path.insert(0, _Finder(MUTATIONS[name]))

@@ -22,15 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from thespian.actors import ActorAddress
 
-from tests.simulation import hosts
-from tests.simulation.channels import Address
-from tests.simulation.checked_router import CheckedRouter
-from tests.simulation.coroutines import Asyncio
-from tests.simulation.links import Socket
-from tests.simulation.scripted_code import ScriptedCode
-from tests.simulation.shared_disk import ChangeLock
-from tests.simulation.world import Killed, SimProcess, World
-from understudy.actors import (
+from greenroom.actors import (
     bases,
     bidding,
     binding,
@@ -47,11 +39,19 @@ from understudy.actors import (
     user_code,
     user_logging,
 )
-from understudy.actors.transport import addresses, key_files
-from understudy.actors.transport.admission import Trouble
-from understudy.core.routing import Router
-from understudy.persistence import writer
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors.transport import addresses, key_files
+from greenroom.actors.transport.admission import Trouble
+from greenroom.core.routing import Router
+from greenroom.persistence import writer
+from greenroom.persistence.filesystem import FileStore
+from tests.simulation import hosts
+from tests.simulation.channels import Address
+from tests.simulation.checked_router import CheckedRouter
+from tests.simulation.coroutines import Asyncio
+from tests.simulation.links import Socket
+from tests.simulation.scripted_code import ScriptedCode
+from tests.simulation.shared_disk import ChangeLock
+from tests.simulation.world import Killed, SimProcess, World
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -60,7 +60,7 @@ CAPACITY = {"num_cpus": 64.0, "num_gpus": 0.0, "memory": 2.0**36}
 
 
 class Transport:
-    """What :class:`understudy.actors.loop.Loop` and ports need, for one address of a process."""
+    """What :class:`greenroom.actors.loop.Loop` and ports need, for one address of a process."""
 
     is_quiet = False
 
@@ -197,7 +197,7 @@ class Thread:
         self._process.call_later(self._free_at - self._world.clock(), call, *args)
 
 
-OURS = ("understudy.actors", "understudy.core", "tests.simulation.hosts")
+OURS = ("greenroom.actors", "greenroom.core", "tests.simulation.hosts")
 WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
 
 

@@ -7,9 +7,9 @@ import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors import messages as m
+from greenroom.actors.streams import StreamFailedError
 from tests.simulation.world import SimProcess
-from understudy.actors import messages as m
-from understudy.actors.streams import StreamFailedError
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks

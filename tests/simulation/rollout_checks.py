@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors import admin_messages as am
+from greenroom.core.tickets import Ended, Repeated
 from tests.simulation.scripted_code import FAILING
-from understudy.actors import admin_messages as am
-from understudy.core.tickets import Ended, Repeated
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -162,7 +162,7 @@ class RolloutChecks:
         has_ended_so = record is not None and record.state == _STATES[type(request)]
         self._expect(
             request.endpoint,
-            has_ended_so == (not reply.error_kind) or reply.error_kind == "UnderstudyError",
+            has_ended_so == (not reply.error_kind) or reply.error_kind == "GreenroomError",
             f"is {record}, and {request} was answered {reply}",
         )
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors.messages import FailedAnswer, StreamEnded, ValueAnswer
+from greenroom.actors.user_code import Failure
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.world import Killed, Timer
-from understudy.actors.messages import FailedAnswer, StreamEnded, ValueAnswer
-from understudy.actors.user_code import Failure
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -39,7 +39,7 @@ class _Running:
 
 
 class ScriptedCode:
-    """What a replica sees of :class:`understudy.actors.user_code.UserCode`."""
+    """What a replica sees of :class:`greenroom.actors.user_code.UserCode`."""
 
     def __init__(self, simulation: Simulation, post: Callable[[Callable[[], None]], None]) -> None:
         self._simulation = simulation

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.actors.leading import NAMESPACE
-from understudy.persistence.disk import Disk
-from understudy.persistence.errors import NothingSavedError, StoreLockedError
-from understudy.persistence.filesystem import FileStore
+from greenroom.actors.leading import NAMESPACE
+from greenroom.persistence.disk import Disk
+from greenroom.persistence.errors import NothingSavedError, StoreLockedError
+from greenroom.persistence.filesystem import FileStore
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

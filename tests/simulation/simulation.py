@@ -13,6 +13,12 @@ from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
+from greenroom.actors.candidate import LEADING_CONTROLLER
+from greenroom.actors.controller import Controller, LeadingController
+from greenroom.actors.members import REPLICA
+from greenroom.actors.port import CONTROLLER, PROXY
+from greenroom.actors.proxy import Proxy
+from greenroom.actors.replica import Replica
 from tests.simulation.callers import SimCaller
 from tests.simulation.channels import Address, Message
 from tests.simulation.checks import Checks
@@ -24,12 +30,6 @@ from tests.simulation.links import OUTSIDE
 from tests.simulation.processes import Manager, Transport, replaced
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess, World
-from understudy.actors.candidate import LEADING_CONTROLLER
-from understudy.actors.controller import Controller, LeadingController
-from understudy.actors.members import REPLICA
-from understudy.actors.port import CONTROLLER, PROXY
-from understudy.actors.proxy import Proxy
-from understudy.actors.replica import Replica
 
 SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
 SETTLE_S = 200.0  # how long coming to rest may take
@@ -39,7 +39,7 @@ _CLASSES = {
     PROXY[0]: Proxy,
     REPLICA: Replica,
 }
-_ERRORS = logging.getLogger("understudy")
+_ERRORS = logging.getLogger("greenroom")
 
 
 class Simulation(logging.Handler):

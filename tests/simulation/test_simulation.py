@@ -33,7 +33,7 @@ NO_SUCH_TEXT = """
 from tests.simulation import mutations
 mutations.MUTATIONS["x"] = mutations.Mutation("core.goals", "not there", "", "")
 mutations.install("x")
-import understudy.core.goals
+import greenroom.core.goals
 """
 
 
@@ -102,4 +102,4 @@ def test_a_mutation_that_no_longer_fits_the_code_is_refused() -> None:
         timeout=60,
         check=False,
     )
-    assert "understudy.core.goals has 0 times, not once: 'not there'" in told.stderr
+    assert "greenroom.core.goals has 0 times, not once: 'not there'" in told.stderr

@@ -24,9 +24,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from greenroom.actors.messages import Process
 from tests.simulation.channels import Address, Channel, Message
 from tests.simulation.links import HOST, Links, Socket, Watch, host_of
-from understudy.actors.messages import Process
 
 Step = Callable[[], None]
 SOON_S = 0.002

@@ -23,9 +23,9 @@ class Certificate:
 
     def environ(self) -> dict[str, str]:
         return {
-            "UNDERSTUDY_TLS_CERT": str(self.certificate),
-            "UNDERSTUDY_TLS_KEY": str(self.key),
-            "UNDERSTUDY_TLS_CA": str(self.ca),
+            "GREENROOM_TLS_CERT": str(self.certificate),
+            "GREENROOM_TLS_KEY": str(self.key),
+            "GREENROOM_TLS_CA": str(self.ca),
         }
 
 

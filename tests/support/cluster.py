@@ -1,4 +1,4 @@
-"""Understudy on several hosts of one machine: namespaces around a switch, each with its system."""
+"""Greenroom on several hosts of one machine: namespaces around a switch, each with its system."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors.admin_messages import GetStatus
+from greenroom.actors.connection import Connection
+from greenroom.actors.settings import read_settings
+from greenroom.core.errors import GreenroomError
 from tests.support import logs, switch
 from tests.support.load import GetLoad, Tally
 from tests.support.namespaces import Host, forks, run_ip
 from tests.support.systems import wait_until
-from understudy.actors.admin_messages import GetStatus
-from understudy.actors.connection import Connection
-from understudy.actors.settings import read_settings
-from understudy.core.errors import UnderstudyError
 
 NETWORK = "10.77.0"
 HTTP_PORT = 8000
@@ -32,10 +32,10 @@ CLI_TIMEOUT_S = 90
 _numbers = itertools.count(1)
 
 
-def understudy(environ: dict[str, str], *args: str) -> tuple[int, str, str]:
+def greenroom(environ: dict[str, str], *args: str) -> tuple[int, str, str]:
     """Run the command line; returns exit code, stdout and stderr. Called on a host."""
     done = subprocess.run(
-        [sys.executable, "-m", "understudy.serve.cli", *args],
+        [sys.executable, "-m", "greenroom.serve.cli", *args],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
@@ -76,7 +76,7 @@ def read_status(environ: dict[str, str]) -> dict[str, Any]:
             _connection = Connection.open(read_settings(environ))
         try:
             return _connection.request(GetStatus(request_id=""), timeout_s=10)  # type: ignore[no-any-return]
-        except (UnderstudyError, TimeoutError):  # of a system that has ended meanwhile
+        except (GreenroomError, TimeoutError):  # of a system that has ended meanwhile
             _connection.close()
             _connection = None
     raise AssertionError("the controller does not answer")
@@ -114,18 +114,18 @@ class ClusterHost(Host):
     @property
     def environ(self) -> dict[str, str]:
         return {
-            "UNDERSTUDY_STATE_DIR": str(self.state_dir),
-            "UNDERSTUDY_HOST_NAME": self.label,
-            "UNDERSTUDY_HTTP_PORT": str(HTTP_PORT),
+            "GREENROOM_STATE_DIR": str(self.state_dir),
+            "GREENROOM_HOST_NAME": self.label,
+            "GREENROOM_HTTP_PORT": str(HTTP_PORT),
             "PYTHONPATH": str(self.cluster.folder),
         }
 
     def run(self, *args: str, **environ: str) -> tuple[int, str, str]:
-        """Run ``understudy``; returns exit code, stdout, stderr."""
-        return self.call(understudy, {**self.environ, **environ}, *args)  # type: ignore[no-any-return]
+        """Run ``greenroom``; returns exit code, stdout, stderr."""
+        return self.call(greenroom, {**self.environ, **environ}, *args)  # type: ignore[no-any-return]
 
     def check(self, *args: str, **environ: str) -> str:
-        """Run ``understudy``, which must succeed; returns stdout."""
+        """Run ``greenroom``, which must succeed; returns stdout."""
         code, out, err = self.run(*args, **environ)
         assert code == 0, f"{args} on {self.label}: {err}{out}\n{self.log('host.log')}"
         return out
@@ -210,7 +210,7 @@ class Cluster:
     def __init__(self, folder: Path, leaders: int = 0) -> None:
         self.folder = folder
         self.leaders = leaders  # so many of the first hosts may lead; they share a state dir
-        self.stem = f"understudy-{os.getpid()}-{next(_numbers)}"
+        self.stem = f"greenroom-{os.getpid()}-{next(_numbers)}"
         self.hosts: list[ClusterHost] = []
         self._namespaces: list[str] = []
         self._process: Any = None

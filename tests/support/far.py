@@ -13,7 +13,7 @@ import hashlib
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-from understudy import serve
+from greenroom import serve
 
 async def parts(request):
     async def made():

@@ -6,8 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from greenroom.actors.processes import identify
 from tests.support.systems import RunningSystem
-from understudy.actors.processes import identify
 
 SLACK = 3  # descriptors of what may be under way: a connection being dialed, a file being written
 
@@ -17,7 +17,7 @@ def pids_of(running: RunningSystem) -> list[int]:
 
     They are known by their environment, which the host process leaves to all that it starts.
     """
-    mark = f"UNDERSTUDY_STATE_DIR={running.settings.state_dir}".encode()
+    mark = f"GREENROOM_STATE_DIR={running.settings.state_dir}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -53,7 +53,7 @@ def shared_listeners(running: RunningSystem) -> dict[str, list[int]]:
     for line in Path("/proc/net/unix").read_text(encoding="ascii", errors="replace").splitlines():
         fields = line.split()
         listens = fields[3] == "00010000"  # __SO_ACCEPTCON
-        if listens and len(fields) > 7 and fields[7].startswith("@understudy"):
+        if listens and len(fields) > 7 and fields[7].startswith("@greenroom"):
             names[f"socket:[{fields[6]}]"] = fields[7]
     holders: dict[str, list[int]] = {}
     for pid in pids_of(running):

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from greenroom import serve
+from greenroom.core.errors import GreenroomError
 from tests.support import footprint, policies
 from tests.support.load import GetLoad, Tally
 from tests.support.systems import (
@@ -18,8 +20,6 @@ from tests.support.systems import (
     running_system,
     wait_until,
 )
-from understudy import serve
-from understudy.core.errors import UnderstudyError
 
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)
@@ -31,7 +31,7 @@ SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLIC
 @contextlib.contextmanager
 def system_to_kill(folder: Path) -> Iterator[RunningSystem]:
     """Have a system with two workers, a split, a shadow that is compared, and a rollout."""
-    with running_system(folder / "state", UNDERSTUDY_HTTP_WORKERS=str(WORKERS)) as started:
+    with running_system(folder / "state", GREENROOM_HTTP_WORKERS=str(WORKERS)) as started:
         policies.put_in_force(serve.Client(started.connection, started.settings))
         wait_until(lambda: settled(started), SETTLED_WITHIN_S, "the rollout's first step")
         yield started
@@ -43,7 +43,7 @@ def settled(running: RunningSystem) -> bool:
         return False
     try:
         status = running.status()
-    except (UnderstudyError, TimeoutError):
+    except (GreenroomError, TimeoutError):
         return False
     backends = status["backends"].values()
     replicas = [r["pid"] for b in backends for r in b["replicas"] if r["state"] == "RUNNING"]

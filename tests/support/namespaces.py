@@ -116,7 +116,7 @@ def run_ip(*args: str) -> None:
 
 def make_hosts() -> tuple[Host, Host]:
     """Return two hosts, 10.77.0.1 and 10.77.0.2; the caller deletes them."""
-    stem = f"understudy-{os.getpid()}-{next(_numbers)}"
+    stem = f"greenroom-{os.getpid()}-{next(_numbers)}"
     names = [f"{stem}{letter}" for letter in "ab"]
     for name in names:
         _run("ip", "netns", "add", name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy import serve
+from greenroom import serve
 
 ENDPOINT = "policies"
 BACKENDS = ("v1", "v2", "canary", "shadow")

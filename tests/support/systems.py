@@ -1,4 +1,4 @@
-"""A whole Understudy system for one test: own ports, own state dir, nothing left behind."""
+"""A whole Greenroom system for one test: own ports, own state dir, nothing left behind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from greenroom import serve
+from greenroom.actors import system
+from greenroom.actors.admin_messages import GetStatus
+from greenroom.actors.connection import Connection
+from greenroom.actors.processes import RunRecords, identify
+from greenroom.actors.settings import STOCK, HostSettings, default_transport, read_settings
+from greenroom.serve import session
 from tests.support import logs
-from understudy import serve
-from understudy.actors import system
-from understudy.actors.admin_messages import GetStatus
-from understudy.actors.connection import Connection
-from understudy.actors.processes import RunRecords, identify
-from understudy.actors.settings import STOCK, HostSettings, default_transport, read_settings
-from understudy.serve import session
 
 PATIENCE = 4  # beside two programs that compute all takes two to three times as long
 CLI_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a minute
@@ -33,7 +33,7 @@ PORTS = range(10_000, 32_768)  # the system gives those from there on, unless it
 
 
 _own_ports: set[int] = set()
-_drawn = (Path(tempfile.gettempdir()) / f"understudy-test-ports-{os.getuid()}").open("a")
+_drawn = (Path(tempfile.gettempdir()) / f"greenroom-test-ports-{os.getuid()}").open("a")
 
 
 def free_port() -> int:
@@ -85,10 +85,10 @@ class RunningSystem:
 
     def __init__(self, state_dir: Path, **environ: str) -> None:
         self.environ = {
-            "UNDERSTUDY_STATE_DIR": str(state_dir),
-            "UNDERSTUDY_HTTP_PORT": str(free_port()),
-            "UNDERSTUDY_ADMIN_PORT": str(free_port()),
-            "UNDERSTUDY_TRANSPORT": default_transport(),
+            "GREENROOM_STATE_DIR": str(state_dir),
+            "GREENROOM_HTTP_PORT": str(free_port()),
+            "GREENROOM_ADMIN_PORT": str(free_port()),
+            "GREENROOM_TRANSPORT": default_transport(),
             **environ,
         }
         self.settings: HostSettings = read_settings(self.environ)
@@ -140,7 +140,7 @@ class RunningSystem:
         return found[0]
 
     def status(self) -> dict[str, Any]:
-        """Return what ``understudy status --json`` prints."""
+        """Return what ``greenroom status --json`` prints."""
         return self.connection.request(GetStatus(request_id=""), timeout_s=20)  # type: ignore[no-any-return]
 
     def replica_pids(self, application: str = "default") -> list[int]:
@@ -180,11 +180,11 @@ class RunningSystem:
         with self.as_default():
             return serve.run(app, **options)
 
-    def understudy(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    def greenroom(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """Run the command line against this system."""
         logs.begin(self.settings.logs_dir)
         return subprocess.run(
-            [sys.executable, "-m", "understudy.serve.cli", *args],
+            [sys.executable, "-m", "greenroom.serve.cli", *args],
             env={**os.environ, **self.environ},
             capture_output=True,
             text=True,
@@ -194,8 +194,8 @@ class RunningSystem:
         )
 
     def status_json(self) -> dict[str, Any]:
-        """Return ``understudy status --json`` through the command line."""
-        return json.loads(self.understudy("status", "--json").stdout)  # type: ignore[no-any-return]
+        """Return ``greenroom status --json`` through the command line."""
+        return json.loads(self.greenroom("status", "--json").stdout)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -251,7 +251,7 @@ def main() -> int:
 
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "understudy-upstream"
+    return Path(base) / "greenroom-upstream"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ BASE = os.environ.get("UPSTREAM_BASE", "ours")
 NAMED = "thespian.system.multiprocTCPBase"
 
 if BASE == "ours":
-    from understudy.actors.transport import base
+    from greenroom.actors.transport import base
 
     sys.modules[NAMED] = base
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from thespian.actors import ActorSystem
 
+from greenroom.actors.transport.base import install
 from tests.support.systems import free_port
 from tests.transport.workers import Worker
 from tests.transport.worlds import World
-from understudy.actors.transport.base import install
 
 
 @pytest.fixture

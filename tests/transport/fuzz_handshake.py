@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.transport.pairs import KEY, Link, Process, identity
-from understudy.actors.transport.events import Authenticated, Closed, Refused
-from understudy.actors.transport.frames import DATA, HEADER, SMALL_MESSAGE
-from understudy.actors.transport.greeting import MAGIC
-from understudy.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.protocol import Connection
-from understudy.actors.transport.routes import (
+from greenroom.actors.transport.events import Authenticated, Closed, Refused
+from greenroom.actors.transport.frames import DATA, HEADER, SMALL_MESSAGE
+from greenroom.actors.transport.greeting import MAGIC
+from greenroom.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.protocol import Connection
+from greenroom.actors.transport.routes import (
     ROUTE_SIZE,
     ROUTED_SIZE,
     read_route,
@@ -31,8 +30,9 @@ from understudy.actors.transport.routes import (
     write_route,
     write_routed,
 )
-from understudy.actors.transport.sessions import Sessions
-from understudy.actors.transport.states import ConnectionState
+from greenroom.actors.transport.sessions import Sessions
+from greenroom.actors.transport.states import ConnectionState
+from tests.transport.pairs import KEY, Link, Process, identity
 
 NONCE = bytes(31) + b"\1"
 OWN = identity("b")

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from thespian.actors import ActorSystem
 
+from greenroom.actors.transport.base import install
+from greenroom.actors.transport.cluster_key import read_key
+from greenroom.actors.transport.frames import DATA, HEADER
+from greenroom.actors.transport.handshake import Handshake, Role
+from greenroom.actors.transport.routes import write_route
 from tests.transport.pairs import identity
 from tests.transport.workers import Worker
-from understudy.actors.transport.base import install
-from understudy.actors.transport.cluster_key import read_key
-from understudy.actors.transport.frames import DATA, HEADER
-from understudy.actors.transport.handshake import Handshake, Role
-from understudy.actors.transport.routes import write_route
 
 PORT = 1900
 ASK_S = 30
@@ -32,7 +32,7 @@ def start(address, leader, side, key_file, log, environ=None):
     """Start a system that leads a convention, or joins one."""
     global _system  # noqa: PLW0603  # one per process
     os.environ.update(
-        {"UNDERSTUDY_BIND": address, "UNDERSTUDY_KEY_FILE": str(key_file), **(environ or {})}
+        {"GREENROOM_BIND": address, "GREENROOM_KEY_FILE": str(key_file), **(environ or {})}
     )
     capabilities = {
         "Admin Port": PORT,
@@ -41,7 +41,7 @@ def start(address, leader, side, key_file, log, environ=None):
     }
     handler = logging.FileHandler(log)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    logging.getLogger("understudy").handlers[:] = [handler]
+    logging.getLogger("greenroom").handlers[:] = [handler]
     _system = ActorSystem(install(), capabilities, transientUnique=True)
 
 
@@ -128,7 +128,7 @@ class Bomb:
 
 
 def explode(path):
-    Path(f"{path}-{os.environ.get('UNDERSTUDY_BIND', 'here')}").touch()
+    Path(f"{path}-{os.environ.get('GREENROOM_BIND', 'here')}").touch()
 
 
 def send_bombs(admin, key_file, path):

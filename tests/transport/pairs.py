@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TypeVar
 
-from understudy.actors.transport.events import Event, MessageReceived, Refused
-from understudy.actors.transport.handshake import Role
-from understudy.actors.transport.identity import Identity
-from understudy.actors.transport.protocol import Connection
-from understudy.actors.transport.session import Limits, Session
-from understudy.actors.transport.sessions import Sessions
+from greenroom.actors.transport.events import Event, MessageReceived, Refused
+from greenroom.actors.transport.handshake import Role
+from greenroom.actors.transport.identity import Identity
+from greenroom.actors.transport.protocol import Connection
+from greenroom.actors.transport.session import Limits, Session
+from greenroom.actors.transport.sessions import Sessions
 
 KEY = bytes(range(32))
 _nonces = count(1)

@@ -7,8 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.systems import free_port
-from understudy.actors.transport.addresses import (
+from greenroom.actors.transport.addresses import (
     LAST_PORT,
     ProcessAddress,
     admin_address,
@@ -16,7 +15,8 @@ from understudy.actors.transport.addresses import (
     host_of_admin,
     parse_address,
 )
-from understudy.actors.transport.sockets import local_listener
+from greenroom.actors.transport.sockets import local_listener
+from tests.support.systems import free_port
 
 
 def test_equal_by_value_and_hashed_so():
@@ -51,17 +51,17 @@ def test_what_is_no_address_is_refused(text):
 
 @pytest.mark.parametrize("where", ["", "localhost:1900", "127.0.0.1", "127.0.1.1:1900", ("", 1900)])
 def test_every_name_of_this_host_is_one_address(where, monkeypatch):
-    monkeypatch.delenv("UNDERSTUDY_BIND", raising=False)
+    monkeypatch.delenv("GREENROOM_BIND", raising=False)
     assert admin_address(where) == ProcessAddress("127.0.0.1", 1900)
 
 
 def test_this_host_is_known_by_the_address_that_the_environment_names(monkeypatch):
-    monkeypatch.setenv("UNDERSTUDY_BIND", "10.1.2.3")
+    monkeypatch.setenv("GREENROOM_BIND", "10.1.2.3")
     assert admin_address("localhost:7") == ProcessAddress("10.1.2.3", 7)
 
 
 def test_other_loopback_addresses_are_hosts_of_their_own(monkeypatch):
-    monkeypatch.setenv("UNDERSTUDY_BIND", "127.0.0.2")
+    monkeypatch.setenv("GREENROOM_BIND", "127.0.0.2")
     assert admin_address("127.0.0.3:7") == ProcessAddress("127.0.0.3", 7)
     assert admin_address("127.0.0.1:7") == ProcessAddress("127.0.0.2", 7)
 
@@ -73,7 +73,7 @@ def test_a_drawn_address_ends_in_the_port_of_its_admin():
 
 
 def test_an_admin_is_found_without_being_told_to_which_address_it_is_bound(monkeypatch):
-    monkeypatch.delenv("UNDERSTUDY_BIND", raising=False)
+    monkeypatch.delenv("GREENROOM_BIND", raising=False)
     port = free_port()
     assert host_of_admin(port) == "127.0.0.1"
     with closing(local_listener(ProcessAddress("10.1.2.3", port).socket_name)):
@@ -81,11 +81,11 @@ def test_an_admin_is_found_without_being_told_to_which_address_it_is_bound(monke
         assert host_of_admin(port - 1) == "127.0.0.1"
         with closing(local_listener(ProcessAddress("127.0.0.1", port).socket_name)):
             assert host_of_admin(port) == "127.0.0.1"
-        monkeypatch.setenv("UNDERSTUDY_BIND", "10.9.9.9")
+        monkeypatch.setenv("GREENROOM_BIND", "10.9.9.9")
         assert host_of_admin(port) == "10.9.9.9"
 
 
 def test_the_socket_name_fits_and_leaves_nothing_on_disk():
     name = ProcessAddress("255.255.255.255", 2**49).socket_name
-    assert name.startswith(b"\0understudy-")
+    assert name.startswith(b"\0greenroom-")
     assert len(name) <= 108

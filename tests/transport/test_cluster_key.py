@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.actors.transport import cluster_key
-from understudy.actors.transport.addresses import ProcessAddress, drawn_address
-from understudy.actors.transport.cluster_key import ClusterKeyError, ensure_key, read_key
-from understudy.actors.transport.network import network_of
+from greenroom.actors.transport import cluster_key
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key, read_key
+from greenroom.actors.transport.network import network_of
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_named(path: Path) -> None:
 
 def test_a_network_is_what_a_bound_host_has(path: Path) -> None:
     key = ensure_key(path)
-    environ = {"UNDERSTUDY_KEY_FILE": str(path)}
+    environ = {"GREENROOM_KEY_FILE": str(path)}
     for own in (ProcessAddress("10.0.0.1", 1900), drawn_address("10.0.0.1", 1900)):
         network = network_of(own, environ)
         assert network is not None
@@ -110,6 +110,6 @@ def test_a_network_is_what_a_bound_host_has(path: Path) -> None:
 
 
 def test_only_an_admin_insists_on_a_key() -> None:
-    with pytest.raises(ClusterKeyError, match="UNDERSTUDY_KEY_FILE"):
+    with pytest.raises(ClusterKeyError, match="GREENROOM_KEY_FILE"):
         network_of(ProcessAddress("10.0.0.1", 1900), {})
     assert network_of(drawn_address("10.0.0.1", 1900), {}) is None

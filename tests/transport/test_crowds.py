@@ -11,12 +11,12 @@ import tracemalloc
 
 import pytest
 
+from greenroom.actors.transport.greeting import MAGIC
+from greenroom.actors.transport.handshake import Handshake, Role
+from greenroom.actors.transport.routes import write_route
 from tests.support.systems import free_port
 from tests.transport.pairs import identity
 from tests.transport.worlds import KEY, World
-from understudy.actors.transport.greeting import MAGIC
-from understudy.actors.transport.handshake import Handshake, Role
-from understudy.actors.transport.routes import write_route
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"
 IDLE, HOSTILE = 1000, 200

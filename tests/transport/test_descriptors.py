@@ -7,7 +7,7 @@ import os
 import select
 import socket
 
-from understudy.actors.transport import descriptors
+from greenroom.actors.transport import descriptors
 
 
 def in_child(action) -> bytes:
@@ -79,7 +79,7 @@ def test_standard_streams_are_not_let_go():
 
 def test_log_files_are_not_let_go(tmp_path):
     handler = logging.FileHandler(tmp_path / "log")
-    logger = logging.getLogger("understudy.tests.descriptors")
+    logger = logging.getLogger("greenroom.tests.descriptors")
     logger.addHandler(handler)
     assert handler.stream.fileno() not in descriptors.inheritable()
     logger.removeHandler(handler)

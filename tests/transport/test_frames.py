@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.transport.pairs import KEY, Link, Process, joined, nonce, only_refusal, pieces, session
-from understudy.actors.transport.events import Acknowledged, Closed, MessageReceived, Refused
-from understudy.actors.transport.frames import (
+from greenroom.actors.transport.events import Acknowledged, Closed, MessageReceived, Refused
+from greenroom.actors.transport.frames import (
     HEADER,
     MAX_BUFFERS,
     SMALL_MESSAGE,
     FrameKind,
     Sealer,
 )
-from understudy.actors.transport.handshake import Role
-from understudy.actors.transport.protocol import Connection
-from understudy.actors.transport.session import WELCOME_BODY, Limits
+from greenroom.actors.transport.handshake import Role
+from greenroom.actors.transport.protocol import Connection
+from greenroom.actors.transport.session import WELCOME_BODY, Limits
+from tests.transport.pairs import KEY, Link, Process, joined, nonce, only_refusal, pieces, session
 
 LARGE = bytes(range(256)) * 1100  # two chunks
 SAMPLES = [

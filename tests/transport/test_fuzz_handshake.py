@@ -58,7 +58,7 @@ def test_a_check_that_is_missing_would_be_found(
     place: str, careless: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fuzzer is worth its time: it sees what each of these checks is for."""
-    monkeypatch.setattr(f"understudy.actors.transport.{place}", careless)
+    monkeypatch.setattr(f"greenroom.actors.transport.{place}", careless)
     with pytest.raises(AssertionError):
         deque(map(fuzz_one, islice(inputs(seed=5), 20_000)), maxlen=0)
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenroom.actors.transport.events import Authenticated, Closed, Opened, Refused
+from greenroom.actors.transport.greeting import MAGIC, VERSION
+from greenroom.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
+from greenroom.actors.transport.identity import MAX_TEXT, Identity, encode_identity
+from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.actors.transport.protocol import Connection
+from greenroom.actors.transport.sessions import Sessions
 from tests.transport.pairs import KEY, Link, Process, identity, nonce, only_refusal, pieces
-from understudy.actors.transport.events import Authenticated, Closed, Opened, Refused
-from understudy.actors.transport.greeting import MAGIC, VERSION
-from understudy.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
-from understudy.actors.transport.identity import MAX_TEXT, Identity, encode_identity
-from understudy.actors.transport.keys import hkdf_expand, hkdf_extract
-from understudy.actors.transport.protocol import Connection
-from understudy.actors.transport.sessions import Sessions
 
 
 def acceptor(*, remote: bool = True, name: str = "b") -> Connection:
@@ -53,7 +53,7 @@ def test_the_handshake_is_what_its_description_says() -> None:
         return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
 
     def expand(label: bytes, context: bytes = b"") -> bytes:
-        return mac(prk, b"understudy transport 2 ", label, context, b"\1")
+        return mac(prk, b"greenroom transport 2 ", label, context, b"\1")
 
     link = Link(Process("a"), Process("b"), remote=True)
     link.run()
@@ -74,7 +74,7 @@ def test_the_handshake_is_what_its_description_says() -> None:
         key = expand(b"frames of the " + label, transcript)
         frame = bytes(link.carried[side][hello_size + proof_size :])[:-16]
         tag = hashlib.blake2b(
-            bytes(8) + frame, key=key, digest_size=16, person=b"understudy frame"
+            bytes(8) + frame, key=key, digest_size=16, person=b"greenroom frame"
         ).digest()
         assert link.carried[side].endswith(frame + tag)
 
@@ -118,12 +118,12 @@ def test_a_wrong_key_is_refused_by_the_acceptor_and_guessed_by_the_dialer(
 
 def test_another_release_is_refused_naming_both_on_both_sides() -> None:
     left, right = Process("a"), Process("b")
-    left.sessions.own = replace(left.sessions.own, release="understudy 1, Python 3.10")
-    right.sessions.own = replace(right.sessions.own, release="understudy 2, Python 3.11")
+    left.sessions.own = replace(left.sessions.own, release="greenroom 1, Python 3.10")
+    right.sessions.own = replace(right.sessions.own, release="greenroom 2, Python 3.11")
     link = Link(left, right, remote=True)
     link.run()
     advice = "; all hosts must run the same"
-    one, other = "understudy 1, Python 3.10", "understudy 2, Python 3.11"
+    one, other = "greenroom 1, Python 3.10", "greenroom 2, Python 3.11"
     assert right.refusals() == [f"the peer runs {one}, this end {other}{advice}"]
     assert left.refusals() == [f"the peer runs {other}, this end {one}{advice}"]
 

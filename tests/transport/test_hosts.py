@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from thespian.actors import ActorAddress
 
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.cluster_key import ensure_key
+from greenroom.actors.transport.routes import ROUTED_SIZE
 from tests.support.certificates import certificate
 from tests.support.namespaces import two_hosts
 from tests.support.systems import alive, wait_until
 from tests.support.timing import check_within
 from tests.transport import on_host
 from tests.transport.on_host import PORT
-from understudy.actors.transport.addresses import ProcessAddress
-from understudy.actors.transport.cluster_key import ensure_key
-from understudy.actors.transport.routes import ROUTED_SIZE
 
 VANISHED_S = 6.0  # about 3.5 s is documented; the machine may be busy
 

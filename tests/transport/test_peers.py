@@ -12,13 +12,13 @@ from contextlib import closing
 
 import pytest
 
+from greenroom.actors.transport import peers as peers_module
+from greenroom.actors.transport import sockets
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.protocol import PATIENT_MESSAGES
+from greenroom.actors.transport.session import Limits
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HOST, World
-from understudy.actors.transport import peers as peers_module
-from understudy.actors.transport import sockets
-from understudy.actors.transport.addresses import ProcessAddress, drawn_address
-from understudy.actors.transport.protocol import PATIENT_MESSAGES
-from understudy.actors.transport.session import Limits
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_patient_messages_are_acknowledged_together(world):
 
 
 def test_many_patient_messages_do_not_wait_for_the_time_to_acknowledge_them(world, monkeypatch):
-    monkeypatch.setattr("understudy.actors.transport.peers.PATIENCE_S", 3600)
+    monkeypatch.setattr("greenroom.actors.transport.peers.PATIENCE_S", 3600)
     one, other = world.process(), world.process()
     for _ in range(PATIENT_MESSAGES):
         one.send(other, is_patient=True)
@@ -108,7 +108,7 @@ def test_what_a_dead_process_had_not_acknowledged_is_handed_back_patient_or_not(
 
 
 def test_a_peer_that_cannot_take_a_message_is_dialed_ever_more_slowly(world, monkeypatch, caplog):
-    monkeypatch.setattr("understudy.actors.transport.protocol.PATIENT", 99)  # an older process
+    monkeypatch.setattr("greenroom.actors.transport.protocol.PATIENT", 99)  # an older process
     one, other = world.process(), world.process()
     one.send(other, is_patient=True)
     (peer,) = one.peers._peers.values()

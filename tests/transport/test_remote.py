@@ -10,15 +10,15 @@ from contextlib import closing
 
 import pytest
 
+from greenroom.actors.transport import admission, remote, strangers
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.greeting import MAGIC
+from greenroom.actors.transport.network import Network
+from greenroom.actors.transport.remote import GIVE_UP_S
+from greenroom.actors.transport.routes import write_route
+from greenroom.actors.transport.sockets import tcp_listener
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HERE, KEY, THERE
-from understudy.actors.transport import admission, remote, strangers
-from understudy.actors.transport.addresses import ProcessAddress, drawn_address
-from understudy.actors.transport.greeting import MAGIC
-from understudy.actors.transport.network import Network
-from understudy.actors.transport.remote import GIVE_UP_S
-from understudy.actors.transport.routes import write_route
-from understudy.actors.transport.sockets import tcp_listener
 
 
 @pytest.fixture

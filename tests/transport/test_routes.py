@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.actors.transport.greeting import MAGIC
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.routes import (
+from greenroom.actors.transport.greeting import MAGIC
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.routes import (
     ROUTE_SIZE,
     ROUTED_SIZE,
     read_route,
@@ -29,11 +29,11 @@ def test_a_route_is_what_its_description_says() -> None:
         return hmac.new(key, message, hashlib.sha256).digest()
 
     prk = mac(b"", KEY)
-    derived = mac(prk, b"understudy transport 2 route\1")
+    derived = mac(prk, b"greenroom transport 2 route\1")
     route = MAGIC + b"\0\2\2" + (7).to_bytes(8, "big") + NONCE
     assert route + mac(derived, route) == ROUTE
     answer = MAGIC + b"\0\2\3\1"
-    derived = mac(prk, b"understudy transport 2 routed\1")
+    derived = mac(prk, b"greenroom transport 2 routed\1")
     assert answer + mac(derived, ROUTE + answer) == write_routed(ROUTE, KEY, found=True)
     assert (len(ROUTE), len(answer) + 32) == (ROUTE_SIZE, ROUTED_SIZE)
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.transport.pairs import Link, Process, identity, joined, session
-from understudy.actors.transport.events import (
+from greenroom.actors.transport.events import (
     Acknowledged,
     Closed,
     Opened,
@@ -16,8 +15,9 @@ from understudy.actors.transport.events import (
     Undeliverable,
     WindowOpened,
 )
-from understudy.actors.transport.identity import RefusedError
-from understudy.actors.transport.session import MESSAGE_COST, Limits, WindowFullError
+from greenroom.actors.transport.identity import RefusedError
+from greenroom.actors.transport.session import MESSAGE_COST, Limits, WindowFullError
+from tests.transport.pairs import Link, Process, identity, joined, session
 
 both_kinds = pytest.mark.parametrize("remote", [False, True])
 

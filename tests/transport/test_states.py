@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.transport.pairs import Link, Process, joined, session
-from understudy.actors.transport.states import (
+from greenroom.actors.transport.states import (
     CONNECTION,
     SESSION,
     ConnectionEvent,
@@ -16,6 +15,7 @@ from understudy.actors.transport.states import (
     SessionState,
     next_state,
 )
+from tests.transport.pairs import Link, Process, joined, session
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from understudy.actors.transport.strangers import (
+from greenroom.actors.transport.strangers import (
     MAX_LINES,
     MAX_SOURCE_LINES,
     WINDOW_S,

@@ -13,6 +13,7 @@ import types
 import pytest
 from thespian.actors import ActorExitRequest, NoCompatibleSystemForActor, PoisonMessage
 
+from greenroom.actors.processes import child_pids
 from tests.support.systems import alive, free_port, wait_until
 from tests.support.timing import check_within
 from tests.transport.workers import (
@@ -24,7 +25,6 @@ from tests.transport.workers import (
     new_child,
     parent_of,
 )
-from understudy.actors.processes import child_pids
 
 
 def test_actors_answer_create_and_wake(system, worker):

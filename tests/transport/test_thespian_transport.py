@@ -30,13 +30,13 @@ from thespian.system.transport import (
     TransmitOnly,
 )
 
+from greenroom.actors.transport import peers
+from greenroom.actors.transport.addresses import drawn_address
+from greenroom.actors.transport.endpoints import Attach
+from greenroom.actors.transport.session import Limits
+from greenroom.actors.transport.thespian_transport import Transport
 from tests.support.systems import wait_until
 from tests.support.timing import check_within
-from understudy.actors.transport import peers
-from understudy.actors.transport.addresses import drawn_address
-from understudy.actors.transport.endpoints import Attach
-from understudy.actors.transport.session import Limits
-from understudy.actors.transport.thespian_transport import Transport
 
 DEADLINE = timedelta(seconds=30)
 CAPABILITIES = {"Admin Port": 1}
@@ -311,7 +311,7 @@ def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, mo
         def emit(self, record):
             Sent(transport, stuck.myAddress, logging.makeLogRecord(vars(record)))
 
-    package = logging.getLogger("understudy.actors.transport")
+    package = logging.getLogger("greenroom.actors.transport")
     package.addHandler(forward := Forward())
     try:
         sent = [Sent(transport, stuck.myAddress, bytes(1000)) for _ in range(200)]

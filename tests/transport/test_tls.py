@@ -10,14 +10,14 @@ from contextlib import closing
 
 import pytest
 
+from greenroom.actors.transport.addresses import drawn_address
+from greenroom.actors.transport.network import tls_of
+from greenroom.actors.transport.remote import GIVE_UP_S
+from greenroom.actors.transport.routes import ROUTED_SIZE, write_route
+from greenroom.actors.transport.tls import Tls, TlsError
 from tests.support.certificates import certificate
 from tests.support.timing import check_within
 from tests.transport.worlds import HERE, KEY, THERE
-from understudy.actors.transport.addresses import drawn_address
-from understudy.actors.transport.network import tls_of
-from understudy.actors.transport.remote import GIVE_UP_S
-from understudy.actors.transport.routes import ROUTED_SIZE, write_route
-from understudy.actors.transport.tls import Tls, TlsError
 
 
 @pytest.fixture(scope="module")

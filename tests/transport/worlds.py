@@ -9,10 +9,10 @@ import secrets
 import time
 from contextlib import contextmanager
 
-from understudy.actors.transport.addresses import ProcessAddress, drawn_address
-from understudy.actors.transport.identity import Identity
-from understudy.actors.transport.network import Network
-from understudy.actors.transport.peers import Peers
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.identity import Identity
+from greenroom.actors.transport.network import Network
+from greenroom.actors.transport.peers import Peers
 
 DEADLINE_S = 30.0
 HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"

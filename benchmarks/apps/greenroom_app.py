@@ -1,8 +1,8 @@
-"""The echo as an Understudy deployment."""
+"""The echo as a Greenroom deployment."""
 
 import os
 
-from understudy import serve
+from greenroom import serve
 
 
 @serve.deployment
