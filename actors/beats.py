@@ -17,10 +17,12 @@ elsewhere, over authenticated connections; nothing but these 48 bytes is ever re
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 
@@ -38,6 +40,7 @@ _PACKET = struct.Struct(">8s8sQQ")
 _MAC_SIZE = 16
 SIZE = _PACKET.size + _MAC_SIZE
 PER_PASS = 256  # datagrams that are read at once
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0  # until the address is free
 KEPT = 64  # answers whose times are known; more than fit into LOST_AFTER_S
 
 Clock = Callable[[], float]
@@ -108,10 +111,25 @@ class BeatListener:
         self._on_beat = on_beat
         self._beats, self._answers = Sealed(keys, b"hosts"), Sealed(keys, b"the controller")
         self._members: dict[str, _Member] = {}
+        self._at = at
+        # No SO_REUSEADDR: on UDP it would let a process of any user take the same address, and what
+        # arrives there. It is for the TIME_WAIT of TCP, which there is none of here.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(at)
-        loop.add_reader(self._socket.fileno(), self._read)
+        self._retry: asyncio.TimerHandle | None = None
+        self._bind(FIRST_RETRY_S)
+
+    def _bind(self, retry_s: float) -> None:
+        self._retry = None
+        try:
+            self._socket.bind(self._at)
+        except OSError as error:
+            # Not fatal: the controller serves its own host all the same.
+            if retry_s == FIRST_RETRY_S:
+                logger.error("%s; trying again", _taken(self._at, error))  # noqa: TRY400  # no bug
+            next_s = min(retry_s * 2, LAST_RETRY_S)
+            self._retry = self._loop.call_later(retry_s, self._bind, next_s)
+        else:
+            self._loop.add_reader(self._socket.fileno(), self._read)
 
     def expect(self, incarnation: str) -> None:
         """Listen to this process from now on; harmless when that is done already."""
@@ -123,6 +141,8 @@ class BeatListener:
 
     def close(self) -> None:
         """Listen no more."""
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
@@ -234,3 +254,20 @@ def _send(sock: socket.socket, datagram: bytes, target: tuple[str, int]) -> None
         sock.sendto(datagram, target)
     except OSError as error:  # no way there at present: that is what beats are to show
         logger.debug("no beat to %s: %s", target, error)
+
+
+def _taken(at: tuple[str, int], error: OSError) -> str:
+    holder = "" if error.errno != errno.EADDRINUSE else f", by user {_user_of(at)}"
+    return (
+        f"cannot listen at UDP {at[0]}:{at[1]}, where other hosts' beats arrive: "
+        f"{error.strerror}{holder}; end what has it, for these hosts count as lost until then"
+    )
+
+
+def _user_of(at: tuple[str, int]) -> str:
+    """Return the uid of whose socket has a UDP address; the kernel tells everybody."""
+    number = int.from_bytes(socket.inet_aton(at[0]), sys.byteorder)
+    taken = {f"{host:08X}:{at[1]:04X}" for host in (number, 0)}
+    with open("/proc/net/udp", encoding="ascii") as table:
+        rows = [line.split() for line in table]
+    return next((row[7] for row in rows if row[1] in taken), "unknown")

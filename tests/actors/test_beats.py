@@ -12,6 +12,7 @@ import pytest
 
 from greenroom.actors.beats import SIZE, Beater, BeatListener, Sealed
 from greenroom.core.liveness import BEAT_S, LOST_AFTER_S
+from tests.support.another_user import NOBODY, another_user, tried_by_another_user
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"
 KEY = bytes(range(32))
@@ -151,3 +152,52 @@ def test_a_recorded_beat_and_what_is_no_beat_count_for_nothing(link: Link) -> No
         link.until(lambda: link.beats)
         link.some_beats()
     assert link.beats == [link.host]  # the second, which names the answer to the first
+
+
+TAKE = """
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+try:
+    sock.bind((sys.argv[1], int(sys.argv[2])))
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+else:
+    print("ready", flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("address", [HERE, "0.0.0.0"])
+def test_another_user_cannot_take_the_address_that_beats_arrive_at(
+    link: Link, address: str
+) -> None:
+    assert tried_by_another_user(TAKE, address, link.at[1], 0) == "EADDRINUSE"
+
+
+def test_a_controller_that_is_started_again_at_once_hears_beats(link: Link) -> None:
+    link.listener.expect(link.host)
+    link.beat()
+    for _ in range(3):
+        link.until(lambda: link.beats)
+        link.listener.close()
+        link.listener = BeatListener(
+            link.loop, link.at, lambda: [KEY], link.controller, time.monotonic, link.beats.append
+        )
+        link.listener.expect(link.host)
+        link.beats.clear()
+    link.until(lambda: link.beats)
+
+
+def test_who_has_the_address_is_named_and_beats_are_heard_when_it_is_free(
+    link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    link.listener.close()
+    with another_user(TAKE, *link.at, 60):
+        link.listener = BeatListener(
+            link.loop, link.at, lambda: [KEY], link.controller, time.monotonic, link.beats.append
+        )
+        assert f"by user {NOBODY};" in caplog.text
+    link.listener.expect(link.host)
+    link.beat()
+    link.until(lambda: link.beats)
+    assert len(caplog.records) == 1
