@@ -99,9 +99,11 @@ def _leave_behind(output: int, keep: Collection[int]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    kept = sorted({*keep, 2})
-    for one, next_one in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(one + 1, next_one)
+    # By name, for some may have been opened under a higher limit than there is now.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
     # As in ``python -c``. What user code starts by multiprocessing would else begin with our main.
     sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = ["-c"]

@@ -32,6 +32,7 @@ from greenroom.actors.http_port import answers_http, bind_http, describe_holder,
 from greenroom.actors.logs import configure_logging, prune_replica_logs
 from greenroom.actors.membership import Membership
 from greenroom.actors.messages import Address, Process
+from greenroom.actors.open_files import require_open_files
 from greenroom.actors.port import PROXY, Finder, ThreadPort
 from greenroom.actors.processes import (
     RunRecords,
@@ -104,6 +105,7 @@ class Host:
     def start(self) -> None:
         """Take over or start everything; raises StartError with a reason for the user."""
         become_subreaper()
+        require_open_files()
         inherited = os.environ.pop("GREENROOM_HOST_SOCKET_FD", "")
         if inherited:
             self._hold(socket.socket(fileno=int(inherited)))

@@ -22,6 +22,7 @@ from gunicorn.app.base import BaseApplication
 from setproctitle import setproctitle
 
 from greenroom.actors.memory import keep_freed_memory
+from greenroom.actors.open_files import raise_limit
 from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.dispatcher import Dispatcher
@@ -111,6 +112,7 @@ def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> 
 
         middlewares.check(settings.http)
     keep_freed_memory()
+    raise_limit()  # of the workers, too
     server = FrontServer(settings, inherited_fd(os.environ), make_dispatcher)
     # What every worker needs is imported once, before the fork: a new worker then serves within
     # some 20 ms, and shares these pages with the others.

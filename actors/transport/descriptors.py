@@ -47,7 +47,10 @@ def let_go(numbers: Iterable[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in numbers:
         if fd != null and _is_open(fd):
-            os.dup2(null, fd, inheritable=False)
+            try:
+                os.dup2(null, fd, inheritable=False)
+            except OSError:  # opened under a higher limit than there is now: it is given no more
+                os.close(fd)
     os.close(null)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import resource
 import secrets
 import socket
 import stat
@@ -22,7 +23,7 @@ from greenroom import serve
 from greenroom.actors import admin_messages as am
 from greenroom.actors import control_messages as cm
 from greenroom.actors import messages as m
-from greenroom.actors import system
+from greenroom.actors import open_files, system
 from greenroom.actors.port import CONTROLLER, PROXY
 from greenroom.actors.processes import RunRecords
 from greenroom.persistence.encoding import FORMAT_VERSION
@@ -436,6 +437,41 @@ def test_a_state_dir_without_permission_to_write_is_refused(tmp_path: Path) -> N
     assert text.startswith("StartError: ")
     assert str(state) in text
     assert "--state-dir" in text
+
+
+def allow_open_files(soft: int, hard: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_few_open_files_are_an_error_that_says_how_many_and_what_is_needed(
+    tmp_path: Path,
+) -> None:
+    running = RunningSystem(tmp_path / "state")
+    done = running.greenroom("start", preexec_fn=lambda: allow_open_files(100, 128))
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert "may have 128 files open at once" in said
+    assert f"needs {open_files.LEAST}" in said
+
+
+def test_the_limit_of_open_files_is_raised_where_it_may_be(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    inherited = os.dup2(2, 200)  # of who calls, beyond the limit that the command begins with
+    try:
+        done = running.greenroom(
+            "start", pass_fds=[inherited], preexec_fn=lambda: allow_open_files(128, hard)
+        )
+        assert done.returncode == 0, done.stderr
+        limits = {
+            role: resource.prlimit(pid, resource.RLIMIT_NOFILE) for role, pid in running.pids()
+        }
+    finally:
+        os.close(inherited)
+        running.stop()
+    expected = min(hard, open_files.MOST)
+    assert set(limits) >= {"host", "http worker", "controller", "proxy"}
+    assert set(limits.values()) == {(expected, hard)}
 
 
 def as_nobody(action: Callable[[], Any]) -> str:

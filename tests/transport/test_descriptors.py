@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import socket
 
@@ -54,6 +55,22 @@ def test_a_number_let_go_is_not_given_to_the_next_file():
     assert in_child(let_go) == b"False"
     os.close(read_fd)
     os.close(write_fd)
+
+
+def test_a_number_above_the_limit_of_open_files_is_let_go_too():
+    read_fd, write_fd = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def let_go():
+        number = os.dup2(write_fd, soft - 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        descriptors.let_go([write_fd, number])
+        return select.select([read_fd], [], [], 0)[0] == [read_fd]
+
+    assert in_child(let_go) == b"False"  # the parent has it still
+    os.close(write_fd)
+    assert os.read(read_fd, 1) == b""
+    os.close(read_fd)
 
 
 def test_the_end_of_a_pipe_is_seen_although_a_child_lives():
