@@ -180,14 +180,19 @@ class FileStore:
             return epoch_on_disk(folder, disk), store._read(folder.lease) or b""
 
     @staticmethod
-    def try_to_write(path: str | os.PathLike[str], *, namespace: str = "default") -> None:
+    def try_to_write(
+        path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
+    ) -> None:
         """Write some of nothing beside the store, and remove it; raises NothingSavedError.
 
-        Needs no open store, and takes nothing over from a writer.
+        Needs no open store, takes nothing over from a writer, and makes the folder where there is
+        none yet: a disk may have been full since before the first opening.
         """
-        folder, disk = Folder(Path(path), namespace, Disk()), Disk()
+        disk = disk or Disk()
+        folder = Folder(Path(path), namespace, disk)
         tried = folder.root / f".try-{os.getpid()}.tmp"
         try:
+            folder.make()
             fd = disk.create(tried)
             try:
                 disk.write(fd, memoryview(bytes(_TRIED_BYTES)))

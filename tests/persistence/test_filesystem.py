@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import stat
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from greenroom.persistence.disk import Disk
 from greenroom.persistence.encoding import encode_batch, frame
 from greenroom.persistence.errors import (
+    NothingSavedError,
     StaleWriterError,
     StoreClosedError,
     StoreError,
@@ -24,6 +26,7 @@ from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import Batch
 
 from .disks import (  # noqa: TID251 - the tests' own folder
+    FullDisk,
     SteppingDisk,
     UnsyncedDisk,
     WatchedDisk,
@@ -363,6 +366,26 @@ def test_a_reader_beside_a_busy_writer_never_goes_back(tmp_path: Path) -> None:
             newest = value
     assert writer.exitcode == 0
     assert reader.get("a") == reader.get("b") == b"0099" * 500
+
+
+def test_a_store_whose_first_opening_found_no_room_can_be_written_once_there_is_some(
+    tmp_path: Path,
+) -> None:
+    disk = FullDisk()
+    for step in count():
+        path = tmp_path / str(step) / "store"
+        disk.fail_at = disk.steps + step
+        try:
+            open_store(path, disk=disk).close()
+        except StoreNotWritableError:
+            with pytest.raises(NothingSavedError, match="No space left on device"):
+                disk.fail_at = disk.steps
+                FileStore.try_to_write(path, disk=disk)
+            disk.fail_at = None
+            FileStore.try_to_write(path, disk=disk)
+            open_store(path, disk=disk).close()
+        else:
+            return
 
 
 def test_the_real_disk_reports_what_the_system_reports(tmp_path: Path) -> None:
