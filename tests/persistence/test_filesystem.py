@@ -378,8 +378,8 @@ def test_a_store_whose_first_opening_found_no_room_can_be_written_once_there_is_
         try:
             open_store(path, disk=disk).close()
         except StoreNotWritableError:
+            disk.fail_at = disk.steps
             with pytest.raises(NothingSavedError, match="No space left on device"):
-                disk.fail_at = disk.steps
                 FileStore.try_to_write(path, disk=disk)
             disk.fail_at = None
             FileStore.try_to_write(path, disk=disk)
