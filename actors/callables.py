@@ -1,10 +1,18 @@
-"""How methods of user code are to be called: found out once for each, for asking takes 10 us."""
+"""How methods of user code are to be called, and which of them HTTP requests may name.
+
+How is found out once for each, for asking takes 10 us.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from types import MethodType
+import sys
+import sysconfig
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
+
+from greenroom.core.names import HOOKS
 
 
 class Manner(NamedTuple):
@@ -54,3 +62,49 @@ def _takes_argument(function: Any) -> bool:
         return len(inspect.signature(function).parameters) > 0
     except (TypeError, ValueError):  # some callables in C have no signature
         return True
+
+
+def http_methods(cls: type) -> frozenset[str]:
+    """Return the methods that HTTP requests may name in X-Serve-Call-Method.
+
+    These are the public functions (also async, generating, static or of the class) that the class,
+    or a base of the user's, defines: nothing that comes from Python or an installed package, no
+    callable attribute, no hook of the replica's.
+    """
+    methods: dict[str, bool] = {}
+    for base in cls.__mro__:
+        is_users = base is cls or _is_users_base(base, cls)
+        for name, value in vars(base).items():
+            methods.setdefault(name, is_users and _is_def(value))  # the first one is what is called
+    public = {name for name, may in methods.items() if may and not name.startswith("_")}
+    return frozenset(public - HOOKS)
+
+
+def _is_def(value: Any) -> bool:
+    is_wrapped = isinstance(value, staticmethod | classmethod)
+    return inspect.isfunction(value.__func__ if is_wrapped else value)
+
+
+def _is_users_base(base: type, cls: type) -> bool:
+    package = base.__module__.partition(".")[0]
+    if package in {"__main__", cls.__module__.partition(".")[0]}:
+        return True
+    module = sys.modules.get(base.__module__)
+    return module is None or is_users(module)  # what is not there has come by value
+
+
+def is_users(module: Any) -> bool:
+    """Return whether a module is a file of the user's: not installed, not Python's, not ours."""
+    if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "greenroom":
+        return False
+    file = getattr(module, "__file__", None) or ""
+    return file.endswith(".py") and not file.startswith(_library_dirs())
+
+
+@functools.cache
+def _library_dirs() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    # A virtual environment's sysconfig names its own folders for some, the base's for others.
+    bases = [sysconfig.get_paths()[name] for name in names]
+    bases += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    return tuple({path.rstrip("/") + "/" for path in bases})

@@ -154,6 +154,7 @@ class Replica(LoopActor):
             return
         give_way_to_messages()
         self._user_code = user_code = UserCode(self.loop.post)
+        user_code.allow_method_header = _allows_method_header(order.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, settings.transport)
         limit = self._config["max_ongoing_requests"]
@@ -240,6 +241,8 @@ class Replica(LoopActor):
         self._config, self._config_id = config, config_id
         if self._queries is not None:
             self._queries.limit = config["max_ongoing_requests"]
+        if self._user_code is not None:
+            self._user_code.allow_method_header = _allows_method_header(config)
         failure = self._configure_logging(config) if logs_changed else None
         if failure is None and changed and self._user_code is not None:
             self._user_code.reconfigure(
@@ -292,3 +295,7 @@ class Replica(LoopActor):
 
     def _leave(self) -> None:
         self.exiting()
+
+
+def _allows_method_header(config: dict[str, Any]) -> bool:
+    return bool(config.get("allow_method_header", True))  # older records have no such setting

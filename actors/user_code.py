@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 
 from greenroom.actors import held_models, user_context, user_logging, values
-from greenroom.actors.callables import Manners, is_async
+from greenroom.actors.callables import Manners, http_methods, is_async
 from greenroom.actors.large_bytes import content_of
 from greenroom.actors.messages import (
     MORE,
@@ -130,6 +130,7 @@ class UserCode:
     """
 
     loop: asyncio.AbstractEventLoop
+    allow_method_header = True  # as the settings say; set by the replica's main thread
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
@@ -140,6 +141,7 @@ class UserCode:
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
         self._callable: Any = None
         self._asgi: AsgiHost | None = None
+        self._http_methods: frozenset[str] = frozenset()
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
         self._manners = Manners()
@@ -266,6 +268,7 @@ class UserCode:
             self._callable = await self._construct(target, args, kwargs)
         else:
             self._callable = target
+        self._http_methods = http_methods(type(self._callable))
         user_context.constructed(self._callable)
         source = getattr(self._callable, ASGI_APP, None)
         if source is not None:
@@ -373,11 +376,13 @@ class UserCode:
                 raise _RefusedError(_NO_SOCKETS)
             await self._asgi.converse(reply, call)
             return None
+        if method:
+            self._check_method_header(method)
         request = responses.make_request(call, reply)
-        if self._asgi is not None and not method:
+        if self._asgi is not None:
             await self._asgi.answer(reply, request)
             return None
-        function = self._method(method)
+        function = self._method(method, is_http=True)
         args = (request,) if self._manners.of(method, function).takes_argument else ()
         try:
             result = await self._invoke(method, function, args)
@@ -405,23 +410,46 @@ class UserCode:
             if hasattr(iterator, "close"):
                 await self._run_in_thread(iterator.close, ())
 
-    def _method(self, name: str) -> Any:
+    def _check_method_header(self, name: str) -> None:
+        """Refuse what HTTP requests may not call; clients are told nothing of what there is."""
+        if self._asgi is not None:
+            text = (
+                "an ASGI app answers this deployment's requests, and the header "
+                "X-Serve-Call-Method would go past it; leave the header out"
+            )
+        elif not self.allow_method_header:
+            text = "this deployment takes no header X-Serve-Call-Method; leave it out"
+        elif name == "__call__" or name in self._http_methods:
+            return
+        else:
+            text = (
+                f"header X-Serve-Call-Method: {name[:100]!r} is no method that HTTP requests may "
+                "call here"
+            )
+        raise _RefusedError(text)
+
+    def _method(self, name: str, *, is_http: bool = False) -> Any:
         if name in {"", "__call__"}:
             if callable(self._callable):
                 return self._callable
             name = "__call__"
         method = None if name.startswith("_") else getattr(self._callable, name, None)
-        if not callable(method):
-            kind = type(self._callable)
-            methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
-            public = [each for each in methods if each == "__call__" or not each.startswith("_")]
-            if not public:  # no mistake of who asks
-                raise GreenroomError("the deployment has no method that can be called")
+        if callable(method):
+            return method
+        public = self._public_methods()
+        if not public:  # no mistake of who asks
+            raise GreenroomError("the deployment has no method that can be called")
+        if is_http:
             raise _RefusedError(
-                f"the deployment has no method {name!r}; it has: {', '.join(public)}; HTTP "
-                "requests name one in the header X-Serve-Call-Method"
+                f"the deployment has no {name}; name one of its methods in the header "
+                "X-Serve-Call-Method"
             )
-        return method
+        raise _RefusedError(f"the deployment has no method {name!r}; it has: {', '.join(public)}")
+
+    def _public_methods(self) -> list[str]:
+        kind = type(self._callable)
+        methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
+        return [each for each in methods if each == "__call__" or not each.startswith("_")]
 
 
 class _Lost:

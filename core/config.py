@@ -100,6 +100,7 @@ class BackendConfig(Settings):
     max_constructor_retry_count: int = Field(default=20, ge=1)
     logging_config: LoggingConfig | None = None
     max_replicas_per_host: int | None = Field(default=None, ge=1)
+    allow_method_header: bool = Field(default=True, strict=True)
 
     @field_validator("user_config")
     @classmethod

@@ -15,6 +15,7 @@ from greenroom.http_front.dispatcher import Dispatcher, Feed, Outcome
 from greenroom.http_front.exchange import Exchange
 
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
+CALL_METHOD_HEADER = b"x-serve-call-method"
 
 
 class Ask(Protocol):
@@ -54,7 +55,6 @@ class Asker:
     def _query(self, exchange: Exchange, follows: str) -> Query:
         head = exchange.head
         timeout = head.get(b"x-request-timeout-seconds")
-        call_method = head.get(b"x-serve-call-method")
         shard_key = head.get(b"x-serve-shard-key")
         model_id = head.get(MODEL_HEADER)
         return Query(
@@ -62,7 +62,7 @@ class Asker:
             None,
             exchange.path,
             exchange.method,
-            "" if call_method is None else parse_call_method(call_method),
+            parse_call_method(exchange) if CALL_METHOD_HEADER in head else "",
             beside(pickle.dumps(plain_call(exchange), 5)),
             exchange.request_id,
             self._timeout_s if timeout is None else self._shorter(parse_timeout(timeout)),
@@ -115,11 +115,17 @@ def parse_timeout(value: bytes) -> float:
     return seconds
 
 
-def parse_call_method(value: bytes) -> str:
+def parse_call_method(exchange: Exchange) -> str:
     """Read X-Serve-Call-Method; raises InvalidRequestError naming header and value."""
-    name = value.decode("latin-1")
+    values = [value for name, value in exchange.scope["headers"] if name == CALL_METHOD_HEADER]
+    if len(values) > 1:  # whoever checks it in front of us may have looked at another one
+        raise InvalidRequestError(
+            f"header X-Serve-Call-Method: given {len(values)} times; name one method, once"
+        )
+    value = values[0]
+    name = parse_text(value)
     if name == "__call__":
-        return ""
+        return name
     # A client must not reach what a class keeps to itself, its __init__ above all, nor what it has
     # for the controller.
     if not name.isidentifier() or name.startswith("_") or name in HOOKS:

@@ -11,14 +11,14 @@ changed.
 
 from __future__ import annotations
 
-import functools
 import sys
-import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
+
+from greenroom.actors.callables import is_users
 
 _app_dirs: set[Path] = set()
 _working_dirs: set[Path] = set()
@@ -59,23 +59,6 @@ def refresh() -> None:
                 cloudpickle.unregister_pickle_by_value(module)
         elif _is_in_app_dirs(module):
             cloudpickle.register_pickle_by_value(module)
-
-
-def is_users(module: Any) -> bool:
-    """Tell whether a module is a file of the user's: not installed, not Python's, not ours."""
-    if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "greenroom":
-        return False
-    file = getattr(module, "__file__", None) or ""
-    return file.endswith(".py") and not file.startswith(_library_dirs())
-
-
-@functools.cache
-def _library_dirs() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    # A virtual environment's sysconfig names its own folders for some, the base's for others.
-    bases = [sysconfig.get_paths()[name] for name in names]
-    bases += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    return tuple({path.rstrip("/") + "/" for path in bases})
 
 
 def _is_in_app_dirs(module: ModuleType) -> bool:

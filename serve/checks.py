@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from greenroom.actors.callables import http_methods
 from greenroom.actors.user_code import ASGI_APP
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.names import HOOKS
 from greenroom.core.number import is_number
 
 
@@ -43,15 +43,22 @@ def check_path(parameter: str, value: object) -> Path:
     return Path(path)  # type: ignore[arg-type]  # a string, as was checked
 
 
-def check_answers_http(what: str, target: object) -> None:
+def check_answers_http(what: str, target: object, *, allow_method_header: bool = True) -> None:
     """Raise InvalidRequestError for a class of which HTTP requests can call nothing, ever."""
-    if not inspect.isclass(target) or hasattr(target, ASGI_APP) or hasattr(target, "__getattr__"):
+    if not inspect.isclass(target) or hasattr(target, ASGI_APP):
         return
-    methods = {name for name in dir(target) if name == "__call__" or not name.startswith("_")}
-    if not methods - HOOKS:
+    # By its name: every class can be called, to make an instance.
+    if any("__call__" in vars(base) for base in target.__mro__):
+        return
+    if not http_methods(target):
         raise InvalidRequestError(
             f"{what}: {target!r} has no __call__ and no other method for HTTP requests, and would "
             "answer none; give it one, or None in place of the route"
+        )
+    if not allow_method_header:
+        raise InvalidRequestError(
+            f"{what}: {target!r} has no __call__, and with allow_method_header=False HTTP requests "
+            "can call nothing else; give it one, or None in place of the route"
         )
 
 

@@ -342,8 +342,10 @@ class Client:
             check_mapping("init_kwargs", init_kwargs)
         what = f"deployment {name!r}"
         target = _callable(what, func_or_class)
+        made_config = _made(BackendConfig, config)
         if route is not None:
-            check_answers_http(what, target)
+            may_name = made_config.allow_method_header
+            check_answers_http(what, target, allow_method_header=may_name)
         options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
         spec = DeploymentSpec(
@@ -351,7 +353,7 @@ class Client:
             code=code.pickled,
             code_hash=code.hash,
             version=version,
-            config=_made(BackendConfig, config).model_dump(),
+            config=made_config.model_dump(),
             actor_options=options,
         )
         request = new(

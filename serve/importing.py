@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from greenroom.actors.callables import is_users
 from greenroom.core.config import validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.serve import by_value
 from greenroom.serve.build import not_an_application
 from greenroom.serve.deployments import Application, Deployment
 
@@ -62,8 +62,8 @@ def forget_modules(app_dir: Path) -> None:
     """Drop the modules of the folder, so that the next import reads their files again."""
     folder = app_dir.resolve()
     for name, module in list(sys.modules.items()):
-        is_users = name != "__main__" and by_value.is_users(module)
-        if is_users and folder in Path(str(module.__file__)).parents:
+        own = name != "__main__" and is_users(module)
+        if own and folder in Path(str(module.__file__)).parents:
             del sys.modules[name]
     importlib.invalidate_caches()
 

@@ -99,7 +99,12 @@ def build_in(
     folder = None if working_dir is None else packed(working_dir)
     built = build(application, name)
     if route_prefix is not None:
-        check_answers_http(f"deployment {built.ingress!r}", application.deployment.func_or_class)
+        ingress = application.deployment
+        check_answers_http(
+            f"deployment {built.ingress!r}",
+            ingress.func_or_class,
+            allow_method_header=ingress.config.allow_method_header,
+        )
     return (built if folder is None else built.working_in(folder.digest)), folder
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from greenroom.actors.callables import Manner, Manners
+from greenroom.actors.callables import Manner, Manners, http_methods
 
 
 def plain() -> int:
@@ -77,3 +78,70 @@ def test_what_user_code_puts_in_a_methods_place_is_looked_at_again() -> None:
     instance.plain = asynchronous  # type: ignore[method-assign,assignment]
     assert manners.of("plain", instance.plain).is_async
     assert manners.of("other", plain) == first
+
+
+class Base(threading.Thread):
+    def of_a_base(self) -> None: ...
+
+    def hidden_below(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+class Served(Base, dict):  # type: ignore[type-arg]
+    called = print
+    partial = functools.partial(print)
+    of_another = Methods().plain
+    hidden_below = None  # type: ignore[assignment]
+    Nested = Methods
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attribute = plain
+
+    def __call__(self) -> None: ...
+
+    def public(self) -> None: ...
+
+    def _private(self) -> None: ...
+
+    def check_health(self) -> None: ...
+
+    def reconfigure(self, user_config: Any) -> None: ...
+
+    async def asynchronous(self) -> None: ...
+
+    def generating(self) -> Iterator[int]:
+        yield 1
+
+    @functools.wraps(plain)
+    def wrapping(self) -> int:
+        return 1
+
+    @staticmethod
+    def static() -> None: ...
+
+    @classmethod
+    def of_the_class(cls) -> None: ...
+
+    @property
+    def computed(self) -> Any:
+        return plain
+
+
+def test_requests_may_name_what_the_class_or_a_base_of_the_users_defines_as_a_function() -> None:
+    own = {"public", "asynchronous", "generating", "wrapping", "static", "of_the_class"}
+    assert http_methods(Served) == own | {"of_a_base", "join"}
+    assert http_methods(type(plain)) == frozenset()
+    assert http_methods(type(functools.partial(plain))) == frozenset()
+
+
+def test_what_a_library_has_put_before_a_method_of_the_users_is_not_to_be_named() -> None:
+    class Own:
+        def start(self) -> None: ...
+
+        def own(self) -> None: ...
+
+    class Mixed(threading.Thread, Own): ...
+
+    assert http_methods(Mixed) == {"own"}

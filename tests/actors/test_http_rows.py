@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from fastapi import Depends, FastAPI, Header, HTTPException
 
 from greenroom import serve
 from tests.actors.conftest import deploy
@@ -40,6 +41,38 @@ class Row:
 
     def other(self, request: Any) -> str:
         return "the other method"
+
+
+guarded_app = FastAPI()
+
+
+def knows_the_password(authorization: str = Header("")) -> None:
+    if authorization != "Basic c2VjcmV0":
+        raise HTTPException(401)
+
+
+@serve.ingress(guarded_app)
+class Guarded:
+    @guarded_app.post("/admin/wipe", dependencies=[Depends(knows_the_password)])
+    def wipe(self) -> str:
+        return "wiped"
+
+    def wipe_all(self) -> str:
+        return "wiped"
+
+
+class Dict(dict):  # type: ignore[type-arg]
+    """Has what requests may not name: of a base that is not the user's, and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret_tool = os.getpid
+
+    def __call__(self) -> str:
+        return "called"
+
+    def größe(self) -> str:  # noqa: PLC2401
+        return "the size"
 
 
 class Reply(NamedTuple):
@@ -103,6 +136,8 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
         client = serve.Client(running.connection, running.settings)
         client.wait_for_goal(client.create_backend("plain", Row, str(folder)))
         client.create_endpoint("plain", backend="plain", route="/plain", methods=["GET", "PUT"])
+        deploy(running, serve.deployment(Guarded).bind(), "guarded", "/guarded")
+        deploy(running, serve.deployment(Dict).bind(), "dict", "/dict")
         yield Wire(running)
 
 
@@ -203,6 +238,49 @@ def test_the_method_is_chosen_by_header_and_must_be_public(wire: Wire) -> None:
     for name in ("__init__", "_private", "reconfigure", "missing", "a b", "\xff"):
         reply = wire.ask("/row/x", f"X-Serve-Call-Method: {name}")
         assert reply.status == 400, name
+
+
+@pytest.mark.parametrize("name", ["wipe", "wipe_all", "__call__", "nothing"])
+@pytest.mark.parametrize("header", ["X-Serve-Call-Method", "x-SERVE-call-METHOD"])
+def test_no_header_goes_past_an_app_and_what_guards_it(wire: Wire, header: str, name: str) -> None:
+    assert wire.ask("/guarded/admin/wipe", method="POST").status == 401
+    reply = wire.ask("/guarded/admin/wipe", f"{header}: {name}", method="POST")
+    assert (reply.status, b"ASGI app" in reply.body) == (400, True)
+    allowed = "Authorization: Basic c2VjcmV0"
+    assert wire.ask("/guarded/admin/wipe", allowed, method="POST").body == b'"wiped"'
+
+
+@pytest.mark.parametrize(
+    "name", ["keys", "clear", "fromkeys", "secret_tool", "__class__", "größe\xad", "gr", "x" * 4000]
+)
+def test_a_request_reaches_no_inherited_method_or_attribute_and_is_told_of_none(
+    wire: Wire, name: str
+) -> None:
+    reply = wire.ask("/dict", f"X-Serve-Call-Method: {name}")
+    assert reply.status == 400
+    assert not any(each in reply.body for each in (b"the size", b"tool,", b"keys,", b"other"))
+    assert len(reply.body) < 300
+
+
+def test_a_method_is_named_as_user_code_writes_it_and_only_once(wire: Wire) -> None:
+    utf_8 = "größe".encode().decode("latin-1")
+    assert wire.ask("/dict", f"X-Serve-Call-Method: {utf_8}").body == b"the size"
+    assert wire.ask("/dict", "X-Serve-Call-Method: größe").body == b"the size"
+    assert wire.ask("/dict", "X-Serve-Call-Method: __call__").body == b"called"
+    assert wire.ask("/dict").body == b"called"
+    twice = ("X-Serve-Call-Method: __call__", f"x-serve-call-method: {utf_8}")
+    assert wire.ask("/dict", *twice).status == 400
+
+
+def test_the_header_can_be_switched_off_while_it_serves(wire: Wire) -> None:
+    switch = serve.deployment(name="Switch", allow_method_header=False)(Row)
+    deploy(wire.system, switch.bind("."), "switch", "/switch")
+    for name in ("other", "__call__"):
+        reply = wire.ask("/switch/x", f"X-Serve-Call-Method: {name}")
+        assert (reply.status, b"takes no header" in reply.body) == (400, True)
+    assert wire.ask("/switch/x").status == 200
+    deploy(wire.system, switch.options(allow_method_header=True).bind("."), "switch", "/switch")
+    assert wire.ask("/switch/x", "X-Serve-Call-Method: other").body == b"the other method"
 
 
 def test_our_own_pages_answer(wire: Wire) -> None:

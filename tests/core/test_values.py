@@ -95,6 +95,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "max_constructor_retry_count": 20,
         "max_replicas_per_host": None,
         "logging_config": None,
+        "allow_method_header": True,
     }
     assert ActorOptions().model_dump() == {
         "num_cpus": 0,

@@ -157,9 +157,17 @@ def test_a_model_id_is_passed_on_and_no_other_header_with_an_underscore(app):
 def test_shard_key_and_call_method_are_passed_on(app):
     app.ask(headers=(HOST, (b"x-serve-shard-key", b"k\xe4"), (b"x-serve-call-method", b"train")))
     app.ask(headers=(HOST, (b"x-serve-call-method", b"__call__")))
-    first, second = app.dispatcher.asked
-    assert (first.shard_key, first.call_method) == ("kä", "train")
-    assert (second.shard_key, second.call_method) == (None, "")
+    app.ask(headers=(HOST, (b"x-serve-call-method", "größe".encode())))
+    app.ask(headers=(HOST,))
+    asked = [(each.shard_key, each.call_method) for each in app.dispatcher.asked]
+    assert asked == [("kä", "train"), (None, "__call__"), (None, "größe"), (None, "")]
+
+
+def test_two_call_methods_are_refused_for_a_proxy_may_have_checked_the_other(app):
+    header = b"x-serve-call-method"
+    answer = app.ask(headers=(HOST, (header, b"public"), (header, b"other")))
+    assert (answer.status, "given 2 times" in answer.text) == (400, True)
+    assert not app.dispatcher.asked
 
 
 @pytest.mark.parametrize("value", [b"__init__", b"_private", b"no method", b"", b"reconfigure"])

@@ -58,8 +58,8 @@ def test_a_path_that_is_none_is_refused(running, path):
     refused(told, serve.run, Adder.bind(), working_dir=path)
     refused(f"key_file={path!r}: {PATH}", serve.Client.connect, key_file=path)
     with serve.Client.connect() as client:
-        refused(told, client.create_backend, "b", dict, working_dir=path)
-        refused(told, client.deploy, "d", dict, working_dir=path)
+        refused(told, client.create_backend, "b", NoMethods, working_dir=path)
+        refused(told, client.deploy, "d", Named, working_dir=path)
     assert running.controller.requests == []
 
 
@@ -87,6 +87,8 @@ class Named(NoMethods):
 
 
 class Anything(NoMethods):
+    predict = print
+
     def __getattr__(self, name: str) -> object:
         raise AttributeError(name)
 
@@ -95,21 +97,34 @@ class Anything(NoMethods):
 class Ingress: ...
 
 
-def test_a_class_that_no_request_could_ever_call_is_not_given_a_route(running):
+@pytest.mark.parametrize("cls", [NoMethods, Anything])
+def test_a_class_that_no_request_could_ever_call_is_not_given_a_route(running, cls):
     told = (
-        f"deployment 'NoMethods': {NoMethods!r} has no __call__ and no other method for HTTP "
+        f"deployment 'd': {cls!r} has no __call__ and no other method for HTTP "
         "requests, and would answer none; give it one, or None in place of the route"
     )
-    app = serve.deployment(NoMethods).bind()
+    app = serve.deployment(name="d")(cls).bind()
     refused(told, serve.run, app)
     with serve.Client.connect() as client:
-        refused(told, client.deploy, "NoMethods", NoMethods)
+        refused(told, client.deploy, "d", cls)
         assert running.controller.requests == []
-        client.create_backend("b", NoMethods)
+        client.create_backend("b", cls)
     serve.run(app, route_prefix=None)
 
 
-@pytest.mark.parametrize("cls", [Named, Anything, Ingress])
+def test_a_class_whose_methods_requests_may_not_name_needs_a_call(running):
+    told = (
+        f"deployment 'Named': {Named!r} has no __call__, and with allow_method_header=False HTTP "
+        "requests can call nothing else; give it one, or None in place of the route"
+    )
+    off = serve.deployment(allow_method_header=False)(Named)
+    refused(told, serve.run, off.bind())
+    with serve.Client.connect() as client:
+        refused(told, client.deploy, "Named", off)
+        assert running.controller.requests == []
+
+
+@pytest.mark.parametrize("cls", [Named, Ingress])
 def test_a_class_that_requests_may_call_by_any_method_has_a_route(running, cls):
     serve.run(serve.deployment(name="d")(cls).bind())
     assert "d" in running.controller.applications["default"]["deployments"]
