@@ -1,23 +1,34 @@
 """A hash of code and arguments that is the same in every process, so that a re-run changes nothing.
 
-Theory of operation. The bytes that cloudpickle writes for one class differ from process to process:
-a random id per class, the order of sets, and which equal strings happen to be one object. So the
-hash is not taken of those bytes but of a second, canonical pickle, which is never loaded: strings
-are always written out, sets by the sorted hashes of their elements, code without file and line
-numbers.
+Theory of operation. The bytes that cloudpickle writes for one class differ from process to process.
+So the hash is not taken of those bytes but of a second, canonical pickle, which is never loaded. In
+it, whatever only the process decides is written in one way:
 
-The random id (cloudpickle's "class tracker") also decides whether a class that comes back, that of
-an exception say, is the class that was sent. A process that deploys equal code again must therefore
-have the ids that the running replicas have: :func:`fingerprint` replaces those it caused by ids
-made of the class's own hash. Where cloudpickle's tracker is not as we know it, the ids stay random.
+- which equal values happen to be one object: strings, bytes, and the aliases of ``typing`` (which
+  caches them) are written out each time;
+- the order of sets: by the sorted hashes of their elements;
+- where the code was written: code goes without file and line numbers;
+- names that the process gives: the random id by which cloudpickle tracks a class, and the address
+  of an object, as a number or within a string. Pydantic's schemas have such addresses, and so has
+  every default ``repr``. A number is an address only if an object that is part of the value lies
+  there. Whether one does is known at the end, so a value with such numbers is written twice.
+
+The random id also decides whether a class that comes back, that of an exception say, is the class
+that was sent. A process that deploys equal code again must therefore have the ids that the running
+replicas have: :func:`fingerprint` replaces those it caused by ids made of the class's own hash.
+Where cloudpickle's tracker is not as we know it, the ids stay random.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
 import types
+import typing
+import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -28,62 +39,101 @@ from greenroom.serve.app_parts import app_part
 PROTOCOL = 5
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
 _classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
-_PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__")
-_SKELETONS = ("_make_skeleton_class", "_make_skeleton_enum")
+_PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__", "__warningregistry__")
+_NUMBER = re.compile(r"(?<![0-9a-zA-Z])(?:0[xX])?[0-9a-fA-F]{7,16}(?![0-9a-zA-Z])")
+_REPR = re.compile(r" at 0x[0-9a-f]+>")
+_SMALLEST_ADDRESS = 1 << 20
+_ALIASES: tuple[type, ...] = (types.GenericAlias, types.UnionType, type(typing.List[int]))  # noqa: UP006
 
 
 def fingerprint(value: Any) -> str:
     """Return the hash of ``value``, and give the classes in it ids that depend on it alone."""
-    canonical = _CanonicalPickler()
-    digest = canonical.digest(value)
-    _settle_ids(canonical.fresh)
+    fresh: list[Any] = []
+    digest = _digest(value, fresh)
+    _settle_ids(fresh)
     return digest
 
 
-def _settle_ids(classes: Iterable[type]) -> None:
+def _digest(value: Any, fresh: list[Any]) -> str:
+    names = _ProcessNames(fresh)
+    digest = _CanonicalPickler(names).digest(value)
+    names.addresses = names.numbers & names.met
+    return _CanonicalPickler(names).digest(value) if names.addresses else digest
+
+
+def _settle_ids(classes: Iterable[Any]) -> None:
     for cls in classes:
-        digest = _CanonicalPickler().digest(cls)
-        stable = hashlib.sha256(
-            f"{cls.__module__}.{cls.__qualname__}.{digest}".encode()
-        ).hexdigest()
+        name = f"{cls.__module__}.{getattr(cls, '__qualname__', cls.__name__)}"
+        stable = hashlib.sha256(f"{name}.{_digest(cls, [])}".encode()).hexdigest()
         if cls in _ids and stable not in _classes:  # an equal class, alive: it keeps the id
             _classes.pop(_ids[cls], None)
             _ids[cls] = stable
             _classes[stable] = cls
 
 
-class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    """Writes equal values as equal bytes; ``fresh`` are the classes it made cloudpickle track."""
+@dataclass
+class _ProcessNames:
+    """What one value has of the names that its process gave."""
 
-    def __init__(self, within: frozenset[int] = frozenset()) -> None:
+    fresh: list[Any]  # the classes and type variables that cloudpickle began to track
+    met: set[int] = field(default_factory=set)  # the addresses of all objects written
+    numbers: set[int] = field(default_factory=set)  # all that could be an address
+    addresses: set[int] = field(default_factory=set)  # all that is one
+
+    def without(self, text: str) -> str:
+        if text in _classes:
+            return "a tracked class"
+        text = _REPR.sub(" at an address>", text)  # of an object that may be gone
+        return _NUMBER.sub(self._without_address, text)
+
+    def is_address(self, number: int) -> bool:
+        if number >= _SMALLEST_ADDRESS:
+            self.numbers.add(number)
+        return number in self.addresses
+
+    def _without_address(self, found: re.Match[str]) -> str:
+        digits = found[0]
+        readings = [int(digits, 16)] + ([int(digits)] if digits.isdecimal() else [])
+        self.numbers.update(readings)
+        return digits if self.addresses.isdisjoint(readings) else "an address"
+
+
+class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    """Writes equal values as equal bytes."""
+
+    def __init__(self, names: _ProcessNames, within: frozenset[int] = frozenset()) -> None:
         self._buffer = io.BytesIO()
         super().__init__(self._buffer, protocol=PROTOCOL)
+        self._names = names
         self._within = within  # ids of the sets that are being written, against cycles
-        self.fresh: list[type] = []
 
     def digest(self, value: Any) -> str:
         self.dump(value)
         return hashlib.sha256(self._buffer.getvalue()).hexdigest()
 
     def persistent_id(self, obj: Any) -> Any:
-        # Asked for every object; what is returned is written in its place, unless it is None.
+        # Asked for every object; what is returned is written in its place, unless it is None. It is
+        # a new object, so never a back reference.
+        self._names.met.add(id(obj))
         kind = type(obj)
         if kind is str:
-            return obj.encode("utf-8", "surrogatepass")  # a new object, so never a back reference
-        if kind is set or kind is frozenset:
-            return kind.__name__, self._elements(obj)
+            return b"s" + self._names.without(obj).encode("utf-8", "surrogatepass")
+        if kind is bytes:
+            return b"b" + obj
+        if kind is int:
+            return "an address" if self._names.is_address(obj) else None
+        if isinstance(obj, set | frozenset | weakref.WeakSet):
+            state = None if kind is weakref.WeakSet else getattr(obj, "__dict__", None)
+            return kind, self._elements(obj), state
+        if isinstance(obj, _ALIASES) and kind is not type:
+            return kind, typing.get_origin(obj), list(typing.get_args(obj))
         return None
 
-    def _elements(self, obj: Any) -> list[str]:
+    def _elements(self, obj: Iterable[Any]) -> list[str]:
         if id(obj) in self._within:
             return []
         within = self._within | {id(obj)}
-        digests = []
-        for element in obj:
-            nested = _CanonicalPickler(within)
-            digests.append(nested.digest(element))
-            self.fresh += nested.fresh
-        return sorted(digests)
+        return sorted(_CanonicalPickler(self._names, within).digest(element) for element in obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
@@ -92,24 +142,40 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
             return reduced
         if isinstance(obj, types.ModuleType):
             return _without_place(self.dispatch_table[types.ModuleType](obj))
-        tracked = isinstance(obj, type) and obj in _ids
+        if isinstance(obj, type | typing.TypeVar):
+            return self._reduce_tracked(obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
+            reduced[2][1].pop("_cloudpickle_submodules", None)  # depends on what is imported
             return _without_place(reduced)
-        if isinstance(reduced, tuple) and getattr(reduced[0], "__name__", "") in _SKELETONS:
-            if not tracked:
-                self.fresh.append(obj)
-            return self._without_id(reduced)
         return reduced
 
-    @staticmethod
-    def _without_id(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        maker, arguments, (attributes, slots), *rest = reduced
-        attributes = dict(attributes)
-        attributes.pop("__firstlineno__", None)
-        if "__static_attributes__" in attributes:  # in the order of a set, up to Python 3.13.0
-            attributes["__static_attributes__"] = sorted(attributes["__static_attributes__"])
-        return maker, (*arguments[:-2], None, None), (attributes, slots), *rest
+    def _reduce_tracked(self, obj: Any) -> Any:
+        tracked = obj in _ids
+        if isinstance(obj, type):
+            reduced = super().reducer_override(obj)
+            if isinstance(reduced, tuple) and len(reduced) > 2:  # by value
+                reduced = _without_chance(obj, reduced)
+        else:
+            reduced = self.dispatch_table[typing.TypeVar](obj)
+        if not tracked and obj in _ids:
+            self._names.fresh.append(obj)
+        return reduced
+
+
+def _without_chance(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take out of what describes a class what only the process decides, and line numbers."""
+    maker, arguments, (attributes, slots), *rest = reduced
+    attributes = dict(attributes)
+    for name in ("__firstlineno__", "__slotnames__"):  # the latter: copyreg's cache
+        attributes.pop(name, None)
+    for name in ("__static_attributes__", "_abc_impl"):  # the latter: the registered classes
+        if name in attributes:
+            attributes[name] = frozenset(attributes[name])
+    doc = attributes.get("__doc__")
+    if "__dataclass_fields__" in attributes and str(doc).startswith(f"{cls.__name__}("):
+        del attributes["__doc__"]  # made of its signature, with the reprs of sets
+    return maker, arguments, (attributes, slots), *rest
 
 
 def _without_place(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -127,10 +193,13 @@ def _without_place(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _parts_of(code: types.CodeType) -> tuple[Any, ...]:
     """Return what makes the code do what it does, without where it was written."""
+    constants = code.co_consts
+    if code.co_filename.startswith("<attrs generated"):  # which writes hash() of a name into it
+        constants = tuple(part for part in constants if not isinstance(part, int))
     return (
         code.co_name,
         code.co_code,
-        code.co_consts,
+        constants,
         code.co_names,
         code.co_varnames,
         code.co_freevars,
