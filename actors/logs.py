@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,6 +18,36 @@ from greenroom.actors.settings import HostSettings
 OUR_LOGGER = logging.getLogger("greenroom")
 KEPT_PER_DEPLOYMENT = 20
 _REPLICA = "replica-"
+
+# What ends a line or steers a terminal, and what no file takes; tabs and line feeds are left.
+_escapable = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def without_controls(text: str) -> str:
+    """Return ``text`` with its control characters but tabs and line feeds written as escapes."""
+    return _escapable.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Return ``text``, which may be a client's, as it may stand in a line of a log."""
+    return without_controls(text).replace("\n", "\\n")
+
+
+def one_record(text: str) -> str:
+    """Return ``text`` so that only its first line can be taken for a record's; others are indented.
+
+    What a request says may be in any message or exception: it must not forge lines, nor steer the
+    terminal of who reads them.
+    """
+    return without_controls(text).replace("\n", "\n  ")
+
+
+class LineFormatter(logging.Formatter):
+    """Formats records as text for our logs: see :func:`one_record`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text, with its traceback."""
+        return one_record(super().format(record))
 
 
 def open_log(settings: HostSettings, name: str) -> int:
@@ -48,7 +79,7 @@ def configure_logging(settings: HostSettings, role: str) -> None:
     OUR_LOGGER.setLevel(logging.INFO)
     stream = os.fdopen(open_log(settings, role), "a", encoding="utf-8")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    handler.setFormatter(LineFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     OUR_LOGGER.handlers[:] = [handler]
 
 

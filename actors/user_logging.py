@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors import user_context
-from greenroom.actors.logs import replica_log
+from greenroom.actors.logs import LineFormatter, one_line, replica_log
 from greenroom.actors.messages import Query
 from greenroom.core.logging_config import LoggingConfig
 
@@ -77,7 +77,7 @@ class ContextFilter(logging.Filter):
         return True
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(LineFormatter):
     """``INFO 2026-01-31 12:00:00,000 replica request-id -- message``."""
 
     def __init__(self, attributes: tuple[str, ...]) -> None:
@@ -204,7 +204,7 @@ def log_query(query: Query, status: int, duration_s: float) -> None:
     logging.getLogger(OURS).info(
         "%s %s %s %.1fms",
         method,
-        what,
+        one_line(what),
         status,
         duration_ms,
         extra={"method": method, "path": what, "status": status, "duration_ms": duration_ms},

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any
 
+from greenroom.actors.logs import one_record
+
 # The message thread waits for the interpreter lock at each of its twenty or so system calls per
 # message, and asks for it only after a switch interval in which nobody let go of it. User code that
 # lets go of it for a moment more often than that, say with a stat() per millisecond, starves it:
@@ -72,4 +74,4 @@ def give_way_to_messages() -> None:
 def _print(text: str) -> None:
     """Write to the replica's log, if it takes it: the disk may be full, user code closes files."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr)  # noqa: T201
+        print(one_record(text), file=sys.stderr)  # noqa: T201

@@ -5,7 +5,7 @@ within FLUSH_S. gunicorn's own access log halves the throughput. Several workers
 file: O_APPEND and one write per flush keep their lines whole.
 
 A log that cannot be written must not stop the serving: the lines are dropped, and the first failure
-is reported on stderr.
+is reported on stderr. A line that cannot be made costs no other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
         self._file: int | None = None
         self._torn = False  # the file ends within a line of ours
-        self._reported = False
+        self._reported: set[str] = set()  # what has failed
 
     def add(self, entry: Entry) -> None:
         """Note a finished request; it is in the file within FLUSH_S."""
@@ -65,9 +65,9 @@ class AccessLog:
             return
         waiting, self._waiting = self._waiting, []
         try:
-            self._write("".join(map(line, waiting)).encode("ascii"))
+            self._write(b"".join(map(self._line, waiting)))
         except OSError as error:
-            self._report(error)
+            self._report("cannot write the access log", str(error.strerror))
 
     def close(self) -> None:
         """Flush and close the file; a later entry would open it again."""
@@ -87,20 +87,25 @@ class AccessLog:
             rest = rest[written:]
             self._torn = bool(rest)
 
-    def _report(self, error: OSError) -> None:
-        if not self._reported:
-            self._reported = True
-            _logger.error(
-                "cannot write the access log %s: %s; serving goes on without it",
-                self._path,
-                error.strerror,
-            )
+    def _line(self, entry: Entry) -> bytes:
+        """Return an entry's line; one that cannot be made costs no other."""
+        try:
+            return line(entry).encode("ascii")
+        except Exception as error:
+            self._report("cannot make a line of the access log", repr(error))
+            return b""
+
+    def _report(self, what: str, why: str) -> None:
+        if what not in self._reported:
+            self._reported.add(what)
+            _logger.error("%s %s: %s; serving goes on without it", what, self._path, why)
 
 
 def line(entry: Entry) -> str:
     """Return the entry as one line of JSON; by hand, as json.dumps takes four times as long."""
     at = entry.finished_at
-    client = f'"{entry.client[0]}:{entry.client[1]}"' if entry.client else "null"
+    # Of a client behind a trusted proxy it is what X-Forwarded-For says: anything.
+    client = quoted(f"{entry.client[0]}:{entry.client[1]}") if entry.client else "null"
     return (
         f'{{"time":"{_second(int(at))}.{int(at * 1000) % 1000:03d}Z"'
         f',"request_id":{quoted(entry.request_id)},"method":{quoted(entry.method)}'

@@ -11,6 +11,7 @@ once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker c
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from setproctitle import setproctitle
 
+from greenroom.actors.logs import LineFormatter
 from greenroom.actors.memory import keep_freed_memory
 from greenroom.actors.open_files import raise_limit
 from greenroom.actors.settings import HostSettings, read_settings
@@ -104,6 +106,8 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
     """Serve until a signal ends it; exits the process."""
     setproctitle("greenroom: http master")
+    if logging.lastResort is not None:  # writes to logs/front.log, by way of stderr
+        logging.lastResort.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     if hasattr(sys, "set_int_max_str_digits"):  # since 3.10.7
         # gunicorn reads any Content-Length with int(); a header line is 8,190 bytes at most.
         sys.set_int_max_str_digits(10_000)

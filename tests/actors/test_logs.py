@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import subprocess
@@ -11,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.actors.logs import open_log, prune_replica_logs, replica_log
+from greenroom.actors.logs import (
+    LineFormatter,
+    one_line,
+    one_record,
+    open_log,
+    prune_replica_logs,
+    replica_log,
+)
 from greenroom.actors.processes import identify
 from greenroom.actors.settings import read_settings
 from tests.support.systems import RunningSystem, wait_until
@@ -74,6 +82,27 @@ def test_a_log_is_for_its_owner_only_also_one_that_was_not(tmp_path: Path) -> No
         path = settings.logs_dir / "host.log"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         path.chmod(0o644)
+
+
+FORGED = "GET /\n2026-01-01 00:00:00,000 1 ERROR forged\r\n\x1b[2J\x9b31m\u2028\u202e\ud800 \t \x00"
+
+
+def test_nothing_that_is_logged_forges_a_line_or_steers_a_terminal() -> None:
+    record = logging.makeLogRecord({"msg": "asked for %s", "args": (FORGED,), "levelname": "INFO"})
+    record.exc_info = (ValueError, ValueError(FORGED), None)
+    first, *others = LineFormatter("%(levelname)s %(message)s").format(record).split("\n")
+    assert first == "INFO asked for GET /"
+    assert all(line.startswith("  ") for line in others)
+    told = "\n".join(others).replace("\t", " ")
+    assert told.replace("\n", "").isprintable()
+    assert r"\x1b[2J\x9b31m\u2028\u202e\ud800" in told
+    assert told.count("ERROR forged") == 2, "of the message and of the exception"
+
+
+def test_ordinary_text_is_logged_as_it_is() -> None:
+    text = "größe 日本 👩‍💻 \t 100 % \u00a0 \\n"
+    assert one_record(text) == one_line(text) == text
+    assert one_line("a\nb") == "a\\nb"
 
 
 def test_a_replica_log_has_a_name_that_file_systems_take() -> None:

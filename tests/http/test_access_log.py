@@ -34,6 +34,34 @@ def test_whatever_is_in_the_path_the_line_stays_one_line_of_json(path):
     assert json.loads(text)["path"] == path
 
 
+CLIENTS = ["\xe9", '","forged":"yes', "\n", "\x1b[2J", "\ud800", "é" * 5000]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_whatever_a_proxy_calls_the_client_the_line_stays_one_line_of_json(client):
+    text = line(ENTRY._replace(client=(client, 0)))
+    assert text.isascii()
+    assert text.count("\n") == 1
+    assert json.loads(text)["client"] == f"{client}:0"
+    assert "forged" not in json.loads(text)
+
+
+def test_one_line_that_cannot_be_made_costs_no_other(tmp_path, caplog):
+    async def fill():
+        log = AccessLog(tmp_path / "access.log")
+        for number in range(5):
+            log.add(ENTRY._replace(path=f"/{number}", duration_s="long" if number == 2 else 1))
+        log.flush()
+        log.add(ENTRY._replace(duration_s="long"))
+        log.close()
+
+    asyncio.run(fill())
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    assert [json.loads(text)["path"] for text in lines] == ["/0", "/1", "/3", "/4"]
+    (report,) = [record.getMessage() for record in caplog.records]
+    assert "cannot make a line of the access log" in report
+
+
 def test_a_request_is_in_the_file_within_a_quarter_of_a_second(app):
     path = app.settings.logs_dir / "access.log"
 

@@ -226,6 +226,33 @@ def test_the_log_has_a_line_for_each_request(front):
     assert entry["duration_ms"] >= 0
 
 
+@pytest.mark.parametrize("client", ["é", '","forged":"yes', "\x1b[2J"])
+def test_what_a_proxy_says_of_a_client_breaks_no_line_of_the_log(front, client):
+    path = f"/echo/forwarded{abs(hash(client))}"
+    for number, value in enumerate(["127.0.0.9", client, "127.0.0.9"]):
+        front.exchange(
+            f"GET {path}/{number} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
+            + b"X-Forwarded-For: "
+            + value.encode()
+            + b"\r\n\r\n"
+        )
+    front.logged(f"{path}/2")  # so those before are, too
+    entries = [entry for entry in front.log() if entry["path"].startswith(path)]
+    proxied = [entry["client"] for entry in entries if entry["client"] == "127.0.0.9:0"]
+    assert len(proxied) == 2
+    assert len(entries) == (2 if "\x1b" in client else 3), "llhttp refuses control characters"
+    assert not any("forged" in entry for entry in entries)
+
+
+def test_a_path_can_neither_end_a_line_of_the_log_nor_steer_a_terminal(front):
+    forged = '%0a%7b"time":"2026"%7d%1b[2J%c2%9b31m%e2%80%a8'
+    front.exchange(f"GET /echo/{forged} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    front.logged('/echo/\n{"time":"2026"}\x1b[2J\x9b31m\u2028')
+    written = (front.state_dir / "logs" / "access.log").read_bytes()
+    assert written.isascii()
+    assert b"\x1b" not in written
+
+
 def test_a_client_gone_before_its_large_answer_does_not_disturb_others(front):
     with front.connect() as connection:
         connection.sendall(b"GET /large/50000000 HTTP/1.1\r\nHost: x\r\n\r\n")
