@@ -15,6 +15,7 @@ import pytest
 from greenroom.actors.transport import peers as peers_module
 from greenroom.actors.transport import sockets
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.identity import RefusedError
 from greenroom.actors.transport.protocol import PATIENT_MESSAGES
 from greenroom.actors.transport.session import Limits
 from tests.support.timing import check_within
@@ -108,12 +109,15 @@ def test_what_a_dead_process_had_not_acknowledged_is_handed_back_patient_or_not(
 
 
 def test_a_peer_that_cannot_take_a_message_is_dialed_ever_more_slowly(world, monkeypatch, caplog):
-    monkeypatch.setattr("greenroom.actors.transport.protocol.PATIENT", 99)  # an older process
+    def refuse(*_: object) -> None:
+        raise RefusedError("cannot take it")
+
+    monkeypatch.setattr("greenroom.actors.transport.protocol.MessageReceived", refuse)
     one, other = world.process(), world.process()
     one.send(other, is_patient=True)
     (peer,) = one.peers._peers.values()
     world.until(lambda: len(caplog.records) >= 3 and peer.failures >= 2)
-    assert "a frame of kind 6" in caplog.text
+    assert "cannot take it" in caplog.text
     monkeypatch.undo()
     world.until(lambda: one.done and peer.failures == 0)
 
