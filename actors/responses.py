@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message
 
+from greenroom.actors.jsonable import to_json
 from greenroom.actors.messages import END, HttpAnswer, HttpCall, StreamEnded
 from greenroom.actors.streams import Parts
 from greenroom.actors.user_code import Reply
@@ -23,6 +21,7 @@ HELD_PASSES = 60  # five layers of BaseHTTPMiddleware take 52
 
 _JSON = ((b"content-type", b"application/json"),)
 _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
+_PLAIN = ((b"content-type", b"text/plain"),)  # bytes, of whichever charset, or nothing
 _BYTES = ((b"content-type", b"application/octet-stream"),)
 
 
@@ -99,9 +98,9 @@ class Body:
 async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer | None:
     """Turn what a handler returned into an answer; None when it has been given in parts.
 
-    str is text, bytes are bytes, a Starlette response is itself with its background tasks, the
-    parts of an iterator leave as they are made, and anything else is JSON. Raises
-    UnsupportedResultError naming the type that is none of these.
+    As Ray Serve has it: str and bytes are text/plain, None is that without a body, a Starlette
+    response is itself with its background tasks, the parts of an iterator leave as they are made,
+    and anything else is JSON. Raises UnsupportedResultError naming the type that is none of these.
     """
     query_id = reply.assignment.query.id
     if isinstance(result, Response):
@@ -109,7 +108,9 @@ async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer
     if isinstance(result, str):
         return HttpAnswer(query_id, 200, _TEXT, _encoded(result))
     if isinstance(result, bytes | bytearray | memoryview):
-        return HttpAnswer(query_id, 200, _BYTES, bytes(result))
+        return HttpAnswer(query_id, 200, _PLAIN, bytes(result))
+    if result is None:
+        return HttpAnswer(query_id, 200, _PLAIN, b"")
     if hasattr(result, "__aiter__"):
         await _give_parts(reply, result)
         return None
@@ -118,7 +119,7 @@ async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer
 
 def _json(result: Any) -> bytes:
     try:
-        text = _encoder.encode(result)
+        text = to_json(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedResultError(
             f"cannot turn a {type(result).__name__} into an HTTP response ({error}); return str, "
@@ -276,22 +277,3 @@ def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"{value!r} is not bytes")
     return bytes(value)
-
-
-def _jsonable(value: Any) -> Any:
-    """Return what json can write in place of ``value``; called for what it cannot."""
-    # numpy scalars and arrays, without importing numpy
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):  # a request's query_params or headers
-        return dict(value)
-    # pydantic models, dataclasses, datetimes, UUIDs, enums, sets and the like
-    return to_jsonable_python(value)
-
-
-_encoder = json.JSONEncoder(
-    default=_jsonable,
-    separators=(",", ":"),
-    ensure_ascii=False,
-    allow_nan=False,  # browsers' JSON has neither NaN nor infinity
-)

@@ -181,7 +181,7 @@ def statuses(received: bytes) -> list[int]:
         ("a-function", b"cannot turn a dict into an HTTP response"),
         ("a-nan", b"cannot turn a dict into an HTTP response"),
         ("a-loop", b"cannot turn a list into an HTTP response"),
-        ("a-key", b"keys must be str"),
+        ("a-key", b"a tuple cannot be a key of JSON"),
         ("a-surrogate", b"no Unicode text"),
         ("an-exception", b"the deployment raised an exception"),
         ("an-exit", b"the deployment raised an exception"),

@@ -169,16 +169,17 @@ def ask(running: RunningSystem, folder: Path) -> Iterator[Ask]:
 
 
 TEXT, BYTES, JSON = "text/plain; charset=utf-8", "application/octet-stream", "application/json"
+PLAIN = "text/plain"
 
 
 @pytest.mark.parametrize(
     ("kind", "content_type", "content"),
     [
         ("text", TEXT, "grüß dich".encode()),
-        ("raw", BYTES, b"\0\xff"),
-        ("array_of_bytes", BYTES, b"ab"),
-        ("view", BYTES, b"ab"),
-        ("nothing", JSON, b"null"),
+        ("raw", PLAIN, b"\0\xff"),
+        ("array_of_bytes", PLAIN, b"ab"),
+        ("view", PLAIN, b"ab"),
+        ("nothing", PLAIN, b""),
         ("number", JSON, b"1.5"),
         ("structure", JSON, '{"a":[1,null,true,"ä"],"b":{}}'.encode()),
         ("scalar", JSON, b"7"),
