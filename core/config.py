@@ -44,7 +44,10 @@ NO_LIMIT = "none"  # where None cannot be written: in the environment
 
 
 class ActorOptions(Settings):
-    """What one replica takes of its host: 0 unless asked for."""
+    """What one replica takes of its host: 0 unless asked for, and counted only.
+
+    So ``num_gpus`` assigns no device for now: every replica sees all GPUs of the host.
+    """
 
     num_cpus: float = Field(default=0, ge=0)
     num_gpus: float = Field(default=0, ge=0)
