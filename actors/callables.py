@@ -98,11 +98,12 @@ def is_users(module: Any) -> bool:
     if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "greenroom":
         return False
     file = getattr(module, "__file__", None) or ""
-    return file.endswith(".py") and not file.startswith(_library_dirs())
+    return file.endswith(".py") and not file.startswith(library_dirs())
 
 
 @functools.cache
-def _library_dirs() -> tuple[str, ...]:
+def library_dirs() -> tuple[str, ...]:
+    """Return the folders of Python's own and of installed modules, each with a slash."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     # A virtual environment's sysconfig names its own folders for some, the base's for others.
     bases = [sysconfig.get_paths()[name] for name in names]

@@ -7,7 +7,7 @@ import pwd
 import secrets
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ import cloudpickle
 
 from greenroom.actors.admin_messages import ListHosts, Request, RequestReply
 from greenroom.actors.binding import way_to
-from greenroom.actors.dispatch import Caller
+from greenroom.actors.dispatch import CLOSED, Caller
 from greenroom.actors.loop import Repeats
 from greenroom.actors.messages import Address, AnswerQueries, AttachCallerReply
 from greenroom.actors.port import CONTROLLER, PROXY, Finder, ThreadPort
@@ -60,6 +60,7 @@ class Connection:
         self._listing = ""  # the id of the request for the cluster's hosts
         self._repeats = Repeats(port.loop)
         self._gone_since: float | None = None
+        self._closed = False
         self._lock = threading.Lock()
         port.on(RequestReply, self._replied)
         port.on(AnswerQueries, self._caller.answered)
@@ -81,6 +82,7 @@ class Connection:
     @property
     def queries(self) -> QueryClient:
         """The way for handles."""
+        self._check_open()
         with self._lock:
             if not self._asked_proxy:
                 self._asked_proxy = True
@@ -92,8 +94,10 @@ class Connection:
 
         The request is repeated, with its id, when the controller was restarted or an answer is
         late. Raises the error that the controller names (with a failed constructor's own exception
-        as its cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone.
+        as its cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone or
+        this connection was closed.
         """
+        self._check_open()
         request_id = request.request_id or secrets.token_hex(16)
         request = replace(request, request_id=request_id, user=request.user or user_name())
         pending = self._pending[request_id] = _Pending(request)
@@ -108,6 +112,9 @@ class Connection:
 
     def close(self) -> None:
         """Disconnect; requests under way are abandoned, not undone, and calls of handles fail."""
+        self._closed = True
+        for pending in list(self._pending.values()):
+            pending.reply.cancel()
         if not self._caller.left:
             left = threading.Event()
             self._port.loop.post(lambda: self._caller.leave(left.set))
@@ -125,6 +132,10 @@ class Connection:
             time.sleep(GONE_POLL_S)
         return True
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotRunningError(f"{CLOSED}; open another, for example with Client.connect()")
+
     def _absence(self) -> str:
         if self._controller.found is not None:
             return ""
@@ -138,6 +149,9 @@ class Connection:
             left_s = None if deadline is None else deadline - time.monotonic()
             try:
                 return future.result(REPEAT_S if left_s is None else min(left_s, REPEAT_S))
+            except CancelledError:
+                self._check_open()
+                raise
             except FutureTimeoutError:
                 self._port.loop.post(lambda: self._send_again(request.request_id))
             if deadline is not None and time.monotonic() >= deadline:

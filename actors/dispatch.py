@@ -58,7 +58,7 @@ NO_PROXY_S = 30.0  # what may not be repeated, as far as is known here, waits no
 # Of queries that were with a proxy that died. No budget as tight as the router's: it is hardly ever
 # a query that kills a proxy, and one that takes long may see several die.
 FIRST_REPEATS, MOST_REPEATS = 100, 1_000
-CLOSED = "the connection to the system was closed"
+CLOSED = "the connection to the system was closed"  # by this process, and for good
 
 
 OnAnswer = Callable[[Answer | Stream | ValueStream], None]

@@ -468,7 +468,7 @@ def main() -> int:
     host = Host(settings)
     signal.signal(signal.SIGTERM, lambda *_: host.request_stop())
     signal.signal(signal.SIGINT, lambda *_: host.request_stop())
-    host.records.add(host.process, HOST_ROLE, "host")
+    host.records.add(host.process, HOST_ROLE, "host", **settings.to_environ())
     try:
         host.start()
         host.wait_ready()

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from greenroom.actors.tracebacks import users_traceback
 from greenroom.core.policy_context import AutoscalingContext
 
 HEADER = struct.Struct("!I")
@@ -48,7 +49,8 @@ def main() -> int:
             function = function or _load(code_fd)
             answer = _answer(function, json.loads(question))
         except BaseException as error:  # sys.exit() of user code is a failed answer too
-            traceback.print_exc()
+            sys.stderr.write(users_traceback(error))
+            sys.stderr.flush()
             text = "".join(traceback.format_exception_only(type(error), error)).strip()
             answer = {"error": text[-2000:]}
         connection.sendall(_encoded(answer))

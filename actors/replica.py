@@ -32,7 +32,7 @@ from greenroom.actors.messages import Address
 from greenroom.actors.port import Port
 from greenroom.actors.processes import descendants, kill_all
 from greenroom.actors.queries import Queries
-from greenroom.actors.user_code import Failure, UserCode
+from greenroom.actors.user_code import Failure, UserCode, import_starlette
 from greenroom.actors.user_loop import give_way_to_messages
 from greenroom.core.differences import Place, Plain
 from greenroom.core.errors import DeployFailedError
@@ -197,6 +197,7 @@ class Replica(LoopActor):
                 return
             sys.path.insert(0, str(folder))
             os.chdir(folder)
+            import_starlette()  # its modules are imported here, and may need it
             if self._user_code is not None:
                 self._user_code.load(order.code, self._config["user_config"], self._loaded)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,16 @@ VARIABLES = {
     "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
     "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
 }
+_HTTP_PATHS = ("ssl_keyfile", "ssl_certfile", "middlewares_dir")
+# The state dir says which system is meant, and the key is copied from its file at the start; the
+# others are for clients and tests.
+_OF_NO_START = (
+    "state_dir",
+    "address",
+    "key_file",
+    "crash_after_checkpoint",
+    "crash_before_checkpoint",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +95,13 @@ class HostSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
+
+    def __post_init__(self) -> None:
+        # The host's processes leave the folder that a relative path is meant from.
+        named = {name: getattr(self.http, name) for name in _HTTP_PATHS}
+        whole = {name: os.path.abspath(path) for name, path in named.items() if path}
+        if any(named[name] != path for name, path in whole.items()):
+            object.__setattr__(self, "http", self.http.model_copy(update=whole))
 
     @property
     def own_dir(self) -> Path:
@@ -160,7 +177,7 @@ class HostSettings:
     def _value(self, path: str) -> Any:
         if path == "resources":
             given = {**self.resources, **self.labels}
-            return json.dumps(given) if given else None
+            return json.dumps(given, sort_keys=True) if given else None
         if path in {"http.middlewares", "http.cors"}:
             plain = self.http.model_dump()[path[5:]]
             return json.dumps(plain) if plain else None
@@ -183,7 +200,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
     }
     for name, value in overrides.items():
         if value is not None:
-            values[name.replace("http_", "http.", 1) if name.startswith("http_") else name] = value
+            values[_field(name)] = value
     http = {path[5:]: value for path, value in values.items() if path.startswith("http.")}
     binding = read_binding(values)
     admin_port = _admin_port(values)
@@ -201,6 +218,34 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
     )
+
+
+def given_fields(environ: Mapping[str, str] | None = None, /, **overrides: Any) -> frozenset[str]:
+    """Return the fields that are given to :func:`read_settings`, as VARIABLES names them."""
+    environ = os.environ if environ is None else environ
+    given = {path for name, path in VARIABLES.items() if environ.get(name)}
+    return frozenset(
+        given | {_field(name) for name, value in overrides.items() if value is not None}
+    )
+
+
+def differences(
+    settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
+) -> list[str]:
+    """Say in which of ``fields`` the settings differ from those of a system that runs.
+
+    ``running`` is what :meth:`HostSettings.to_environ` returned for that one.
+    """
+    wanted = settings.to_environ()
+    return [
+        f"{path.replace('.', '_')} is {running.get(name) or 'not set'}, not {wanted.get(name)}"
+        for name, path in VARIABLES.items()
+        if path in fields and path not in _OF_NO_START and running.get(name) != wanted.get(name)
+    ]
+
+
+def _field(flag: str) -> str:
+    return flag.replace("http_", "http.", 1) if flag.startswith("http_") else flag
 
 
 def default_transport() -> str:

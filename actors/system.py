@@ -103,6 +103,15 @@ def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[s
         os.close(read_fd)
 
 
+def running_environ(settings: HostSettings) -> dict[str, str] | None:
+    """Return the settings that this host's system was started with, as variables.
+
+    None when none runs.
+    """
+    found = RunRecords(settings.run_dir).details(HOST_ROLE)
+    return found[0] if found else None
+
+
 def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str], None]) -> bool:
     """Wait while a host process starts or stops; tell whether one runs then, and answers."""
     records = RunRecords(settings.run_dir)

@@ -37,6 +37,7 @@ from greenroom.actors.messages import (
     ValueAnswer,
 )
 from greenroom.actors.settings import read_settings
+from greenroom.actors.tracebacks import users_traceback
 from greenroom.actors.user_context import RunningQuery
 from greenroom.actors.user_loop import UserLoop
 from greenroom.core.errors import (
@@ -60,6 +61,12 @@ _NO_SOCKETS = (
 )
 
 
+def import_starlette() -> None:
+    """Import what user code reaches as starlette.requests after ``import starlette`` alone."""
+    import starlette.requests  # noqa: PLC0415  # 2.5 MB and 50 ms that not every replica needs
+    import starlette.responses  # noqa: F401, PLC0415
+
+
 class _RefusedError(InvalidRequestError):
     """The query asks for what there is not; no user code has run for it."""
 
@@ -75,7 +82,7 @@ class Failure(NamedTuple):
     def of(cls, error: BaseException) -> Failure:
         """Describe ``error``. What is no Exception, as SystemExit, must not end who only asked."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        trace = users_traceback(error)
         pickled = None
         if isinstance(error, Exception):
             try:
@@ -255,6 +262,8 @@ class UserCode:
                 await self._call_reconfigure(user_config)
 
     async def _make(self, code: bytes) -> None:
+        if b"starlette" in code:
+            import_starlette()
         try:
             target, args, kwargs = cloudpickle.loads(code)
         except DeployFailedError:
@@ -343,7 +352,7 @@ class UserCode:
         except GreenroomError as error:
             if isinstance(call, HttpCall) and not isinstance(error, PASSED_ON):
                 return _failed(query, error, is_http=True)
-            trace = traceback.format_exc()
+            trace = users_traceback(error)
             if isinstance(error, UnsupportedResultError):
                 user_logging.log_failure(query, error)
             return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)

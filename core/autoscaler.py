@@ -72,6 +72,7 @@ class _Entry:
     asked_at: float | None = None
     policy_state: Any = field(default_factory=dict)
     policy_failures: int = 0
+    policy_failure: str = ""  # why the last question had no answer; "" where it had one
 
 
 class Autoscaler:
@@ -96,6 +97,7 @@ class Autoscaler:
             self._schedule(tag, entry, now)
         elif entry.scaling.config is not config:
             entry.scaling.reconfigure(config)
+            entry.policy_failure = ""
             self._schedule(tag, entry, now)
 
     def load_reported(
@@ -169,6 +171,11 @@ class Autoscaler:
         entry = self._entries.get(tag)
         return list(entry.history) if entry is not None else []
 
+    def policy_failure(self, tag: str) -> str:
+        """Say why a backend's policy did not answer when it was last asked; "" where it did."""
+        entry = self._entries.get(tag)
+        return entry.policy_failure if entry is not None else ""
+
     def describe(self, tag: str, now: float, wall_now: float) -> dict[str, Any]:
         """Return load and decisions of a backend as plain values; times as seconds of the epoch."""
         entry = self._entries.get(tag)
@@ -210,7 +217,9 @@ class Autoscaler:
             replicas = number_from(answer.get("replicas"))
         except ValueError as error:
             entry.policy_failures += 1
+            entry.policy_failure = str(error)
             return entry.scaling.failed(str(error))
+        entry.policy_failure = ""
         if "state" in answer:
             entry.policy_state = answer["state"]
         return entry.scaling.conclude(replicas)

@@ -18,7 +18,7 @@ from greenroom.core.replicas import Replica
 def backends(cluster: Cluster) -> dict[str, Any]:
     """Return tag -> state and settings."""
     return {
-        tag: backend_status(backend) | cluster.loads.of(tag)._asdict()
+        tag: backend_status(cluster, backend) | cluster.loads.of(tag)._asdict()
         for tag, backend in sorted(cluster.backends.items())
     }
 
@@ -83,19 +83,17 @@ def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
     """Return the settings and the state of a deployment that stands alone; UnknownNameError."""
     record = get(cluster, name)
     endpoint = cluster.endpoints.get(name)
-    shown = backend_status(cluster.backends[name]) | cluster.loads.of(name)._asdict()
+    shown = backend_status(cluster, cluster.backends[name]) | cluster.loads.of(name)._asdict()
     route_prefix = endpoint.route if endpoint is not None else None
     options = dict(record.actor_options)
     return {"name": name, "route_prefix": route_prefix, "actor_options": options, **shown}
 
 
-def backend_status(backend: Backend) -> dict[str, Any]:
+def backend_status(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     """Return one backend's state and settings."""
     record = backend.record
-    status, message = _health(backend)
     return {
-        "status": status,
-        "message": message,
+        **_state(cluster, backend),
         "version": record.version,
         "code_hash": record.code_hash,
         "application": record.application,
@@ -142,14 +140,22 @@ def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
             "target_replicas": 0,
             "replicas": [],
         }
-    status, message = _health(backend)
     return {
-        "status": status,
-        "message": message,
+        **_state(cluster, backend),
         "version": backend.record.version,
         "target_replicas": backend.wanted,
         "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
+
+
+def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
+    status, message = _health(backend)
+    shown = {"status": status, "message": message}
+    if failure := cluster.autoscaler.policy_failure(backend.record.tag):
+        shown["policy_failure"] = failure.strip().rpartition("\n")[2]
+        told = f"its autoscaling policy failed, so the target stays: {shown['policy_failure']}"
+        shown["message"] = f"{message}; {told}" if message else told
+    return shown
 
 
 def _health(backend: Backend) -> tuple[str, str]:

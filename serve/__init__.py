@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from greenroom.serve import absent
+
 if TYPE_CHECKING:
     from greenroom.serve.api import (
         delete,
@@ -72,10 +74,15 @@ _MODULES = {
     "api",
 )
 
+absent.install()
+
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.
+    importlib.import_module("starlette.requests")
+    importlib.import_module("starlette.responses")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -72,7 +72,7 @@ def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
         ours = session.use(dataclasses.replace(ours.settings, http=options))
     ours.ensure_running()
     if http_options is not None and (dropped := ours.lacks(options, _named(http_options))):
-        told = ", ".join(f"{name}={getattr(options, name)!r}" for name in dropped)
+        told = "; ".join(dropped)
         warnings.warn(
             f"serve.start: the system runs already, with the options of its start; not taken: "
             f"{told}. To change any, stop it first",

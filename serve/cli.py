@@ -108,7 +108,9 @@ def _capacity(function: F) -> F:
             "--resources", metavar="NAME=VALUE,...", help="Your own, and labels: disk=2,zone=a."
         ),
         click.option("--memory", type=float, metavar="BYTES", help="Memory [what there is]."),
-        click.option("--num-gpus", type=float, help="GPUs [what there is]."),
+        click.option(
+            "--num-gpus", type=float, help="GPUs, which are only counted [what there is]."
+        ),
         click.option("--num-cpus", type=float, help="CPUs that replicas may take [what there is]."),
     ):
         function = flag(function)
@@ -188,11 +190,10 @@ def start(block: bool, **flags: Any) -> None:
     from greenroom.actors.forking import uncollected
 
     with uncollected():
+        from greenroom.actors.settings import given_fields
         from greenroom.serve import starting
 
-    options = flags.keys() - {"state_dir", "admin_port"}  # which say only which system is meant
-    has_options = any(flags[name] is not None for name in options)
-    starting.start(_settings(flags), block=block, has_options=has_options)
+    starting.start(_settings(flags), block=block, given=given_fields(**flags))
 
 
 @main.command()
@@ -214,13 +215,15 @@ def run(
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
+    from greenroom.actors.settings import given_fields
     from greenroom.serve import commands, running
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
     settings = _settings(flags)
     source = commands.Source(**named)
-    running.run(settings, source, reload=reload, non_blocking=non_blocking)
+    given = given_fields(**flags)
+    running.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
 @main.command()

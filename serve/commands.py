@@ -45,16 +45,13 @@ def connected(settings: HostSettings) -> Iterator[Connection]:
 
 def shutdown(settings: HostSettings) -> None:
     """Delete everything, stop the system and delete its state."""
-    goals: list[str] = []
     with Progress("stopping"):
         with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
-            goals = operations.delete_everything(connection, system.STOP_TIMEOUT_S)
+            operations.delete_everything(connection, system.STOP_TIMEOUT_S)
             if len(operations.read_report(connection).get("hosts") or ()) > 1:
                 stop_all = operations.new(StopCluster, forget=True)
                 connection.request(stop_all, timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)
-    for goal in goals:
-        click.echo(f"deleted: goal {goal}")
     click.echo("stopped; its state is deleted" if stopped else "nothing was running")
 
 

@@ -114,7 +114,7 @@ def deployment(
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count``, ``logging_config``,
     ``allow_method_header`` (True: HTTP requests may name a method in X-Serve-Call-Method), and
     ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory`` and
-    ``resources``.
+    ``resources``. These amounts are counted and nothing more: ``num_gpus`` assigns no device.
     """
 
     def decorate(target: Callable[..., Any]) -> Deployment:

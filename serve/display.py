@@ -103,12 +103,13 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         problems += [
             _told(f"deployment {deployment!r} of {name!r}", state)
             for deployment, state in application["deployments"].items()
-            if state["status"] not in _HEALTHY
+            if state["status"] not in _HEALTHY or state.get("policy_failure")
         ]
     problems += [
         _told(f"backend {tag!r}", state)
         for tag, state in report.get("backends", {}).items()
-        if not state.get("application") and state["status"] not in (*_HEALTHY, "DELETING")
+        if not state.get("application")
+        and (state["status"] not in (*_HEALTHY, "DELETING") or state.get("policy_failure"))
     ]
     return problems
 

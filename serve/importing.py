@@ -6,15 +6,15 @@ import difflib
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 
 from greenroom.actors.callables import is_users
+from greenroom.actors.tracebacks import users_traceback
 from greenroom.core.config import validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.build import not_an_application
@@ -71,6 +71,9 @@ def forget_modules(app_dir: Path) -> None:
 def _import(name: str, target: str, folder: str) -> ModuleType:
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         raise InvalidRequestError(f"{target!r}: expected MODULE or MODULE:ATTRIBUTE{_hint(name)}")
+    # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.
+    importlib.import_module("starlette.requests")
+    importlib.import_module("starlette.responses")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -97,19 +100,8 @@ def _not_found(name: str, missing: str, folder: str) -> str:
 
 
 def _failed(name: str, error: BaseException) -> ImportFailedError:
-    trace = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
     told = f"{type(error).__name__}: {error}".rstrip(": ")
-    return ImportFailedError(f"importing {name!r} failed: {told}", trace)
-
-
-def _users(trace: TracebackType | None) -> TracebackType | None:
-    """Skip the frames of ours and of importlib at the top of a traceback."""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if file != __file__ and "importlib" not in file:
-            break
-        trace = trace.tb_next
-    return trace
+    return ImportFailedError(f"importing {name!r} failed: {told}", users_traceback(error))
 
 
 def _attribute(module: ModuleType, attribute: str) -> Any:
@@ -170,9 +162,8 @@ def _call_builder(builder: Any, what: str, arguments: Mapping[str, str]) -> Any:
     except GreenroomError:
         raise
     except Exception as error:  # the user's function may do anything
-        trace = "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))
         text = f"calling {what} failed: {type(error).__name__}: {error}"
-        raise ImportFailedError(text, trace) from error
+        raise ImportFailedError(text, users_traceback(error)) from error
 
 
 def _parameters(builder: Any) -> list[inspect.Parameter]:

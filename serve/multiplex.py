@@ -13,12 +13,12 @@ import asyncio
 import functools
 import inspect
 import sys
-import traceback
 import weakref
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from greenroom.actors import held_models, user_context
+from greenroom.actors.tracebacks import users_traceback
 from greenroom.serve.per_instance import PerInstance
 
 __all__ = ["get_multiplexed_model_id", "multiplexed"]
@@ -185,8 +185,8 @@ class _Cache:
                 last = [model]
                 del model
                 await asyncio.to_thread(last.clear)  # which runs __del__ if nobody uses it
-        except Exception:  # it is gone for the cache all the same, and the next load goes on
-            trace = traceback.format_exc()
+        except Exception as error:  # it is gone for the cache, and the next load goes on
+            trace = users_traceback(error)
             print(f"unloading the model {model_id!r}:\n{trace}", file=sys.stderr)  # noqa: T201
 
 

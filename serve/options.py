@@ -17,6 +17,7 @@ from greenroom.core.validation import problems_in
 M = TypeVar("M", bound=BaseModel)
 
 _OWN = ("name", "version", "actor_options", "ray_actor_options")
+_CLOSE = 0.8  # a slip of the pen; what is less alike is another word
 _KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
 _HINTS = {
     "route_prefix": "give it to serve.run(app, route_prefix=...)",
@@ -70,7 +71,7 @@ def _unknown(given: Mapping[str, Any]) -> list[str]:
     problems = []
     for name in given:
         if name not in _KNOWN:
-            near = difflib.get_close_matches(name, _KNOWN, n=1)
+            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=_CLOSE)
             hint = _HINTS.get(name) or (f"did you mean {near[0]}?" if near else "")
             problems.append(f"{name}: no such option" + (f"; {hint}" if hint else ""))
     return problems

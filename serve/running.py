@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,7 @@ from greenroom.serve.commands import Source, bring_up, print_line
 from greenroom.serve.display import Progress
 from greenroom.serve.importing import forget_modules
 from greenroom.serve.logs import Logs
-from greenroom.serve.starting import interrupt_on_terminate
+from greenroom.serve.starting import check_same, interrupt_on_terminate
 from greenroom.serve.watching import Watcher
 
 
@@ -37,10 +38,12 @@ class Starting:
         self._started = executor.submit(system.start, settings, on_progress=self._progress.say)
         executor.shutdown(wait=False)
 
-    def wait(self) -> None:
-        """Wait until the system is ready; StartError."""
+    def wait(self, given: Collection[str]) -> None:
+        """Wait until the system is ready; StartError, or GreenroomError as of check_same."""
         with self._progress:
-            self._started.result()
+            started = self._started.result()
+        if not started and self._settings.address is None:
+            check_same(self._settings, given)
 
     def undo(self) -> None:
         """Stop the system if this has started it."""
@@ -50,8 +53,18 @@ class Starting:
                     system.stop(self._settings)
 
 
-def run(settings: HostSettings, source: Source, *, reload: bool, non_blocking: bool) -> None:
-    """Deploy an application and follow its logs until Ctrl-C; undo then what this has started."""
+def run(
+    settings: HostSettings,
+    source: Source,
+    *,
+    reload: bool,
+    non_blocking: bool,
+    given: Collection[str] = (),
+) -> None:
+    """Deploy an application and follow its logs until Ctrl-C; undo then what this has started.
+
+    ``given`` are the settings of the system that were asked for.
+    """
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
         starting = Starting(settings)
@@ -59,7 +72,7 @@ def run(settings: HostSettings, source: Source, *, reload: bool, non_blocking: b
         if reload:
             sys.dont_write_bytecode = True  # two edits within a second would look the same to it
         application = source.load()
-        starting.wait()
+        starting.wait(given)
         connection = Connection.open(settings)
         undo.callback(connection.close)
         logs = Logs(settings.logs_dir, f"replica-{_file_name(source.name)}#*.log")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from typing import Any
 from greenroom.actors import system
 from greenroom.actors.admin_messages import DeleteApplication
 from greenroom.actors.connection import Connection
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.settings import HostSettings, differences, read_settings
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import GreenroomError, NotRunningError
 from greenroom.serve import operations
@@ -51,11 +52,13 @@ class Session:
         return self.settings.address is not None or system.is_running(self.settings)
 
     def lacks(self, options: HTTPOptions, names: Iterable[str]) -> list[str]:
-        """Return which of the named options the system may lack: it has those of its start."""
-        own = self.settings.http if self._started else None
-        return sorted(
-            name for name in names if own is None or getattr(own, name) != getattr(options, name)
-        )
+        """Say which of the named options the system does not have, as far as is known here."""
+        address = self.settings.address
+        running = None if address is not None else system.running_environ(self.settings)
+        if running is None:
+            return sorted(f"{name}={getattr(options, name)!r}" for name in names)
+        wanted = dataclasses.replace(self.settings, http=options)
+        return differences(wanted, running, {f"http.{name}" for name in names})
 
     def connect(self) -> Connection:
         """Return the connection, opened if need be; NotRunningError when nothing runs."""

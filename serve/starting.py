@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import click
 
 from greenroom.actors import system
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.settings import HostSettings, differences, read_settings
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.display import Progress
 
@@ -43,22 +43,20 @@ def interrupt_on_terminate() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-_RUNNING = "already running"
-_WITH_OTHERS = "already running, with the options of its start; to change any, stop it first"
-
-
-def start(settings: HostSettings, *, block: bool, has_options: bool = False) -> None:
+def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -> None:
     """Start this host's system; with ``block``, stay until Ctrl-C and stop it then.
 
-    ``has_options`` where it was asked for with some, which one that runs already does not take.
+    ``given`` are the settings that it was asked for with. GreenroomError where one that runs
+    already has others.
     """
     if block:
         interrupt_on_terminate()
     with Progress() as progress:  # no thread before the host process was forked
         started = system.start(settings, on_progress=progress.say, is_command=True)
+    if not started:
+        check_same(settings, given)
     where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
-    running = _WITH_OTHERS if has_options else _RUNNING
-    click.echo(f"started: {where}" if started else running)
+    click.echo(f"started: {where}" if started else "already running")
     if not block:
         return
     try:
@@ -66,6 +64,16 @@ def start(settings: HostSettings, *, block: bool, has_options: bool = False) -> 
     except KeyboardInterrupt:
         if started:
             stop(settings)
+
+
+def check_same(settings: HostSettings, given: Collection[str]) -> None:
+    """Raise GreenroomError where this host's system runs with other settings than ``given``."""
+    running = system.running_environ(settings)
+    if running and (unlike := differences(settings, running, given)):
+        raise GreenroomError(
+            f"already running with other settings: {'; '.join(unlike)} as asked for. To change "
+            "them, stop it first with `greenroom stop`"
+        )
 
 
 def stop(settings: HostSettings) -> None:

@@ -15,7 +15,7 @@ import pytest
 from greenroom import serve
 from greenroom.serve import operations
 from greenroom.serve.config import BackendConfig
-from greenroom.serve.exceptions import GreenroomError
+from greenroom.serve.exceptions import GreenroomError, NotRunningError
 from tests.support.systems import RunningSystem, alive, wait_until
 
 
@@ -53,6 +53,20 @@ def backend(client: serve.Client, name: str) -> Iterator[Callable[..., str]]:
             client.delete_endpoint(endpoint)
     for tag in tags:
         client.wait_for_goal(client.delete_backend(tag, force=True), 20)
+
+
+def test_a_closed_client_says_that_it_is_closed(running: RunningSystem) -> None:
+    address = f"127.0.0.1:{running.settings.admin_port}"
+    client = serve.Client.connect(address)
+    client.close()
+    client.close()
+    for use in (client.list_backends, client.status, lambda: client.get_handle("a")):
+        began_at = time.monotonic()
+        with pytest.raises(NotRunningError, match=r"connection .* was closed; open another"):
+            use()
+        assert time.monotonic() - began_at < 1
+    with serve.Client.connect(address) as other:
+        other.list_backends()
 
 
 def test_a_backend_and_an_endpoint_serve_until_they_are_deleted(

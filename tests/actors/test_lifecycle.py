@@ -65,6 +65,24 @@ def test_a_second_start_changes_nothing(own_system: RunningSystem) -> None:
     assert own_system.get() == (200, b"7")
 
 
+def test_a_start_with_other_settings_than_those_that_run_fails_and_says_which(
+    own_system: RunningSystem,
+) -> None:
+    port = own_system.settings.http.port
+    state = ["--state-dir", str(own_system.settings.state_dir)]
+
+    def start(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "greenroom.serve.cli", "start", *state, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with patched_environ(own_system.settings.to_environ()):
+        assert start("--http-port", str(port)).stdout == "already running\n"
+        other = start("--http-port", "9", "--http-workers", "7")
+    assert other.returncode == 1
+    told = f"http_port is {port}, not 9; http_workers is {own_system.settings.http.workers}, not 7"
+    assert told in other.stderr
+
+
 def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     started, statuses, errors = [], [], []

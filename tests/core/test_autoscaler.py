@@ -563,6 +563,19 @@ def test_a_policy_that_fails_is_counted_and_told_and_the_target_stays(given: Any
     assert world.target() == 4
 
 
+def test_status_says_that_a_policy_fails_until_it_answers_again() -> None:
+    world, question = custom_world()
+    answer(world, question, error="Traceback ...\nZeroDivisionError: division by zero")
+    shown = status.backends(world.cluster)["a"]
+    assert shown["policy_failure"] == "ZeroDivisionError: division by zero"
+    assert "its autoscaling policy failed, so the target stays: Zero" in shown["message"]
+    world.run(2)
+    answer(world, world.sent(AskPolicy)[-1], replicas=1)
+    shown = status.backends(world.cluster)["a"]
+    assert (shown["status"], shown["message"]) == ("HEALTHY", "")
+    assert "policy_failure" not in shown
+
+
 # --- What is told -------------------------------------------------------------------------------
 
 

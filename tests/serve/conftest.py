@@ -203,6 +203,7 @@ class FakeSystem:
         self.calls = []
         self.start_error = None
         self.settings = None
+        self.environ = None  # of its start, where that is known
 
     def start(self, settings, *, on_progress=lambda _: None, is_command=False):
         self.calls.append("start")
@@ -211,6 +212,8 @@ class FakeSystem:
             raise self.start_error
         on_progress("starting the controller")
         started, self.running = not self.running, True
+        if started:
+            self.environ = settings.to_environ()
         return started
 
     def stop(self, settings, *, forget=False):
@@ -221,6 +224,9 @@ class FakeSystem:
 
     def is_running(self, settings):
         return self.running
+
+    def running_environ(self, settings):
+        return self.environ if self.running else None
 
     def open(self, settings, *, timeout_s=5.0):
         self.settings = settings
@@ -233,7 +239,7 @@ class FakeSystem:
 def system(monkeypatch, tmp_path):
     """Return a FakeSystem, in place of the real one for this test."""
     fake = FakeSystem()
-    for name in ("start", "stop", "is_running"):
+    for name in ("start", "stop", "is_running", "running_environ"):
         monkeypatch.setattr(systems, name, getattr(fake, name))
     monkeypatch.setattr(connections.Connection, "open", fake.open)
     monkeypatch.setattr(session, "_current", None)

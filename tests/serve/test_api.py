@@ -181,7 +181,7 @@ def test_a_system_that_runs_keeps_its_http_options_and_what_is_dropped_is_named(
     serve.run(Adder.bind(), name="a")
     serve.start(http_options={"port": 9000})
     serve.start()
-    with pytest.warns(UserWarning, match=r"not taken: workers=2\. To change any, stop it") as told:
+    with pytest.warns(UserWarning, match=r"workers is 1, not 2\. To change any, stop it") as told:
         serve.start(http_options={"port": 9000, "workers": 2})
     assert told[0].filename == __file__
     assert system.calls == ["start"]

@@ -83,7 +83,66 @@ def test_start_starts_once(invoke, system):
     assert (system.settings.http.port, system.settings.admin_port) == (9000, 1901)
     assert system.settings.state_dir.name == "here"
     assert invoke("start").output == "already running\n"
-    assert "to change any, stop it first" in invoke("start", "--http-cors", "*").output
+
+
+FLAGS = {
+    "--http-host": ("127.0.0.2", "127.0.0.3"),
+    "--http-port": ("9000", "9001"),
+    "--http-workers": ("2", "3"),
+    "--http-cors": ("*", "http://a"),
+    "--http-middlewares": ("a:B", "a:C"),
+    "--http-middlewares-dir": (".", "/"),
+    "--http-root-path": ("/a", "/b"),
+    "--http-request-timeout-s": ("5", "6"),
+    "--http-keep-alive-timeout-s": ("5.0", "6"),
+    "--http-header-timeout-s": ("5", "6"),
+    "--http-max-body-bytes": ("none", "6"),
+    "--http-body-timeout-s": ("5", "6"),
+    "--http-max-websocket-message-bytes": ("5", "6"),
+    "--http-ssl-certfile": ("c.pem", "d.pem"),
+    "--http-ssl-keyfile": ("k.pem", "l.pem"),
+    "--admin-port": ("1901", "1902"),
+    "--bind": ("10.0.0.2", "10.0.0.3"),
+    "--host-name": ("one", "two"),
+    "--num-cpus": ("2", "3"),
+    "--num-gpus": ("2", "3"),
+    "--memory": ("2", "3"),
+    "--resources": ("a=1,zone=x", "a=1,zone=y"),
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_start_with_other_flags_than_those_of_a_system_that_runs_fails(invoke, system, flag):
+    same, other = FLAGS[flag]
+    assert invoke("start", flag, same).exit_code == 0
+    for words in (["start"], ["start", flag, same]):
+        again = invoke(*words)
+        assert (again.exit_code, again.output) == (0, "already running\n")
+    for words in (["start", flag, other], ["run", "demo", "--non-blocking", flag, other]):
+        result = invoke(*words)
+        if result.exit_code == 2:
+            assert words[0] == "run", result.output  # which has fewer flags
+            continue
+        assert result.exit_code == 1
+        name = flag[2:].replace("-", "_")
+        assert f"already running with other settings: {name} is " in result.stderr
+        assert "stop it first with `greenroom stop`" in result.stderr
+    assert system.running
+
+
+def test_the_environment_counts_as_what_start_was_asked_for(invoke, system, monkeypatch):
+    invoke("start", "--http-port", "9000")
+    monkeypatch.setenv("GREENROOM_HTTP_PORT", "9001")
+    result = invoke("start")
+    assert result.exit_code == 1
+    assert "http_port is 9000, not 9001 as asked for" in result.stderr
+    assert invoke("start", "--http-port", "9000").exit_code == 0
+
+
+def test_relative_paths_of_http_flags_are_meant_from_the_folder_of_the_command(invoke, system):
+    invoke("start", "--http-ssl-certfile", "c.pem", "--http-ssl-keyfile", "../k.pem")
+    assert system.settings.http.ssl_certfile == str(Path("c.pem").absolute())
+    assert system.settings.http.ssl_keyfile == str(Path.cwd().parent / "k.pem")
 
 
 def test_start_takes_what_other_hosts_need(invoke, system, tmp_path):
@@ -379,7 +438,7 @@ def test_stop_and_shutdown_say_what_they_did(invoke, running):
     assert invoke("stop").output == "nothing was running\n"
     running.running = True
     shown = invoke("shutdown").output
-    assert shown == "deleted: goal goal-delete\nstopped; its state is deleted\n"
+    assert shown == "stopped; its state is deleted\n"
     assert running.calls == ["stop", "stop", "forget"]
 
 
@@ -392,6 +451,19 @@ def healthy_host():
         "proxy": {"pid": 11, "state": "RUNNING"},
         "front": {"pid": 12, "url": "http://127.0.0.1:8000", "workers": [13]},
     }
+
+
+def test_status_names_a_policy_that_fails_and_is_1(invoke, running):
+    running.controller.report |= {"hosts": [healthy_host()]}
+    invoke("deploy", "demo")
+    deployment = running.controller.applications["default"]["deployments"]["Model"]
+    deployment["message"] = "its autoscaling policy failed, so the target stays: KeyError: 'a'"
+    deployment["policy_failure"] = "KeyError: 'a'"
+    result = invoke("status")
+    assert result.exit_code == 1
+    told = " ".join(result.output.split())
+    assert "deployment 'Model' of 'default' is HEALTHY: its autoscaling policy failed" in told
+    assert "KeyError: 'a'" in told
 
 
 def test_status_shows_tables_and_is_0_when_all_is_healthy(invoke, running):

@@ -60,6 +60,13 @@ def test_num_replicas_none_means_one():
     assert serve.deployment(num_replicas=3)(Plain).options(num_replicas=None).num_replicas == 1
 
 
+@pytest.mark.parametrize("name", ["runtime_config", "config", "max_concurrency"])
+def test_only_an_option_that_is_close_is_suggested_for_an_unknown_one(name):
+    with pytest.raises(InvalidRequestError) as caught:
+        serve.deployment(**{name: 1})(Plain)
+    assert str(caught.value).endswith(f"{name}: no such option")
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -1,0 +1,86 @@
+"""Tracebacks show the user's frames and those of the libraries that user code called."""
+
+import builtins
+import importlib
+import json
+import threading
+
+import cloudpickle
+import pytest
+
+from greenroom import serve
+from greenroom.actors.tracebacks import users_traceback
+from greenroom.actors.user_code import UserCode
+from greenroom.serve.exceptions import InvalidRequestError
+
+
+class FailsInALibrary:
+    def __init__(self):
+        self.config = json.loads("{")
+
+
+class FailsInOurs:
+    def __init__(self):
+        serve.get_deployment_handle("")
+
+
+class Chained:
+    def __init__(self):
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise LookupError("no weights") from error
+
+
+class Imports:
+    def __init__(self):
+        importlib.import_module("nothing_of_that_name")
+
+
+class Grouped:
+    def __init__(self):
+        try:
+            serve.get_deployment_handle("")
+        except ValueError as error:
+            kind = getattr(builtins, "ExceptionGroup", None)  # from Python 3.11 on
+            raise kind("several", [error]) if kind else LookupError("several") from None
+
+
+def failure_of(target):
+    code = UserCode(lambda callback: callback())
+    code.start()
+    failed = []
+    done = threading.Event()
+
+    def loaded(failure):
+        failed.append(failure)
+        done.set()
+
+    code.load(cloudpickle.dumps((target, (), {})), None, loaded)
+    assert done.wait(10)
+    code.end()
+    return failed[0]
+
+
+@pytest.mark.parametrize("target", [FailsInALibrary, FailsInOurs, Chained, Imports, Grouped])
+def test_the_error_of_a_constructor_shows_no_frames_of_ours(target):
+    trace = failure_of(target).traceback
+    assert f"in {target.__name__}.__init__" in trace or "in __init__" in trace
+    assert __file__ in trace
+    files = [line for line in trace.splitlines() if line.lstrip(" |+-").startswith("File ")]
+    assert not [line for line in files if "/serve/" in line.replace("/tests/serve/", "")]
+    assert not [line for line in files if "user_code.py" in line or "<frozen importlib" in line]
+    assert __file__ in files[0], trace  # nothing before the user's own
+
+
+def test_frames_of_libraries_that_user_code_called_are_shown():
+    assert "json/decoder.py" in failure_of(FailsInALibrary).traceback
+    assert failure_of(Chained).traceback.count("Traceback (most recent call last)") == 2
+
+
+def test_an_error_of_ours_alone_has_its_text():
+    with pytest.raises(InvalidRequestError) as caught:
+        serve.get_app_handle("")
+    told = users_traceback(caught.value)
+    assert "name=''" in told
+    assert "serve/api.py" not in told

@@ -1,0 +1,92 @@
+"""What code that was written for Ray Serve relies on beyond the API."""
+
+import subprocess
+import sys
+
+import pytest
+
+from greenroom.serve.importing import load_application
+
+STARLETTE = """
+import starlette
+from greenroom import serve
+
+@serve.deployment
+class Model:
+    async def __call__(self, request: starlette.requests.Request) -> starlette.responses.Response:
+        return starlette.responses.PlainTextResponse(request.url.path)
+
+app = Model.bind()
+"""
+ABSENT = ["drivers", "metrics", "llm", "dag", "http_adapters", "grpc_util", "request_router"]
+
+
+def run(source, *arguments):
+    command = [sys.executable, "-c", source, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+
+def test_import_starlette_alone_is_enough_in_a_script():
+    result = run(STARLETTE)
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_starlette_alone_is_enough_in_a_module_that_a_command_loads(app_dir):
+    (app_dir / "models.py").write_text(
+        "import starlette\ndef path(request: starlette.requests.Request): return request.url.path\n"
+    )
+    (app_dir / "mine.py").write_text("import models\n" + STARLETTE)
+    source = (
+        "import pathlib, sys; from greenroom.serve.importing import load_application as load\n"
+        "load('mine', pathlib.Path(sys.argv[1]), {})"
+    )
+    result = run(source, str(app_dir))
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
+    (app_dir / "mine.py").write_text(STARLETTE)
+    stored = tmp_path / "code"
+    build = (
+        "import pathlib, sys; from greenroom.serve.importing import load_application as load\n"
+        "from greenroom.serve.build import build\n"
+        "built = build(load('mine', pathlib.Path(sys.argv[1]), {}), 'a')\n"
+        "pathlib.Path(sys.argv[2]).write_bytes(built.deployments[0].code)"
+    )
+    assert run(build, str(app_dir), str(stored)).returncode == 0
+    replica = (
+        "import pathlib, sys, threading\n"
+        "from greenroom.actors.user_code import UserCode\n"
+        "code, loaded, told = UserCode(lambda call: call()), threading.Event(), []\n"
+        "code.start()\n"
+        "done = lambda failure: (told.append(failure), loaded.set())\n"
+        "code.load(pathlib.Path(sys.argv[1]).read_bytes(), None, done)\n"
+        "assert loaded.wait(20) and told == [None], told\n"
+        "assert {'starlette.requests', 'starlette.responses'} <= set(sys.modules)\n"
+        "code.end()"
+    )
+    result = run(replica, str(stored))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", ABSENT)
+@pytest.mark.parametrize("how", ["import greenroom.serve.{}", "from greenroom.serve import {}"])
+def test_a_module_of_ray_serves_that_is_not_here_says_what_to_use_instead(name, how):
+    with pytest.raises(ImportError, match=rf"no greenroom\.serve\.{name}; in place of .* use \w"):
+        exec(how.format(name))
+
+
+def test_names_within_such_a_module_say_so_too():
+    with pytest.raises(ImportError, match="prometheus_client in the replica"):
+        from greenroom.serve.metrics import Counter  # noqa: F401, PLC0415
+
+
+def test_a_module_that_nobody_has_is_not_found_as_ever():
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'greenroom\.serve\.nonesuch'"):
+        import greenroom.serve.nonesuch  # noqa: F401, PLC0415
+
+
+def test_a_command_that_imports_one_shows_it(app_dir):
+    (app_dir / "mine.py").write_text("from greenroom.serve.drivers import DAGDriver\n")
+    with pytest.raises(Exception, match="an ingress deployment that calls the handles"):
+        load_application("mine", app_dir, {})
