@@ -266,7 +266,8 @@ class ThreadPort(Port):
         return (
             f"no actor system answers on port {self.admin_port} of this host to user "
             f"{os.geteuid()}; start one with `greenroom start`, or name its port with "
-            "GREENROOM_ADMIN_PORT; one of another user answers only them"
+            "GREENROOM_ADMIN_PORT; "
+            + (self.trouble().reason or "one of another user answers only them")
         )
 
     def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import secrets
 import socket
 from typing import Any
+
+from greenroom.actors.transport.sockets import is_listening, names_taken
 
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT = 1900  # Thespian's default
@@ -91,18 +94,17 @@ def host_of_admin(port: int) -> str:
     """Return the host in the address of this machine's admin of that port.
 
     Where the environment does not say, the kernel does, as it knows all names of the network
-    namespace: a command need not be told to which address the system was bound.
+    namespace: a command need not be told to which address the system was bound. Names that only
+    processes of other users listen at count for nothing.
     """
     if os.environ.get("GREENROOM_BIND"):
         return own_host()
-    before, after = _own_names()[1:], f":{port}"
-    found = set()
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as sockets:
-        for line in sockets:
-            name = line.rstrip("\n").partition("@")[2]
-            if name.startswith(before) and name.endswith(after):
-                found.add(name[len(before) : -len(after)])
-    return LOOPBACK if LOOPBACK in found or not found else min(found)
+    admins = re.compile(f"{_own_names()}([0-9.]+):{port}(/[^/]+)?".encode())
+    found = (admins.fullmatch(name) for name in names_taken())
+    hosts = {each[1].decode() for each in found if each is not None}
+    names = [ProcessAddress(host, port).socket_name for host in sorted(hosts - {LOOPBACK})]
+    here = is_listening([ProcessAddress(LOOPBACK, port).socket_name, *names])
+    return LOOPBACK if here is None else here[len(_own_names()) : -len(f":{port}")].decode()
 
 
 def host_towards(gate: ProcessAddress) -> str:

@@ -62,6 +62,19 @@ class Admission:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
         self._say("refused the connection with", source, Trouble(reason, is_refusal=True))
 
+    def refused_here(self, user: int, process: int, target: ProcessAddress | None = None) -> None:
+        """Say that a process of this host, but not of this user, was refused; or only count it.
+
+        With ``target`` it listens at the name of that one.
+        """
+        if target is not None:
+            reason = f"process {process} there is of user {user}, and answers only that user"
+            self._note(target.text, Trouble(reason))
+        if self._is_worth_a_line(f"user {user}", "not this user"):
+            logger.warning(
+                "refused a connection of user %d, process %d: not this user", user, process
+            )
+
     def gave_up(self, target: str, reason: str) -> None:
         """Say that ``target``, an address, cannot be reached; or only count it."""
         self._say("gave up", target, Trouble(reason))
@@ -71,13 +84,19 @@ class Admission:
         return self._troubles.get(f"{gate.host}:{gate.port}", Trouble())
 
     def _say(self, what: str, address: str, trouble: Trouble) -> None:
+        self._note(address, trouble)
+        if self._is_worth_a_line(address.rpartition(":")[0], trouble.reason):
+            logger.warning("%s %s: %s", what, address, trouble.reason)
+
+    def _note(self, address: str, trouble: Trouble) -> None:
         if len(self._troubles) >= MAX_TROUBLES:
             self._troubles.clear()
         self._troubles[address] = trouble
-        if self._refusals.say(address.rpartition(":")[0], trouble.reason, self._loop.time()):
-            logger.warning("%s %s: %s", what, address, trouble.reason)
+
+    def _is_worth_a_line(self, source: str, reason: str) -> bool:
         if self._summary is None:
             self._summary = self._loop.call_later(WINDOW_S, self._sum_up)
+        return self._refusals.say(source, reason, self._loop.time())
 
     def close(self) -> None:
         """Forget everything."""

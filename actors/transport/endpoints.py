@@ -19,7 +19,7 @@ from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.envelopes import Envelope
 from greenroom.actors.transport.identity import Identity
 from greenroom.actors.transport.release import own_release
-from greenroom.actors.transport.sockets import tcp_listener
+from greenroom.actors.transport.sockets import is_listening, tcp_listener
 
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
@@ -155,10 +155,5 @@ class Naming:
 
     @staticmethod
     def probeAdmin(address: Any) -> bool:
-        """Return whether something listens where the admin should."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            try:
-                sock.connect(address.addressDetails.socket_name)
-            except OSError:
-                return False
-        return True
+        """Return whether a process of this user listens where the admin should."""
+        return is_listening([address.addressDetails.socket_name]) is not None

@@ -17,7 +17,12 @@ from greenroom.actors.transport.identity import RefusedError
 from greenroom.actors.transport.key_files import Keys
 from greenroom.actors.transport.listener import Listener
 from greenroom.actors.transport.routes import ROUTE_SIZE, read_route, write_routed
-from greenroom.actors.transport.sockets import is_ours, local_socket, prepare_tcp, tcp_listener
+from greenroom.actors.transport.sockets import (
+    credentials_of,
+    local_socket,
+    prepare_tcp,
+    tcp_listener,
+)
 from greenroom.actors.transport.strangers import Allowance
 
 ACCEPTS_PER_PASS = 32
@@ -63,16 +68,17 @@ class Gate:
         for caller in list(self._callers):
             caller.close()
 
-    def _accept(self, sock: socket.socket, name: object) -> None:
+    def _accept(self, sock: socket.socket, name: object) -> bool:
         try:
             prepare_tcp(sock)
         except OSError:  # gone already
             sock.close()
-            return
+            return True
         assert isinstance(name, tuple), name
         caller = Caller(self, sock, f"{name[0]}:{name[1]}")
         self._callers.add(caller)
         self.admission.came(caller, caller.source)
+        return True
 
     def left(self, caller: Caller) -> None:
         """Forget a caller, who is gone or handed over."""
@@ -92,7 +98,7 @@ class Gate:
         with local_socket(socket.SOCK_SEQPACKET) as door:
             try:
                 door.connect(target.door_name)
-                found = is_ours(door)
+                found = credentials_of(door).is_ours
             except ConnectionRefusedError:
                 found = False
             sock.send(write_routed(route, key, found=found))

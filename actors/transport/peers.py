@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
-from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.admission import Admission, Trouble
 from greenroom.actors.transport.channel import Channel, Stream
 from greenroom.actors.transport.dialing import Dialing
 from greenroom.actors.transport.events import (
@@ -39,14 +39,19 @@ from greenroom.actors.transport.events import (
 from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.handshake import Role
 from greenroom.actors.transport.identity import Identity
-from greenroom.actors.transport.listener import Listener
+from greenroom.actors.transport.listener import listen_here
 from greenroom.actors.transport.network import Network
 from greenroom.actors.transport.peer import Peer, Shell
 from greenroom.actors.transport.protocol import Connection
 from greenroom.actors.transport.remote import Remote
 from greenroom.actors.transport.session import MESSAGE_COST, Limits, Session
 from greenroom.actors.transport.sessions import Sessions
-from greenroom.actors.transport.sockets import is_ours, local_listener, local_socket
+from greenroom.actors.transport.sockets import (
+    Credentials,
+    local_listener,
+    own_connection,
+    own_listener,
+)
 from greenroom.actors.transport.tls import Securing
 
 logger = logging.getLogger(__name__)
@@ -83,8 +88,10 @@ class Peers:
         self._at_end: list[Callable[[], None]] = []
         self._in_turn = False
         self._turn_due = False
-        listener = local_listener(address.socket_name)
-        self._listener = Listener(loop, listener, self._accepted)
+        self.admission = Admission(loop)
+        listen = own_listener if address.is_admin else local_listener
+        listener = listen(address.socket_name)
+        self._listener = listen_here(loop, listener, self.admission, self._accepted)
         self._remote: Remote | None = None
         if network is not None:
             try:
@@ -139,7 +146,7 @@ class Peers:
 
     def trouble_with(self, address: ProcessAddress) -> Trouble:
         """Return why the host of ``address`` could not be reached the last time."""
-        return Trouble() if self._remote is None else self._remote.admission.trouble_with(address)
+        return self.admission.trouble_with(address)
 
     def write(self, address: ProcessAddress) -> None:
         """Write what was sent to ``address`` now, if it is connected, not at the turn's end."""
@@ -218,6 +225,7 @@ class Peers:
         self._listener.close()
         if self._remote is not None:
             self._remote.close()
+        self.admission.close()
         for channel in list(self._channels.values()):
             channel.close()
         for peer in self._peers.values():
@@ -291,7 +299,7 @@ class Peers:
         peer.retry = None
         try:
             if peer.address.host == self.address.host:
-                self._dial_here(peer, local_socket())
+                self._dial_here(peer)
             elif self._remote is not None and peer.address.host != LOOPBACK:
                 self._remote.dial(peer)
             else:
@@ -301,27 +309,23 @@ class Peers:
             logger.warning("cannot dial %s: %s", peer.address, error)
             peer.retry = self.loop.call_later(LAST_RETRY_S, self.dial, peer)
 
-    def _dial_here(self, peer: Peer, sock: socket.socket) -> None:
+    def _dial_here(self, peer: Peer) -> None:
+        strangers: list[Credentials] = []
         try:
-            sock.connect(peer.address.socket_name)
+            sock = own_connection(
+                peer.address.socket_name, strangers, may_be_beside=peer.address.is_admin
+            )
         except BlockingIOError:  # its backlog is full
-            sock.close()
             peer.retry = self.loop.call_later(BACKLOG_RETRY_S, self.dial, peer)
-        except OSError:
-            sock.close()
+        except ConnectionRefusedError:
             self.died(peer)
         else:
-            if is_ours(sock):
-                self._start(sock, Role.DIALER, peer)
-            else:
-                sock.close()
-                self.died(peer)
+            self._start(sock, Role.DIALER, peer)
+        for pid, uid in strangers:
+            self.admission.refused_here(uid, pid, peer.address)
 
-    def _accepted(self, sock: socket.socket, _name: object) -> None:
-        if is_ours(sock):
-            self._start(sock, Role.ACCEPTOR, None)
-        else:
-            sock.close()
+    def _accepted(self, sock: socket.socket) -> None:
+        self._start(sock, Role.ACCEPTOR, None)
 
     def _start(self, sock: socket.socket, role: Role, peer: Peer | None) -> None:
         self.start(sock, role, peer).open()
@@ -338,7 +342,7 @@ class Peers:
     def turned_away(self, channel: Channel, reason: str) -> None:
         """End a channel whose peer broke the rules, or did not authenticate in time; say why."""
         if channel.source and self._remote is not None and not channel.has_ended:
-            self._remote.admission.refused(channel.source, reason)
+            self.admission.refused(channel.source, reason)
         else:
             # A probe, or one of two that were dialed at once; whoever is left without says so.
             level = logging.DEBUG if channel.has_ended else logging.WARNING
@@ -360,8 +364,8 @@ class Peers:
             return  # ended already
         self._heard.pop(channel, None)
         channel.close()
-        if channel.source and self._remote is not None:
-            self._remote.admission.left(channel)
+        if channel.source:
+            self.admission.left(channel)
         peer = channel.peer
         if peer is None or self._peers.get(peer.address.text) is not peer:
             return
@@ -438,8 +442,8 @@ class Peers:
                 logger.warning("refused a connection: %s", error)
                 self._ended(channel)
                 return
-        if channel.source and self._remote is not None:
-            self._remote.admission.left(channel)
+        if channel.source:
+            self.admission.left(channel)
         peer.session = session
         peer.channels.add(channel)
         channel.peer = peer

@@ -24,16 +24,15 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
-from greenroom.actors.transport.admission import Admission
 from greenroom.actors.transport.channel import Channel, Stream
 from greenroom.actors.transport.dialing import Dialing
 from greenroom.actors.transport.gate import Gate
 from greenroom.actors.transport.handshake import NONCE_SIZE, Role
 from greenroom.actors.transport.identity import RefusedError
-from greenroom.actors.transport.listener import Listener
+from greenroom.actors.transport.listener import Listener, listen_here
 from greenroom.actors.transport.network import Network
 from greenroom.actors.transport.routes import ROUTE_SIZE, read_route
-from greenroom.actors.transport.sockets import is_ours, local_listener, tcp_socket
+from greenroom.actors.transport.sockets import local_listener, tcp_socket
 from greenroom.actors.transport.tls import Securing, TlsSocket
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Remote:
         self._loop: asyncio.AbstractEventLoop = peers.loop
         self._own = peers.address
         self._network = network
-        self.admission = Admission(self._loop)
+        self.admission = peers.admission
         self._securing: set[Securing] = set()  # those who dialed us
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
         self._begun: dict[Channel, bytes] = {}  # under which key
@@ -69,7 +68,7 @@ class Remote:
             )
         else:
             door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
-            self._door = Listener(self._loop, door, self._handed_over)
+            self._door = listen_here(self._loop, door, self.admission, self._handed_over)
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets that are no channel's."""
@@ -92,14 +91,10 @@ class Remote:
             each.cancel()
         if self._look is not None:
             self._look.cancel()
-        self.admission.close()
 
     # --- In -----------------------------------------------------------------------------------
 
-    def _handed_over(self, gate: socket.socket, _name: object) -> None:
-        if not is_ours(gate):
-            gate.close()
-            return
+    def _handed_over(self, gate: socket.socket) -> None:
         self._handed[gate.fileno()] = gate
         self._loop.add_reader(gate.fileno(), self._read_handed, gate)
 

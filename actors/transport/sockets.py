@@ -1,11 +1,24 @@
-"""Unix and TCP sockets, and whose process is at the other end."""
+"""Unix and TCP sockets, and whose process is at the other end.
+
+Names in the abstract namespace are free for any user to take. So whoever connects asks the kernel
+whose process is there, and an admin, whose name is known before it starts, listens *beside* its
+name where another user has that: at the name with a random end, which /proc/net/unix shows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import logging
 import os
+import re
+import secrets
 import socket
 import struct
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +29,8 @@ BACKLOG = 1024
 SILENCE_S = 2.0
 _PROBE_EVERY_S = 1
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_LISTENS = re.compile(rb"[0-9a-f]+: [0-9A-F]+ 0+ 00010000 0001 01 +[0-9]+ @(.+)\n")
+ASK_S, ASK_AGAIN_S = 1.0, 0.005
 NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
@@ -29,6 +44,105 @@ def local_socket(kind: int = socket.SOCK_STREAM) -> socket.socket:
 def local_listener(name: bytes, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Listen at a name in the abstract namespace; OSError when it is taken."""
     return _listening(local_socket(kind), name)
+
+
+def own_listener(name: bytes) -> socket.socket:
+    """Listen at an admin's name, or beside it where another user has it.
+
+    OSError when a process of this user has it. May block for ``ASK_S``.
+    """
+    try:
+        return local_listener(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        holder = _holder_of(name)
+        if holder is not None and holder.is_ours:
+            raise
+        who = "another process" if holder is None else f"user {holder.uid}, process {holder.pid}"
+        shown = name.replace(b"\0", b"@").decode()
+        logger.warning("%s has taken the name %s; listening beside it", who, shown)
+        return local_listener(beside(name, secrets.token_hex(8)))
+
+
+def beside(name: bytes, end: str) -> bytes:
+    """Return a name for who cannot have ``name``."""
+    return name + b"/" + end.encode()
+
+
+def own_connection(
+    name: bytes, strangers: list[Credentials] | None = None, *, may_be_beside: bool = True
+) -> socket.socket:
+    """Connect to the process of this user that listens at a name, or beside it.
+
+    ``strangers`` gets those of other users who do. BlockingIOError where there may be one with too
+    much to accept; ConnectionRefusedError where there is none; OSError without a socket.
+    """
+    is_full = False
+    for each in itertools.chain([name], _names_beside(name) if may_be_beside else ()):
+        sock = local_socket()
+        try:
+            sock.connect(each)
+            holder = credentials_of(sock)
+            if holder.is_ours:
+                return sock
+            if strangers is not None:
+                strangers.append(holder)
+        except BlockingIOError:
+            is_full = True
+        except OSError:
+            pass
+        sock.close()
+    if is_full:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+def is_listening(names: Iterable[bytes]) -> bytes | None:
+    """Return the first of some admins' names that a process of this user listens at, or beside.
+
+    May block for ``ASK_S``: somebody may be there with too much to accept.
+    """
+    asked, deadline = list(names), time.monotonic() + ASK_S
+    while asked:
+        full = []
+        for name in asked:
+            try:
+                own_connection(name).close()
+            except BlockingIOError:
+                full.append(name)
+            except OSError:
+                continue
+            else:
+                return name
+        asked = full if time.monotonic() < deadline else []
+        if asked:
+            time.sleep(ASK_AGAIN_S)
+    return None
+
+
+def names_taken() -> Iterator[bytes]:
+    """Return the names in the abstract namespace that processes listen at, of whatever user."""
+    with open("/proc/net/unix", "rb") as table:
+        for line in table:  # a name can have anything in it, so believe none of them
+            found = _LISTENS.match(line)
+            if found is not None:
+                yield b"\0" + found[1]
+
+
+def _names_beside(name: bytes) -> Iterator[bytes]:
+    return (each for each in names_taken() if each.startswith(name + b"/"))
+
+
+def _holder_of(name: bytes) -> Credentials | None:
+    """Return who listens at a name, None where that cannot be told; may block for ``ASK_S``."""
+    deadline = time.monotonic() + ASK_S
+    while time.monotonic() < deadline:
+        with local_socket() as sock, contextlib.suppress(OSError):
+            sock.connect(name)
+            return credentials_of(sock)
+        time.sleep(ASK_AGAIN_S)  # it may have been bound just now, or have much to accept
+    return None
 
 
 def tcp_listener(host: str, port: int) -> socket.socket:
@@ -60,14 +174,23 @@ def prepare_tcp(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
 
 
-def is_ours(sock: socket.socket) -> bool:
-    """Return whether the kernel says that the peer is of this process's user."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    if uid == os.geteuid():
-        return True
-    logger.warning("refused a connection of user %d, process %d: not this user", uid, pid)
-    return False
+class Credentials(NamedTuple):
+    """Whose process a peer was when it connected or listened."""
+
+    pid: int
+    uid: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of this process's user."""
+        return self.uid == os.geteuid()
+
+
+def credentials_of(sock: socket.socket) -> Credentials:
+    """Return what the kernel says of the peer of a Unix socket."""
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return Credentials(pid, uid)
 
 
 def _listening(sock: socket.socket, name: bytes | tuple[str, int]) -> socket.socket:

@@ -31,6 +31,7 @@ from greenroom.serve import operations
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
+from tests.support.another_user import NOBODY, another_user
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 NAME = "victim"
@@ -437,6 +438,34 @@ def test_a_state_dir_without_permission_to_write_is_refused(tmp_path: Path) -> N
     assert text.startswith("StartError: ")
     assert str(state) in text
     assert "--state-dir" in text
+
+
+SQUAT = """
+squatters = [socket.socket(socket.AF_UNIX) for _ in sys.argv[1:]]
+for squatter, name in zip(squatters, sys.argv[1:]):
+    squatter.bind(chr(0) + name)
+    squatter.listen()
+print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_system_starts_and_is_found_where_another_user_has_taken_its_names(
+    tmp_path: Path,
+) -> None:
+    running = RunningSystem(tmp_path / "state")
+    port = running.settings.admin_port
+    names = [f"greenroom-{os.geteuid()}/{host}:{port}" for host in ("127.0.0.1", "10.0.0.1")]
+    with another_user(SQUAT, *names):
+        running.start()
+        try:
+            assert running.greenroom("status").returncode == 0
+            assert f"user {NOBODY}, process" in (running.settings.logs_dir / "host.log").read_text()
+        finally:
+            running.stop()
+        told = running.greenroom("status")
+        assert told.returncode == 1
+        assert f"is of user {NOBODY}, and answers only that user" in told.stderr
 
 
 def allow_open_files(soft: int, hard: int) -> None:

@@ -233,15 +233,15 @@ def test_a_peer_whose_backlog_is_full_delays_no_other_and_gets_all_later(world, 
 def test_a_process_without_descriptors_dials_when_it_has_some(world, monkeypatch):
     monkeypatch.setattr(peers_module, "LAST_RETRY_S", 0.01)
     one, other = world.process(), world.process()
-    sockets = [OSError(errno.EMFILE, "too many open files")] * 2
-    local_socket = peers_module.local_socket
+    failures = [OSError(errno.EMFILE, "too many open files")] * 2
+    local_socket = sockets.local_socket
 
     def scarce():
-        if sockets:
-            raise sockets.pop()
+        if failures:
+            raise failures.pop()
         return local_socket()
 
-    monkeypatch.setattr(peers_module, "local_socket", scarce)
+    monkeypatch.setattr(sockets, "local_socket", scarce)
     one.send(other)
     world.until(lambda: one.done)
     assert other.bodies == [b"hello"]
@@ -251,7 +251,7 @@ def test_a_peer_that_hangs_up_at_once_is_dialed_later_and_later(world):
     one = world.process()
     address = drawn_address(HOST)
     calls = []
-    with closing(peers_module.local_socket()) as rude:
+    with closing(sockets.local_socket()) as rude:
         rude.bind(address.socket_name)
         rude.listen()
 

@@ -1,0 +1,122 @@
+"""What a process of another user can do to ours over Unix sockets: nothing that matters."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+
+import pytest
+from thespian.actors import ActorAddress
+
+from greenroom.actors.transport import admission, strangers
+from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin
+from greenroom.actors.transport.endpoints import Naming
+from greenroom.actors.transport.sockets import own_listener
+from tests.support.another_user import NOBODY, another_user
+from tests.transport.worlds import HOST
+
+SQUATS = {
+    "listens": "squatter.listen(5)",
+    "never listens": "pass",
+    "has a full backlog": """
+squatter.listen(0)
+waiting = socket.socket(socket.AF_UNIX)
+waiting.connect(name)
+""",
+}
+SQUAT = """
+name = sys.argv[1].replace("@", chr(0))
+squatter = socket.socket(socket.AF_UNIX)
+squatter.bind(name)
+{how}
+print("ready", flush=True)
+time.sleep(60)
+"""
+FLOOD = """
+name = sys.argv[1].replace("@", chr(0))
+print("ready", flush=True)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(name)
+        except OSError:
+            time.sleep(0.001)
+"""
+
+
+def shown(address):
+    return address.socket_name.decode().replace("\0", "@")
+
+
+@contextmanager
+def squatter(address, how="listens"):
+    with another_user(SQUAT.format(how=SQUATS[how]), shown(address)) as process:
+        yield process
+
+
+@pytest.fixture
+def admin(port):
+    return ProcessAddress(HOST, port)
+
+
+@pytest.mark.parametrize("how", SQUATS)
+def test_an_admin_whose_name_another_user_has_taken_is_reached_all_the_same(
+    world, admin, how, caplog
+):
+    with squatter(admin, how):
+        server, client = world.process(address=admin), world.process()
+        client.send(server)
+        world.until(lambda: client.done)
+        server.send(client, b"back")
+        world.until(lambda: client.bodies == [b"back"])
+        assert Naming.probeAdmin(ActorAddress(admin))
+        assert host_of_admin(admin.number) == HOST
+    if how == "listens":
+        assert f"user {NOBODY}, process" in caplog.text
+        assert shown(admin) in caplog.text
+    later = world.process()
+    later.send(server)
+    world.until(lambda: later.done)
+
+
+def test_what_another_user_listens_at_is_no_admin(world, admin, caplog):
+    elsewhere = ProcessAddress("10.1.2.3", admin.number)
+    with squatter(admin), squatter(elsewhere):
+        assert not Naming.probeAdmin(ActorAddress(admin))
+        assert host_of_admin(admin.number) == HOST
+        client = world.process()
+        client.send(admin)
+        world.until(lambda: client.dead)
+    assert f"user {NOBODY}, process" in caplog.text
+
+
+def test_the_name_of_an_own_admin_is_not_taken_twice(world, admin):
+    world.process(address=admin)
+    with pytest.raises(OSError, match="in use"):
+        own_listener(admin.socket_name)
+
+
+def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, monkeypatch):
+    for module in (admission, strangers):
+        monkeypatch.setattr(module, "WINDOW_S", 1.0)
+    one, other = world.process(), world.process()
+    began_at, longest_s = world.loop.time(), 0.0
+    with another_user(FLOOD, shown(other.address)), another_user(FLOOD, shown(other.address)):
+        while world.loop.time() < began_at + 2.5:
+            sent_at, count = world.loop.time(), len(one.done)
+            one.send(other)
+            world.until(lambda count=count: len(one.done) > count)
+            longest_s = max(longest_s, world.loop.time() - sent_at)
+            newcomer = world.process()  # whose connection waits behind those of the flood
+            newcomer.send(other)
+            world.until(lambda newcomer=newcomer: newcomer.done)
+            newcomer.peers.close()
+    refused = [each for each in caplog.messages if f"user {NOBODY}, process" in each]
+    assert 1 <= len(refused) <= 6  # in each window, of one user, one line
+    (more,) = {re.sub(r"\d+", "N", each) for each in caplog.messages} - {
+        re.sub(r"\d+", "N", each) for each in refused
+    }
+    assert more == "N more connections were refused or failed in the last N s, as the ones above"
+    assert longest_s < 1.0  # a machine that is busy with other things; some ms otherwise
