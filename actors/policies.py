@@ -27,6 +27,7 @@ from greenroom.actors.messages import Process
 from greenroom.actors.policy_process import HEADER, MAX_FRAME_BYTES, frame
 from greenroom.actors.processes import RunRecords, identify
 from greenroom.actors.settings import HostSettings
+from greenroom.core.backoff import pause_s
 from greenroom.core.cluster import Cluster
 from greenroom.core.effects import AskPolicy
 from greenroom.core.scaling_config import AutoscalingPolicy
@@ -221,9 +222,10 @@ class Policies:
         self._answer(backend, runner, {"error": why})
 
     def _note_failure(self, runner: _Runner) -> None:
-        pause_s = min(BACKOFF_S * 2.0**runner.failures, MAX_BACKOFF_S)
         runner.failures += 1
-        runner.start_at = time.monotonic() + pause_s
+        runner.start_at = time.monotonic() + pause_s(
+            runner.failures, BACKOFF_S, MAX_BACKOFF_S
+        )
 
     def _answer(self, backend: str, runner: _Runner, answer: Answer) -> None:
         question, runner.question = runner.question, None

@@ -53,6 +53,7 @@ from greenroom.actors.transport.sockets import (
     own_listener,
 )
 from greenroom.actors.transport.tls import Securing
+from greenroom.core.backoff import pause_s
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
 MAX_OVERFLOW = 256 * 1024 * 1024  # what may wait for one peer behind its window
 BACKLOG_RETRY_S = 0.005
 PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
-FIRST_RETRY_S, LAST_RETRY_S = 0.01, 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.02, 1.0
 
 
 class Peers:
@@ -382,7 +383,7 @@ class Peers:
         if channel.source and self._remote is not None:
             self._remote.ended_early(peer)
             return
-        delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
+        delay_s = pause_s(peer.failures, FIRST_RETRY_S, LAST_RETRY_S)
         peer.retry = self.loop.call_later(delay_s, self.dial, peer)
 
     def died(self, peer: Peer, *, is_certain: bool = True) -> None:

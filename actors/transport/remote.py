@@ -34,13 +34,14 @@ from greenroom.actors.transport.network import Network
 from greenroom.actors.transport.routes import ROUTE_SIZE, read_route
 from greenroom.actors.transport.sockets import local_listener, tcp_socket
 from greenroom.actors.transport.tls import Securing, TlsSocket
+from greenroom.core.backoff import pause_s
 
 if TYPE_CHECKING:
     from greenroom.actors.transport.peer import Peer
     from greenroom.actors.transport.peers import Peers
 
 GIVE_UP_S = 1.5  # after the first failure to reach a peer
-FIRST_RETRY_S, LAST_RETRY_S = 0.02, 0.5
+FIRST_RETRY_S, LAST_RETRY_S = 0.04, 0.5
 LOOK_AT_KEYS_S = 1.0
 ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
 
@@ -172,7 +173,7 @@ class Remote:
         if now - peer.failing_since >= GIVE_UP_S:
             self._dead(peer, reason, is_certain=False)
             return
-        delay_s = min(FIRST_RETRY_S * 2**peer.failures, LAST_RETRY_S)
+        delay_s = pause_s(peer.failures, FIRST_RETRY_S, LAST_RETRY_S)
         peer.retry = self._loop.call_later(delay_s, self._peers.dial, peer)
 
     # --- Both ways ----------------------------------------------------------------------------

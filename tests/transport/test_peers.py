@@ -268,6 +268,29 @@ def test_a_peer_that_hangs_up_at_once_is_dialed_later_and_later(world):
     world.until(lambda: one.dead, "nobody listens there any more")
 
 
+def test_a_peer_that_has_hung_up_for_hours_is_still_dialed_and_reached(world, monkeypatch):
+    monkeypatch.setattr(peers_module, "FIRST_RETRY_S", 1e-6)
+    monkeypatch.setattr(peers_module, "LAST_RETRY_S", 1e-6)  # hours in a second
+    one = world.process()
+    address = drawn_address(HOST)
+    calls = 0
+    with closing(peers_module.local_socket()) as rude:
+        rude.bind(address.socket_name)
+        rude.listen()
+
+        def hang_up():
+            nonlocal calls
+            calls += 1
+            rude.accept()[0].close()
+
+        world.loop.add_reader(rude.fileno(), hang_up)
+        one.send(address)
+        world.until(lambda: calls > 1_100)
+        assert not one.dead
+        world.loop.remove_reader(rude.fileno())
+    world.until(lambda: one.dead, "nobody listens there any more")
+
+
 def test_what_a_handler_raises_keeps_nothing_from_being_sent(world):
     one, other = world.process(), world.process()
 
