@@ -14,7 +14,7 @@ from greenroom.actors.messages import HttpCall
 from greenroom.actors.responses import AsgiReply
 from greenroom.actors.sockets import AsgiSocket, make_socket_scope
 from greenroom.actors.user_code import Reply
-from greenroom.core.errors import DeployFailedError
+from greenroom.core.errors import DeployFailedError, UnusableCodeError
 
 ASGI = {"version": "3.0", "spec_version": "2.4"}
 
@@ -31,12 +31,12 @@ class AppSource:
         return _takes(self._app_or_factory, 0)
 
     def app(self) -> ASGIApp:
-        """Return the app; DeployFailedError when what a factory made is none."""
+        """Return the app; UnusableCodeError when what a factory made is none."""
         if not self.is_factory:
             return self._app_or_factory
         app = self._app_or_factory()
         if not is_app(app):
-            raise DeployFailedError(
+            raise UnusableCodeError(
                 f"the factory given to serve.ingress returned a {type(app).__name__}, which is no "
                 "ASGI app: it must take scope, receive and send"
             )

@@ -59,7 +59,6 @@ class Connection:
         self._learns = False  # whether it is of another host, whose cluster's others may do too
         self._listing = ""  # the id of the request for the cluster's hosts
         self._repeats = Repeats(port.loop)
-        self._gone_since: float | None = None
         self._closed = False
         self._lock = threading.Lock()
         port.on(RequestReply, self._replied)
@@ -145,6 +144,8 @@ class Connection:
         self, future: Future[RequestReply], request: Request, timeout_s: float | None
     ) -> RequestReply:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # Of this request alone: what an earlier one has seen says nothing of the time since.
+        gone_since: float | None = None
         while True:
             left_s = None if deadline is None else deadline - time.monotonic()
             try:
@@ -159,7 +160,8 @@ class Connection:
                     f"{type(request).__name__} was not answered within {timeout_s:g} s"
                     f"{self._absence()}; it may have been carried out"
                 )
-            if self._gone_for() > GONE_S:
+            gone_since = None if self._port.is_answered() else gone_since or time.monotonic()
+            if gone_since is not None and time.monotonic() - gone_since > GONE_S:
                 raise NotRunningError(
                     f"the actor system on port {self._port.admin_port} is gone; see `greenroom "
                     "status`, or start it with `greenroom start`"
@@ -176,14 +178,6 @@ class Connection:
             self._listing = secrets.token_hex(16)
             request = ListHosts(request_id=self._listing)
             self._port.loop.send(self._controller.found[0], request)
-
-    def _gone_for(self) -> float:
-        """Return for how many seconds the actor system has not answered."""
-        if self._port.is_answered():
-            self._gone_since = None
-            return 0.0
-        self._gone_since = self._gone_since or time.monotonic()
-        return time.monotonic() - self._gone_since
 
     def _send(self, request_id: str) -> None:
         pending = self._pending.get(request_id)

@@ -163,7 +163,8 @@ class ReplicaReported(Message):
     ``queries_at`` is where it takes queries, once it has code.
     ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
-    traceback; ``exception`` that exception, cloudpickled where it can be.
+    traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
+    to start it again would end in the same way.
     """
 
     replica: str
@@ -175,6 +176,7 @@ class ReplicaReported(Message):
     ongoing: int = 0
     error: str = ""
     exception: bytes | None = None
+    lasts: bool = False
 
 
 @message

@@ -223,9 +223,7 @@ class Policies:
 
     def _note_failure(self, runner: _Runner) -> None:
         runner.failures += 1
-        runner.start_at = time.monotonic() + pause_s(
-            runner.failures, BACKOFF_S, MAX_BACKOFF_S
-        )
+        runner.start_at = time.monotonic() + pause_s(runner.failures, BACKOFF_S, MAX_BACKOFF_S)
 
     def _answer(self, backend: str, runner: _Runner, answer: Answer) -> None:
         question, runner.question = runner.question, None

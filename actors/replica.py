@@ -280,6 +280,7 @@ class Replica(LoopActor):
                 ongoing=0 if self._queries is None else self._queries.running,
                 error="" if failure is None else failure.traceback,
                 exception=None if failure is None else failure.exception,
+                lasts=failure is not None and failure.lasts,
             ),
             on_sent=then,
             on_failed=then,

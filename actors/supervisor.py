@@ -94,6 +94,7 @@ class Supervisor:
             ongoing=message.ongoing,
             error=message.error,
             exception=message.exception,
+            lasts=message.lasts,
         )
         if not known and message.state != "draining":
             self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))

@@ -42,10 +42,10 @@ from greenroom.actors.user_context import RunningQuery
 from greenroom.actors.user_loop import UserLoop
 from greenroom.core.errors import (
     PASSED_ON,
-    DeployFailedError,
     GreenroomError,
     InvalidRequestError,
     UnsupportedResultError,
+    UnusableCodeError,
 )
 from greenroom.core.tickets import SOCKET
 
@@ -77,6 +77,7 @@ class Failure(NamedTuple):
     text: str  # type and message
     traceback: str
     exception: bytes | None  # cloudpickled, where it can be, and where it is an Exception
+    lasts: bool = False  # whether it is of a kind that another try does not mend
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -90,7 +91,7 @@ class Failure(NamedTuple):
                 pickle.loads(pickled)  # many exceptions pickle and then cannot be made again
             except Exception:  # any user type may fail in any way; the text goes without it
                 pickled = None
-        return cls(text, trace, pickled)
+        return cls(text, trace, pickled, isinstance(error, UnusableCodeError))
 
 
 class Reply(RunningQuery):
@@ -266,10 +267,10 @@ class UserCode:
             import_starlette()
         try:
             target, args, kwargs = cloudpickle.loads(code)
-        except DeployFailedError:
+        except UnusableCodeError:
             raise  # see lost_code
         except Exception as error:
-            raise DeployFailedError(
+            raise UnusableCodeError(
                 f"the deployment's code cannot be unpickled on host {read_settings().host_name!r}: "
                 f"{type(error).__name__}: {error}; is everything that it imports installed there?"
             ) from error
@@ -300,7 +301,7 @@ class UserCode:
     async def _call_reconfigure(self, user_config: Any) -> None:
         method = getattr(self._callable, "reconfigure", None)
         if method is None:
-            raise DeployFailedError(
+            raise UnusableCodeError(
                 "user_config is set, but the deployment has no reconfigure(user_config) method"
             )
         await self._invoke("reconfigure", method, (user_config,))
@@ -470,11 +471,11 @@ class _Lost:
 
 
 def _raise_lost(text: str) -> None:
-    raise DeployFailedError(text)
+    raise UnusableCodeError(text)
 
 
 def lost_code(text: str) -> bytes:
-    """Return what stands for code that is lost: to load it raises DeployFailedError(``text``)."""
+    """Return what stands for code that is lost: to load it raises UnusableCodeError(``text``)."""
     return pickle.dumps(_Lost(text))
 
 

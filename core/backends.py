@@ -33,7 +33,8 @@ SILENT_START_S = 30.0  # a process that has not reported by then is taken for br
 KILL_MARGIN_S = 1.0  # past the drain time, before SIGKILL
 SILENT_EXIT_S = 5.0  # past that; one that has never reported is then taken for gone
 RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
-TRIES_PER_REPLICA = 3  # Ray Serve's rule: min(max_constructor_retry_count, 3 * num_replicas)
+MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
+MAX_ENDS_PER_UPDATE = 3  # of replicas that ran, one after the other; then the update is taken back
 MAX_MISSED_CHECKS = 3
 
 
@@ -140,7 +141,16 @@ class Backend(Placing):
         """Why a replica has no room, and the last error, while they are not overcome; else ''."""
         if self.record.failure or self.settled:
             return self.record.failure
-        return "; ".join(filter(None, (self.waiting, self.retries.last_error)))
+        return "; ".join(filter(None, (self.waiting, self._last_error)))
+
+    @property
+    def _last_error(self) -> str:
+        error, failures = self.retries.last_error, self.retries.failures
+        if not failures:
+            return error
+        of_how_many = f" of {self._tries}" if self._may_be_given_up else ""
+        last_line = error.strip().rpartition("\n")[2]
+        return f"{failures}{of_how_many} tries to start it have failed, the last one: {last_line}"
 
     def table(self) -> BackendTable:
         """Return what routers are told."""
@@ -174,8 +184,9 @@ class Backend(Placing):
         error: str,
         exception: bytes | None,
         now: float,
+        lasts: bool = False,
     ) -> None:
-        """Take a replica's report of itself."""
+        """Take a replica's report of itself; ``lasts`` is of an error that no other try mends."""
         replica = self.replicas.get(tag)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.LOST}:
             return
@@ -190,7 +201,7 @@ class Backend(Placing):
             self._refused(replica, config_id, error, exception)
         replica.config_id = max(config_id, replica.config_id)
         if replica.state is ReplicaState.STARTING:
-            self._start_reported(replica, state, error, exception, now)
+            self._start_reported(replica, state, error, exception, now, lasts=lasts)
 
     def _refused(
         self, replica: Replica, config_id: int, error: str, exception: bytes | None
@@ -204,30 +215,40 @@ class Backend(Placing):
         self.update(update_failure=error, exception=exception)
 
     def _start_reported(
-        self, replica: Replica, state: str, error: str, exception: bytes | None, now: float
+        self,
+        replica: Replica,
+        state: str,
+        error: str,
+        exception: bytes | None,
+        now: float,
+        *,
+        lasts: bool,
     ) -> None:
-        replica.ask_at = now + self.config.health_check_period_s
+        replica.ask_at, since = now + self.config.health_check_period_s, replica.since
         if state == "running":
             replica.move(ReplicaEvent.STARTED, now)
+            if replica.release == self.record.release and not self.record.served:
+                self.update(served=True)
         elif state in {"failed", "draining"}:
             replica.move(ReplicaEvent.FAILED, now)
             if state == "failed":
-                self._failed(replica, error, exception, now)
+                self._failed(replica, error, exception, since, now, lasts=lasts)
 
     def exited(self, tag: str, now: float) -> None:
         """Take note that a replica's process is gone."""
         replica = self.replicas.get(tag)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.SHOULD_START}:
             return
-        before, lived_s = replica.state, now - replica.since
+        before, since = replica.state, replica.since
         replica.recovering = False
         replica.move(ReplicaEvent.EXITED, now)
         if before is ReplicaState.STARTING:
-            self._failed(replica, "its process died while it was starting", None, now)
-        elif before is ReplicaState.RUNNING and self.updating:
-            self._failed(replica, "a replica's process died", None, now)
+            self._failed(replica, "its process died while it was starting", None, since, now)
         elif before is ReplicaState.RUNNING:
-            self.retries.died("a replica's process died", replica.host, lived_s, now)
+            error = "a replica's process died"
+            is_old = replica.release != self.record.release
+            self.retries.died(error, replica.host, since, now, old=is_old)
+            self._ended_amid_update(replica, error, since, now)
 
     def _came_up(self) -> None:
         self.retries.came_up()
@@ -235,16 +256,44 @@ class Backend(Placing):
         if not self.record.ran:
             self.update(ran=True)
 
-    def _failed(self, replica: Replica, error: str, exception: bytes | None, now: float) -> None:
+    def _failed(
+        self,
+        replica: Replica,
+        error: str,
+        exception: bytes | None,
+        began_at: float,
+        now: float,
+        *,
+        lasts: bool = False,
+    ) -> None:
+        """Count a failed start, and give the release up that has failed so often and never ran."""
         error = self.placement.told_at(replica.host, error)
         if replica.release != self.record.release:
-            self.retries.old_failed(error, replica.host, now)
+            self.retries.old_failed(error, replica.host, began_at, now)
             return
-        self.retries.failed(error, replica.host, now)
-        tried = releases.surge(self.wanted) if self.updating else self.wanted
-        limit = min(self.config.max_constructor_retry_count, TRIES_PER_REPLICA * max(tried, 1))
-        if not self.record.ran and self.retries.failures >= limit and not self.record.failure:
+        self.retries.failed(error, replica.host, began_at, now)
+        tries = min(self._tries, MAX_UNUSABLE_TRIES) if lasts else self._tries
+        if self._may_be_given_up and self.retries.failures >= tries:
             self._give_up(error, exception)
+
+    @property
+    def _tries(self) -> int:
+        return self.config.max_constructor_retry_count
+
+    @property
+    def _may_be_given_up(self) -> bool:
+        """Whether there is a release to go back to, or none of whose replicas has ever run."""
+        if self.record.failure or self.record.ran:
+            return False
+        return not self.record.served or releases.fallback(self.record) is not None
+
+    def _ended_amid_update(self, replica: Replica, error: str, since: float, now: float) -> None:
+        """Go back from a release whose replicas start, and are lost one after the other."""
+        if replica.release != self.record.release or releases.fallback(self.record) is None:
+            return
+        self.retries.ended_amid_update(replica.host, since, now)
+        if self.retries.ended >= min(self._tries, MAX_ENDS_PER_UPDATE):
+            self._give_up(self.placement.told_at(replica.host, error), None)
 
     def _give_up(self, error: str, exception: bytes | None) -> None:
         earlier = releases.fallback(self.record)
@@ -328,9 +377,9 @@ class Backend(Placing):
         for replica in self.replicas.values():
             silent = replica.state is ReplicaState.STARTING and not replica.reported
             if silent and now >= replica.since + SILENT_START_S:
-                replica.recovering = False
+                replica.recovering, since = False, replica.since
                 replica.move(ReplicaEvent.FAILED, now)
-                self._failed(replica, "its process did not report", None, now)
+                self._failed(replica, "its process did not report", None, since, now)
                 effects.append(Kill(replica.tag))
         return effects
 
@@ -344,10 +393,9 @@ class Backend(Placing):
                 replica.missed_checks += 1
             if replica.missed_checks >= MAX_MISSED_CHECKS:
                 error = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
-                self.retries.last_error = error
+                self.retries.last_error, since = error, replica.since
                 replica.move(ReplicaEvent.RETIRE, now)
-                if self.updating:
-                    self._failed(replica, error, None, now)
+                self._ended_amid_update(replica, error, since, now)
 
     def _choose(self, now: float) -> None:
         self._start_due_at, self.waiting = float("inf"), ""

@@ -31,6 +31,10 @@ class DeployFailedError(GreenroomError):
     """A deployment could not be brought up; the earlier version, if any, still serves."""
 
 
+class UnusableCodeError(DeployFailedError):
+    """The code cannot be loaded, or is none that can be run; waiting would not mend that."""
+
+
 class StateNotSavedError(GreenroomError):
     """The state dir takes nothing more, so the change was not made; the text says why.
 
@@ -150,6 +154,7 @@ ERRORS_BY_KIND: dict[str, type[GreenroomError]] = {
         NotRunningError,
         StartError,
         DeployFailedError,
+        UnusableCodeError,
         StateNotSavedError,
         UnknownNameError,
         ConflictError,

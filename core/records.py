@@ -40,6 +40,7 @@ class BackendRecord:
     deleting: bool = False
     force: bool = False  # deleting without draining
     ran: bool = False  # all replicas of the newest release ran at once, at some time
+    served: bool = False  # at least one of them ran, at some time
     failure: str = ""  # why it was given up
     update_failure: str = ""  # why the last update was rolled back
     fallback_config: Mapping[str, Any] | None = None  # the last but this that all replicas took

@@ -89,7 +89,7 @@ def rolled_back(record: BackendRecord, to: Release, error: str) -> BackendRecord
 def as_never_run(record: BackendRecord) -> BackendRecord:
     """Return the record as if none of its releases had ever come up in full."""
     earlier = tuple(replace(release, ran=False) for release in record.earlier)
-    return replace(record, ran=False, earlier=earlier)
+    return replace(record, ran=False, served=False, earlier=earlier)
 
 
 def pruned(record: BackendRecord) -> BackendRecord:
@@ -123,6 +123,7 @@ def _with(
     return replace(
         record,
         fallback_config=None,
+        served=release.ran,
         release=release.number,
         earlier=tuple(earlier),
         outdated=outdated,

@@ -1,38 +1,57 @@
 """When a replica may be started after others have failed: soon at first, then less and less often.
 
 Failed starts are counted since the last success, apart for the newest release and for those before,
-so that old code that cannot start any more does not hold up the new. Deaths of running replicas
-count as a crash loop only where they come in quick succession. What died with its host is not
-counted: that says nothing of the code.
+so that old code that cannot start any more does not hold up the new. Those that were begun before
+another one failed count as one with that: a dependency that is down fails all of them at once.
+
+The death of a replica that ran says less of the code, for that had started: the first one is
+replaced at once, and no later one waits for longer than ``SERVED_BACKOFF_S``, however often it
+happens. Only what dies as soon as it runs, time after time, waits as failed starts do. What died
+with its host is not counted: that says nothing of the code.
 """
 
 from __future__ import annotations
 
+from greenroom.core.backoff import pause_s
+
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
+SERVED_BACKOFF_S = 1.0  # the longest pause of code that had started
 STABLE_S = 30.0  # a replica that ran this long was no crash loop
+BRIEF_S = 1.0  # one that ran for less has hardly served
+BRIEF_LIVES = 20  # so many of these in a row are let pass
 WITH_HOST_S = 3.0  # from a replica's end to that of its host: the one is heard of before the other
 
 
 class _Row:
     """Failures in a row; the first ``free`` ones are followed by a start at once."""
 
-    def __init__(self, free: int = 0) -> None:
+    def __init__(self, free: int = 0, most_s: float = MAX_BACKOFF_S) -> None:
         self.count = 0
         self.start_at = 0.0  # no new replica before
         self._free = free
-        self._recent: list[tuple[float, str]] = []  # when, and on which host
+        self._most_s = most_s
+        self._last_at = float("-inf")
+        self._recent: list[tuple[float, set[str]]] = []  # when, and on which hosts
 
-    def add(self, host: str, now: float) -> None:
-        self.count += 1
-        if self.count > self._free:
-            pause_s = BACKOFF_S * 2.0 ** (self.count - self._free - 1)
-            self.start_at = now + min(pause_s, MAX_BACKOFF_S)
+    def add(self, host: str, began_at: float, now: float) -> None:
+        """Count what began then and has failed now, unless it began before the last failure."""
         self._recent = [each for each in self._recent if each[0] >= now - WITH_HOST_S]
-        self._recent.append((now, host))
+        if began_at < self._last_at:
+            if self._recent:
+                self._recent[-1][1].add(host)
+            return
+        self.count += 1
+        self._last_at = now
+        self._recent.append((now, {host}))
+        if self.count > self._free:
+            self.start_at = now + pause_s(self.count - self._free, BACKOFF_S, self._most_s)
 
     def forgive(self, host: str, now: float) -> int:
-        kept = [(at, on) for at, on in self._recent if on != host or at < now - WITH_HOST_S]
+        kept = [
+            (at, hosts - {host} if at >= now - WITH_HOST_S else hosts) for at, hosts in self._recent
+        ]
+        kept = [(at, hosts) for at, hosts in kept if hosts]
         forgiven, self._recent = len(self._recent) - len(kept), kept
         if forgiven:
             self.count = max(self.count - forgiven, 0)
@@ -41,6 +60,31 @@ class _Row:
 
     def clear(self) -> None:
         self.count, self.start_at, self._recent = 0, 0.0, []
+        self._last_at = float("-inf")
+
+
+class _Failures:
+    """What has failed of one release, or of those before it."""
+
+    def __init__(self) -> None:
+        self.starts = _Row()
+        self.deaths = _Row(free=1, most_s=SERVED_BACKOFF_S)
+        self.brief_lives = _Row(free=BRIEF_LIVES)
+
+    @property
+    def rows(self) -> tuple[_Row, _Row, _Row]:
+        return self.starts, self.deaths, self.brief_lives
+
+    @property
+    def start_at(self) -> float:
+        return max(row.start_at for row in self.rows)
+
+    def died(self, host: str, began_at: float, now: float) -> None:
+        for row, long_s in ((self.deaths, STABLE_S), (self.brief_lives, BRIEF_S)):
+            if now - began_at > long_s:
+                row.clear()
+            else:
+                row.add(host, began_at, now)
 
 
 class Retries:
@@ -48,19 +92,23 @@ class Retries:
 
     def __init__(self) -> None:
         self.last_error = ""
-        self._newest = _Row()
-        self._old = _Row(free=1)
-        self._crashes = _Row(free=1)
+        self._newest, self._old = _Failures(), _Failures()
+        self._ended = _Row()  # replicas of the newest release that ran, while it may go back
 
     @property
     def failures(self) -> int:
-        """How many starts of the newest release have failed."""
-        return self._newest.count
+        """How many starts of the newest release have failed, those at the same time as one."""
+        return self._newest.starts.count
+
+    @property
+    def ended(self) -> int:
+        """How many replicas of the newest release ran, and were lost, amid its update."""
+        return self._ended.count
 
     @property
     def start_at(self) -> float:
         """Before when no new replica of the newest release is to start."""
-        return max(self._newest.start_at, self._crashes.start_at)
+        return self._newest.start_at
 
     @property
     def start_old_at(self) -> float:
@@ -69,39 +117,44 @@ class Retries:
 
     def begin_anew(self) -> None:
         """Forget what the newest release did: there is another one, or it is asked for again."""
-        self._newest.clear()
-        self._crashes.clear()
+        self._newest = _Failures()
+        self._ended.clear()
         self.last_error = ""
 
     def went_back(self) -> None:
         """Count an earlier release as the newest again."""
-        self._newest.clear()
-        self._newest.start_at = self._old.start_at
+        self._newest, self._old = self._old, _Failures()
+        self._ended.clear()
 
     def came_up(self) -> None:
         """Take note that everything runs; what crashes soon after it came up is still a loop."""
-        self._newest.clear()
-        self._old.clear()
+        self._newest.starts.clear()
+        self._ended.clear()
+        self._old = _Failures()
         self.last_error = ""
 
-    def failed(self, error: str, host: str, now: float) -> None:
-        """Count a failed start of the newest release."""
-        self._newest.add(host, now)
+    def failed(self, error: str, host: str, began_at: float, now: float) -> None:
+        """Count a failed start of the newest release, begun at ``began_at``."""
+        self._newest.starts.add(host, began_at, now)
         self.last_error = error
 
-    def old_failed(self, error: str, host: str, now: float) -> None:
-        """Count the end of a replica of an earlier release; the first one is replaced at once."""
-        self._old.add(host, now)
+    def old_failed(self, error: str, host: str, began_at: float, now: float) -> None:
+        """Count a failed start of an earlier release."""
+        self._old.starts.add(host, began_at, now)
         self.last_error = error
 
-    def died(self, error: str, host: str, lived_s: float, now: float) -> None:
-        """Count the death of a running replica; the first one is replaced at once."""
-        if lived_s > STABLE_S:
-            self._crashes.clear()
-        else:
-            self._crashes.add(host, now)
+    def died(
+        self, error: str, host: str, began_at: float, now: float, *, old: bool = False
+    ) -> None:
+        """Count the death of a replica that ran, of an earlier release if it is ``old``."""
+        (self._old if old else self._newest).died(host, began_at, now)
         self.last_error = error
+
+    def ended_amid_update(self, host: str, began_at: float, now: float) -> None:
+        """Count a replica that ran and was lost while its release may be taken back."""
+        self._ended.add(host, began_at, now)
 
     def host_lost(self, host: str, now: float) -> bool:
         """Count no more what has just died on a host that is lost; tell whether anything had."""
-        return sum(row.forgive(host, now) for row in (self._newest, self._old, self._crashes)) > 0
+        rows = (*self._newest.rows, *self._old.rows, self._ended)
+        return sum([row.forgive(host, now) for row in rows]) > 0

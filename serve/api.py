@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 import threading
 import warnings
@@ -19,6 +20,8 @@ from greenroom.serve.checks import check_name, check_path
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -54,7 +57,15 @@ def run(
     connection = ours.ensure_running()
     ours.deployed(name)
     folder = None if working_dir is None else check_path("working_dir", working_dir)
-    handle = operations.deploy(connection, target, name, route_prefix, logging, working_dir=folder)
+    handle = operations.deploy(
+        connection,
+        target,
+        name,
+        route_prefix,
+        logging,
+        on_wait=lambda told: logger.warning("waiting for %r: %s", name, told),
+        working_dir=folder,
+    )
     if blocking:
         _wait_for_interrupt(name)
     return handle

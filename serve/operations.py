@@ -66,8 +66,9 @@ def deploy(
 ) -> DeploymentHandle:
     """Bring an application up and wait for it; raises what its constructor raised.
 
-    ``logging_config`` is for the deployments without one. ``on_wait`` is told now and then what it
-    still waits for. ``working_dir`` is the folder that replicas get a copy of.
+    ``logging_config`` is for the deployments without one. ``on_wait`` is told what it still waits
+    for, when that is another thing than before. ``working_dir`` is the folder that replicas get a
+    copy of.
     """
     built, folder = build_in(working_dir, application, name, route_prefix)
     built = built.logging_as(logging_config)
@@ -83,9 +84,13 @@ def deploy(
             folders=missing,
         )
     )
-    if goal is not None and on_wait is not None:
-        _tell_while_waiting(connection, goal, name, on_wait)
-    wait_for_goal(connection, goal)
+    is_reached = (
+        goal is not None
+        and on_wait is not None
+        and _tell_while_waiting(connection, goal, name, on_wait)
+    )
+    if not is_reached:
+        wait_for_goal(connection, goal)
     return DeploymentHandle(built.ingress, name, client=connection.queries)
 
 
@@ -124,18 +129,21 @@ def missing_of(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
 
 def _tell_while_waiting(
     connection: Connection, goal: str, name: str, on_wait: Callable[[str], None]
-) -> None:
-    request = new(WaitForGoal, goal_id=goal)
+) -> bool:
+    """Return whether the goal is reached; whoever waits for a failed one is told in full."""
+    request, told = new(WaitForGoal, goal_id=goal), ""
     while True:
         try:
             connection.request(request, timeout_s=TELL_EVERY_S)
         except TimeoutError:
             application = read_report(connection)["applications"].get(name) or {}
-            on_wait(str(application.get("message") or ""))
+            before, told = told, str(application.get("message") or "")
+            if told != before:
+                on_wait(told)
         except DeployFailedError:
-            return  # whoever waits next is told in full
+            return False
         else:
-            return
+            return True
 
 
 def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:

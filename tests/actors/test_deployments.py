@@ -140,7 +140,7 @@ def test_an_exception_that_cannot_travel_is_told_as_text(deployed: Deployed) -> 
         deployed(raises.bind()).remote().result(10)
 
 
-@serve.deployment
+@serve.deployment(max_constructor_retry_count=2)
 class Raises:
     def __init__(self, path: str) -> None:
         raise LostWeightsError(path, 42)
@@ -197,7 +197,7 @@ def test_a_deployment_that_failed_can_be_deployed_again(deployed: Deployed) -> N
     assert deployed(Adder.bind(1)).remote(1).result(10) == 2
 
 
-@serve.deployment(num_replicas=2)
+@serve.deployment(num_replicas=2, max_constructor_retry_count=2)
 class Versioned:
     def __init__(self, version: str) -> None:
         if version == "bad":

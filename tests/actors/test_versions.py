@@ -49,7 +49,7 @@ def deployed(client: serve.Client, name: str) -> Iterator[Any]:
             init_args=[version],
             version=version,
             prev_version=prev_version,
-            config={"health_check_period_s": 1, **config},
+            config={"health_check_period_s": 1, "max_constructor_retry_count": 2, **config},
         )
         client.wait_for_goal(goal, DEADLINE_S)
 
@@ -350,7 +350,7 @@ FLAKY = """
 import os
 from greenroom import serve
 
-@serve.deployment
+@serve.deployment(max_constructor_retry_count=2)
 class Flaky:
     def __init__(self):
         if not os.path.exists("FLAG"):

@@ -142,7 +142,7 @@ def test_a_replica_from_zero_that_cannot_start_fails_the_backend_and_its_queries
     world = Scaled()
     world.request(scaled(code=BROKEN, min_replicas=0))
     world.set_load("a", 1)
-    world.run(60)
+    world.run(200)
     assert world.records["backend"]["a"].failure == "boom"
     assert world.table("backend/a").unavailable
     assert world.cluster.autoscaler.decisions("a") == []
@@ -300,7 +300,7 @@ def test_a_release_that_cannot_start_leaves_the_scale_and_the_load_may_grow_mean
     world.run(15)
     goal = world.request(deploy(BROKEN, max_replicas=3))
     world.set_load("app#d", 0, 20)
-    world.run(60)
+    world.run(200)
     assert world.goal_state(goal) == "failed"
     assert world.target("app#d") == 5, "five, the bound of the settings that it went back to"
     assert [p.code for p in world.running("app#d")] == [b"one"] * 5
@@ -312,13 +312,13 @@ def test_a_release_that_is_gone_back_to_has_its_own_way_of_scaling_again() -> No
     world.settle()
     world.request(deploy(BROKEN))
     assert world.target("app#d") == 2, "as many as there were"
-    world.run(60)
+    world.run(200)
     assert world.target("app#d") is None
     assert [process.code for process in world.running("app#d")] == [b"one"] * 2
     world.request(deploy(b"two", min_replicas=3))
     world.settle()
     world.request(ask.deploy("app", Spec("d", BROKEN, {"num_replicas": 1})))
-    world.run(60)
+    world.run(200)
     assert world.target("app#d") == 3
     assert len(world.running("app#d")) == 3
 
@@ -338,7 +338,7 @@ def test_code_deployed_at_zero_is_tried_by_the_first_query_and_rolled_back_if_it
     world.run(5)
     assert world.goal_state(goal) == "succeeded", "nothing runs, as is wanted"
     world.set_load("app#d", 1)
-    world.run(20)
+    world.run(200)
     assert [p.code for p in world.running("app#d")] == [b"one"]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from greenroom.core import status
 from greenroom.core.backends import (
     KILL_MARGIN_S,
     MAX_MISSED_CHECKS,
@@ -148,6 +149,40 @@ def test_replicas_that_keep_dying_are_replaced_more_and_more_slowly() -> None:
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8]
 
 
+def test_code_that_served_is_back_within_a_second_however_often_it_is_killed() -> None:
+    world = running_world(num_replicas=2)
+    for _ in range(15):
+        world.wait(1.5)
+        for process in world.running("b"):
+            world.die(process.tag)
+        died_at = world.now
+        world.flush()
+        while not any(state == "STARTING" for state in states(world)):
+            world.now = world.cluster.next_due_at()
+            world.flush()
+        assert world.now - died_at <= 1.0
+        world.settle()
+
+
+def test_replicas_that_are_killed_together_count_as_one_death() -> None:
+    world = running_world(num_replicas=5)
+    world.wait(1.5)
+    for process in world.running("b"):
+        world.die(process.tag)
+    world.flush()
+    assert states(world) == ["STARTING"] * 5, "the first death is replaced at once"
+
+
+def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None:
+    world = running_world()
+    for _ in range(60):
+        for process in world.running("b"):
+            world.die(process.tag)
+        died_at = world.now
+        world.settle()
+    assert world.now - died_at >= 10.0
+
+
 def test_a_replica_that_ran_for_long_is_no_crash_loop() -> None:
     world = running_world()
     for _ in range(3):
@@ -158,20 +193,23 @@ def test_a_replica_that_ran_for_long_is_no_crash_loop() -> None:
         world.settle()
 
 
-@pytest.mark.parametrize(
-    ("replicas", "retries", "tries"), [(1, 20, 3), (2, 20, 6), (1, 2, 2), (3, 1, 1)]
-)
-def test_code_that_cannot_start_is_given_up(replicas: int, retries: int, tries: int) -> None:
+@pytest.mark.parametrize(("replicas", "retries"), [(1, 20), (2, 20), (50, 20), (1, 2), (3, 1)])
+def test_code_that_cannot_start_is_given_up_after_so_many_tries(
+    replicas: int, retries: int
+) -> None:
     world = World()
     goal = world.request(
         ask.create("b", BROKEN, num_replicas=replicas, max_constructor_retry_count=retries)
     )
+    began_at, tries = world.now, 0
     while world.goal_state(goal) == "pending":
         world.flush()
+        tries += any(process.state == "starting" for process in world.processes.values())
         world.work()
-        world.now += 1.0
-    assert backend(world).retries.failures >= tries
-    assert backend(world).retries.failures < tries + replicas
+        world.now += 0.05
+    assert tries == retries
+    if retries == 20:
+        assert 120 < world.now - began_at < 150, "the pauses grow to ten seconds"
     assert world.cluster.goal(goal).error == "boom"
     assert world.cluster.goal(goal).exception == b"pickled boom"
     world.settle()
@@ -180,11 +218,46 @@ def test_code_that_cannot_start_is_given_up(replicas: int, retries: int, tries: 
     assert not backend(world).record.ran
 
 
+def test_a_deployment_whose_dependency_is_down_for_seconds_comes_up() -> None:
+    world = World()
+    goal = world.request(ask.create("b", BROKEN, num_replicas=30))
+    for _ in range(200):
+        world.flush()
+        world.work()
+        world.now += 0.1
+    shown = status.backends(world.cluster)["b"]
+    assert shown["status"] == "UPDATING"
+    assert shown["message"].endswith("of 20 tries to start it have failed, the last one: boom")
+    world.code[next(iter(world.code))] = b"its dependency is up"
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+    assert len(world.running("b")) == 30
+
+
+def test_what_has_served_is_not_given_up_though_it_never_came_up_in_full() -> None:
+    world = world_with(num_replicas=2, max_constructor_retry_count=2)
+    world.flush()
+    one, other = world.processes.values()
+    one.state, other.code = "running", BROKEN
+    world.report(one)
+    world.flush()
+    world.code[next(iter(world.code))] = BROKEN
+    world.boot()  # that is on disk
+    for _ in range(20):
+        world.flush()
+        world.work()
+        world.now += 10.0
+    assert not backend(world).record.failure
+    assert one in world.running("b")
+    assert "tries to start it have failed, the last one: boom" in backend(world).trouble
+
+
 def test_failed_starts_are_repeated_more_and_more_slowly() -> None:
     world = world_with(code=BROKEN, num_replicas=4)
     world.flush()
     starts = []
-    for _ in range(2):
+    for _ in range(9):
+        world.now += 0.01  # the constructors take their time
         world.work()
         world.flush()
         failed_at = world.now
@@ -192,7 +265,7 @@ def test_failed_starts_are_repeated_more_and_more_slowly() -> None:
             world.now = world.cluster.next_due_at()
             world.flush()
         starts.append(round(world.now - failed_at, 2))
-    assert starts == [0.8, 10.0]  # after 4 and after 8 failures
+    assert starts == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
 
 def test_a_process_that_dies_while_it_starts_counts_as_a_failed_start() -> None:
@@ -200,7 +273,7 @@ def test_a_process_that_dies_while_it_starts_counts_as_a_failed_start() -> None:
     world.flush()
     world.die(next(iter(world.processes)))
     world.flush()
-    assert backend(world).trouble == "its process died while it was starting"
+    assert backend(world).trouble.endswith("the last one: its process died while it was starting")
 
 
 def test_code_that_ran_once_is_never_given_up() -> None:
@@ -212,7 +285,7 @@ def test_code_that_ran_once_is_never_given_up() -> None:
         world.work()
         world.now += 10.0
     assert not backend(world).record.failure
-    assert backend(world).trouble == "boom"
+    assert backend(world).trouble.endswith("tries to start it have failed, the last one: boom")
 
 
 def test_creating_it_again_tries_again() -> None:
@@ -501,9 +574,19 @@ def test_a_replica_refuses_what_its_table_lacks() -> None:
 
 def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
     retries = Retries()
-    for _ in range(10):
-        retries.died("it died", "x", 31.0, 100.0)
+    for number in range(10):
+        retries.died("it died", "x", began_at=32.0 * number, now=32.0 * number + 31.0)
     assert retries.start_at == 0.0, "each one had run for long, and is replaced at once"
-    for _ in range(3):
-        retries.died("it died", "x", 29.0, 100.0)
-    assert retries.start_at == 100.2
+    for number in range(3):
+        began_at = 400.0 + 30.0 * number
+        retries.died("it died", "x", began_at=began_at, now=began_at + 29.0)
+    assert retries.start_at == began_at + 29.0 + 0.2
+
+
+def test_failures_without_end_overflow_nothing() -> None:
+    retries = Retries()
+    for now in range(0, 3_000, 1):
+        retries.failed("it failed", "x", began_at=now - 0.5, now=now)
+        retries.died("it died", "x", began_at=now - 0.5, now=now)
+        retries.old_failed("it failed", "x", began_at=now - 0.5, now=now)
+    assert retries.start_at == retries.start_old_at == now + 10.0

@@ -13,6 +13,7 @@ STATUSES = {
     "NotRunningError": 503,
     "StartError": 500,
     "DeployFailedError": 500,
+    "UnusableCodeError": 500,
     "StateNotSavedError": 507,
     "UnknownNameError": 404,
     "ConflictError": 409,

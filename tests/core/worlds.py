@@ -319,7 +319,7 @@ class World:
         self.now = end
         self.flush()
 
-    def settle(self, seconds: float = 120.0) -> None:
+    def settle(self, seconds: float = 300.0) -> None:
         """Let time pass until all is as it should be; fail when it does not come to that."""
         end = self.now + seconds
         while True:

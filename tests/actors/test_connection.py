@@ -1,0 +1,74 @@
+"""A script's connection, and when it takes the system for gone; its port is a fake."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from greenroom.actors import connection as connection_module
+from greenroom.actors.admin_messages import ListBackends, RequestReply
+from greenroom.actors.connection import Connection
+from greenroom.core.errors import NotRunningError
+
+GONE_S = 0.4
+
+
+class Port:
+    """A port to a system that answers, or not, as the test says."""
+
+    def __init__(self) -> None:
+        self.admin_port = 1
+        self.process = None
+        self.loop = SimpleNamespace(post=lambda _callback: None, asyncio=None)
+        self.is_there = True
+        self.probes = 0
+        self.handlers: dict[type, Callable[[Any, Any], None]] = {}
+
+    def on(self, message_class: type, handler: Callable[[Any, Any], None]) -> None:
+        self.handlers[message_class] = handler
+
+    def is_answered(self) -> bool:
+        self.probes += 1
+        return self.is_there
+
+    def answer(self, request: ListBackends) -> None:
+        reply = RequestReply(request_id=request.request_id, value={})
+        self.handlers[RequestReply](reply, None)
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Port:
+    monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
+    monkeypatch.setattr(connection_module, "REPEAT_S", 0.01)
+    return Port()
+
+
+def seconds_until_gone(connection: Connection) -> float:
+    began_at = time.monotonic()
+    with pytest.raises(NotRunningError, match="is gone"):
+        connection.request(ListBackends(request_id="another"))
+    return time.monotonic() - began_at
+
+
+def test_a_system_that_does_not_answer_is_gone_after_a_while(port: Port) -> None:
+    port.is_there = False
+    assert seconds_until_gone(Connection(port)) >= GONE_S  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
+    connection = Connection(port)  # type: ignore[arg-type]
+    port.is_there = False
+    asked = ListBackends(request_id="one")
+    request = threading.Thread(target=connection.request, args=(asked,), daemon=True)
+    request.start()
+    while not port.probes:
+        time.sleep(0.001)
+    port.answer(asked)  # it was only restarted
+    request.join(10)
+    time.sleep(GONE_S)  # long ago, by now
+    assert seconds_until_gone(connection) >= GONE_S
