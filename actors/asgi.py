@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
+from greenroom.actors import string_annotations
 from greenroom.actors.messages import HttpCall
 from greenroom.actors.responses import AsgiReply
 from greenroom.actors.sockets import AsgiSocket, make_socket_scope
@@ -30,17 +31,24 @@ class AppSource:
         """Return whether it is called without arguments to make the app."""
         return _takes(self._app_or_factory, 0)
 
+    def settle_annotations(self) -> str:
+        """Have an app be understood where it travels to; return why it cannot be, or ""."""
+        if self.is_factory:
+            return ""
+        string_annotations.evaluate(self._app_or_factory)
+        return string_annotations.unresolved(self._app_or_factory)
+
     def app(self) -> ASGIApp:
         """Return the app; UnusableCodeError when what a factory made is none."""
-        if not self.is_factory:
-            return self._app_or_factory
-        app = self._app_or_factory()
+        app = self._app_or_factory() if self.is_factory else self._app_or_factory
         if not is_app(app):
             raise UnusableCodeError(
                 f"the factory given to serve.ingress returned a {type(app).__name__}, which is no "
                 "ASGI app: it must take scope, receive and send"
             )
-        return app  # type: ignore[no-any-return]
+        if wrong := string_annotations.unresolved(app):
+            raise UnusableCodeError(wrong)
+        return app
 
 
 def is_app(value: Any) -> bool:

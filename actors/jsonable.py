@@ -118,6 +118,7 @@ _simpler.register(type(PydanticUndefined), lambda _: None)
 _simpler.register(Decimal, _number)
 _simpler.register(dt.timedelta, dt.timedelta.total_seconds)
 _simpler.register(re.Pattern, lambda value: value.pattern)
+_kind: type[Any]
 for _kind in (bytes, bytearray, memoryview):
     _simpler.register(_kind, lambda value: bytes(value).decode())
 for _kind in (dt.date, dt.time):  # a datetime is a date

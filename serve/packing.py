@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from greenroom.actors.user_code import ASGI_APP
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve import by_value
 from greenroom.serve.app_parts import app_part
@@ -37,6 +38,8 @@ def pack_code(
     """Pickle code by value; ``what`` names it in the InvalidRequestError when it cannot be."""
     by_value.add_app_dir_of(func_or_class)
     value = (func_or_class, args, kwargs)
+    if wrong := _settle_annotations(func_or_class):
+        raise InvalidRequestError(f"{what}: {wrong}")
     try:
         mark = fingerprint(value)  # first: it settles the ids that the pickle will have
         pickled = _dumps(value)
@@ -44,6 +47,11 @@ def pack_code(
         roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
         raise InvalidRequestError(f"{what} cannot be pickled: {_blame(roots, error)}") from error
     return Code(pickled, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
+
+
+def _settle_annotations(func_or_class: Callable[..., Any]) -> str:
+    source = getattr(func_or_class, ASGI_APP, None)
+    return "" if source is None else str(source.settle_annotations())
 
 
 def pack_arguments(what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
