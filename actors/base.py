@@ -14,6 +14,7 @@ from greenroom.actors.loop import Loop
 from greenroom.actors.memory import keep_freed_memory
 from greenroom.actors.messages import Address, Process
 from greenroom.actors.processes import RunRecords, this_process
+from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.actors.signals import be_as_usual
 
@@ -32,6 +33,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     epoch = 0  # of a controller that has one
 
     carries_bodies = False  # of requests and answers, megabytes at a time
+    runs_user_code = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +89,9 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
             self.records.add(self.process, self.role, self.role)
         except OSError:  # the disk is full, perhaps; without it whoever asks would hear nothing
             logger.exception("%s is not on record", self.role)
+        self.pulse = Pulse(runs_user_code=self.runs_user_code)
         self.started()
+        self._loop.keep_beating(self.pulse, self.settings.silence_timeout_s)
 
     def _dispatch(self, message: Any, sender: Address) -> None:
         if isinstance(message, ActorExitRequest):

@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 GIVE_UP_S = 0.5  # for the last answers of a controller to leave
+SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
 
@@ -409,7 +410,8 @@ class Controller(LoopActor):
     def _save(self, changes: Changes) -> None:
         self._crash_for_a_test(self.settings.crash_before_checkpoint)
         try:
-            self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
+            with self.pulse.patience(SAVE_PATIENCE_S):
+                self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
         except (StoreError, OSError) as error:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
             # so nobody has seen the change.

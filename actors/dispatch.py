@@ -330,7 +330,7 @@ class Caller:
             if isinstance(item, StreamBegun | StillRuns):
                 self._stop_at(sender, item.query_id)
         elif isinstance(item, StillRuns):
-            if entry.process is None:  # else that is told already
+            if entry.process is None and sender not in entry.runs_at:  # else that is told already
                 entry.runs_at.append(sender)
         elif isinstance(item, StreamBegun):
             self._begun(entry, item, sender)

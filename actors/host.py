@@ -45,6 +45,7 @@ from greenroom.actors.processes import (
     this_process,
     wait_gone,
 )
+from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.actors.startup import (
     become_subreaper,
@@ -73,6 +74,7 @@ FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 START_AGAIN_S = 0.2
+MAIN_THREAD_S = 60.0  # that it may take for one event, such as binding a port that is in use
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from greenroom.actors.host import main; sys.exit(main())"
 FIND_ADMIN_S, FIND_ADMIN_POLL_S = 2.0, 0.005
@@ -93,6 +95,7 @@ class Host:
         self._front_started_at = 0.0
         self._stopping = False
         self._forgetting = False
+        self._nudged_at: float | None = None  # since when the main thread has an event to take
         self._must_stop = False
         self._starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
         self._admin: Process | None = None
@@ -192,11 +195,26 @@ class Host:
             self.settings, self.process, self.records, port, self._describe
         )
         port.open()
+        port.loop.post(self._begin_beating)
         self._controller = joining.find_controller(
             port, self.settings, self.membership, self._introduce
         )
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         port.loop.post(self._follow)
+
+    def _begin_beating(self) -> None:
+        self.port.loop.keep_beating(Pulse(), self.settings.silence_timeout_s, self._may_beat)
+
+    def _may_beat(self) -> bool:
+        """Return whether the main thread, which restarts what dies, goes on too."""
+        now = time.monotonic()
+        if self._nudged_at is None:
+            self._nudged_at = now
+            self._events.put(self._nudge_taken)
+        return self._stopping or now - self._nudged_at < MAIN_THREAD_S
+
+    def _nudge_taken(self) -> None:
+        self._nudged_at = None
 
     def _stop_as_told(self, message: StopHost, sender: Address) -> None:
         if self.membership.obeys(message.epoch, sender):

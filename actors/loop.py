@@ -26,6 +26,9 @@ from thespian.system.transport import TransmitIntent
 
 from greenroom.actors.messages import Address, Process
 from greenroom.actors.processes import open_pidfd
+from greenroom.actors.pulse import Pulse
+from greenroom.actors.silence import SilenceWatch
+from greenroom.core.silence import TICK_S
 
 logger = logging.getLogger(__name__)
 Callback = Callable[[], None]
@@ -88,7 +91,29 @@ class Loop:
         self._schedule = schedule
         self._posted: deque[Callback] = deque()
         self._woken = False
-        self._pidfds: set[int] = set()
+        self._pidfds: dict[int, Process] = {}
+        self._silence: SilenceWatch | None = None
+        self._beating: Timer | None = None
+
+    def keep_beating(
+        self, pulse: Pulse, silence_timeout_s: float, may_beat: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Show by ``pulse`` that this loop goes on, and from now on watch others for silence, too.
+
+        What is watched for its death and is silent for ``silence_timeout_s`` is killed, unless that
+        is 0. See greenroom.core.silence. While ``may_beat`` returns False this process is silent.
+        """
+        if silence_timeout_s:
+            self._silence = SilenceWatch(silence_timeout_s)
+
+        def tick() -> None:
+            self._beating = self.call_later(TICK_S, tick)
+            if may_beat():
+                pulse.beat()
+            if self._silence is not None:
+                self._silence.look(self._pidfds.values())
+
+        tick()
 
     def send(
         self,
@@ -156,6 +181,7 @@ class Loop:
     ) -> Callback:
         """Run ``on_exit`` once when the process ends (soon, when it has); return a canceller.
 
+        One of this host that stands still is ended, where this loop beats itself.
         ``at`` is an address of it, where it may be on another host. One there that cannot be
         reached counts as ended too, unless there is an ``on_unreachable`` to be run each time.
         """
@@ -180,7 +206,7 @@ class Loop:
         fd = open_pidfd(process)
         if fd is None:
             return self.call_later(0, on_exit).cancel
-        self._pidfds.add(fd)
+        self._pidfds[fd] = process
 
         def cancel() -> None:
             if fd in self._pidfds:
@@ -194,7 +220,11 @@ class Loop:
         return cancel
 
     def close(self) -> None:
-        """Watch no process any more."""
+        """Watch no process any more, and do not beat."""
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._silence is not None:
+            self._silence.close()
         for fd in list(self._pidfds):
             self._let_go(fd)
 
@@ -206,7 +236,7 @@ class Loop:
             logger.exception("callback %r failed", callback)
 
     def _let_go(self, fd: int) -> None:
-        self._pidfds.remove(fd)
+        del self._pidfds[fd]
         self.asyncio.remove_reader(fd)
         os.close(fd)
 

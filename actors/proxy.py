@@ -22,7 +22,7 @@ from greenroom.actors.control_messages import (
     TalliesReported,
 )
 from greenroom.actors.following import Following
-from greenroom.actors.loop import Outbox, Timer
+from greenroom.actors.loop import Outbox, Timer, nothing
 from greenroom.actors.meeting_places import MeetingPlaces
 from greenroom.actors.messages import (
     Address,
@@ -104,6 +104,7 @@ class Proxy(LoopActor):
             self.loop, meet=self._meet, is_wanted=self._is_wanted, reached=self._reached
         )
         self._beater: Beater | None = None
+        self._unwatch_host: Callable[[], None] = nothing
         self._metrics = Metrics()
         self._tallies = Tallies()
         self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
@@ -143,6 +144,8 @@ class Proxy(LoopActor):
         """Listen to this controller from now on, and beat for this host."""
         if not self._following.meets(message):
             return
+        self._unwatch_host()
+        self._unwatch_host = self.loop.watch_process(message.by, nothing)  # to end one that hangs
         if self._beater is not None:
             self._beater.close()
         self._beater = beater_towards(

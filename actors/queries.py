@@ -72,6 +72,7 @@ from greenroom.core.errors import error_status
 from greenroom.core.tickets import SOCKET
 
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
+ADRIFT_S = 10.0  # how often callers are told what of theirs runs without a router
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
 PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
@@ -202,6 +203,7 @@ class Queries:
         self._runs: dict[tuple[str, int], Run] = {}  # by key
         self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
         self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
+        self._adrift_timer: Timer | None = None
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
         self._caller = caller = Caller(port.loop, port.process)
         query_client.install(CallerClient(caller))
@@ -247,7 +249,18 @@ class Queries:
                 self.cancel(run)
             elif not run.status:
                 self._adrift[run.stream_key] = run
+        self._tell_adrift()
+
+    def _tell_adrift(self) -> None:
+        """Tell callers again and again: one that dies, too, has no router to notice it."""
+        if self._adrift_timer is not None:
+            self._adrift_timer.cancel()
+            self._adrift_timer = None
+        for run in self._adrift.values():
+            if not run.status:
                 self._put(StillRuns(run.assignment.query.id), run)
+        if self._adrift:
+            self._adrift_timer = self._loop.call_later(ADRIFT_S, self._tell_adrift)
 
     def _models_changed(self) -> None:
         """Tell all proxies which models are here; callable from any thread."""

@@ -47,6 +47,7 @@ class Replica(LoopActor):
 
     role = "replica"
     carries_bodies = True
+    runs_user_code = True
 
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""

@@ -19,6 +19,8 @@ from greenroom.core.names import MAX_TAG_BYTES, wrong_with
 DEFAULT_ADMIN_PORT = 1900
 OWN, STOCK = TRANSPORTS = ("own", "stock")  # actors/transport/, or Thespian's multiprocTCPBase
 DEFAULT_TRANSPORT = OWN
+DEFAULT_SILENCE_TIMEOUT_S = 5.0
+MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
 LOOPBACK = ("127.0.0.1", "localhost")
 
 # Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
@@ -55,6 +57,7 @@ VARIABLES = {
     "GREENROOM_NUM_GPUS": "num_gpus",
     "GREENROOM_MEMORY": "memory",
     "GREENROOM_RESOURCES": "resources",
+    "GREENROOM_SILENCE_TIMEOUT_S": "silence_timeout_s",
     # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
     "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
     "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
@@ -93,6 +96,7 @@ class HostSettings:
     memory: float | None = None  # bytes
     resources: Mapping[str, float] = field(default_factory=dict)  # custom ones
     labels: Mapping[str, str] = field(default_factory=dict)
+    silence_timeout_s: float = DEFAULT_SILENCE_TIMEOUT_S  # 0: nothing is killed for it
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
 
@@ -215,6 +219,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         transport=_transport(values),
         **binding,
         **read_capacity(values),
+        silence_timeout_s=_silence_timeout_s(values),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
     )
@@ -305,6 +310,16 @@ def _host_name(values: Mapping[str, Any]) -> str:
     if wrong:
         raise InvalidRequestError(f"host_name={name!r}: {wrong}")
     return name
+
+
+def _silence_timeout_s(values: Mapping[str, Any]) -> float:
+    name = "silence_timeout_s"
+    value = float(_number(name, values, DEFAULT_SILENCE_TIMEOUT_S, float))
+    if value != 0 and not MIN_SILENCE_TIMEOUT_S <= value < float("inf"):
+        raise InvalidRequestError(
+            f"{name}={value:g}: expected {MIN_SILENCE_TIMEOUT_S:g} seconds or more, or 0 for never"
+        )
+    return value
 
 
 def _number(name: str, values: Mapping[str, Any], default: Any, kind: type[Any]) -> Any:

@@ -27,7 +27,8 @@ from greenroom.actors.processes import (
     send_signal,
     wait_gone,
 )
-from greenroom.actors.settings import HostSettings
+from greenroom.actors.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
+from greenroom.actors.silence import silent_among
 from greenroom.core.errors import StartError
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
@@ -117,9 +118,11 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
     records = RunRecords(settings.run_dir)
     deadline = time.monotonic() + START_TIMEOUT_S
     while hosts := records.with_role(HOST_ROLE):
-        if any(map(records.is_ready, hosts)):
+        is_silent = _end_silent(hosts, settings)
+        if not is_silent and any(map(records.is_ready, hosts)):
             return True
-        on_progress(f"waiting for host process {hosts[0].pid}, which starts or stops")
+        does = "stands still" if is_silent else "starts or stops"
+        on_progress(f"waiting for host process {hosts[0].pid}, which {does}")
         if time.monotonic() > deadline:
             raise StartError(
                 f"host process {hosts[0].pid} neither answers nor ends; see logs/host.log in "
@@ -129,6 +132,15 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
     return False
 
 
+def _end_silent(hosts: list[Process], settings: HostSettings) -> bool:
+    """Kill host processes that stand still, for others to take their place; True if any do."""
+    limit_s = settings.silence_timeout_s or DEFAULT_SILENCE_TIMEOUT_S
+    silent = silent_among(dict.fromkeys(hosts, HOST_ROLE))
+    hung = {each["pid"] for each in silent if each["silent_s"] >= limit_s}
+    kill_all([host for host in hosts if host.pid in hung])
+    return bool(silent)
+
+
 def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     """Drain and stop this host's system, then kill what is left of it; True if something ran.
 
@@ -136,6 +148,7 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     """
     records = RunRecords(settings.run_dir)
     hosts = records.with_role(HOST_ROLE)
+    _end_silent(hosts, settings)  # it would not hear
     for host in hosts:
         send_signal(host, signal.SIGTERM)
     wait_gone(hosts, STOP_TIMEOUT_S)

@@ -22,6 +22,7 @@ from greenroom.actors.messages import (
 )
 from greenroom.actors.port import PROXY, Finder, Port
 from greenroom.actors.processes import RunRecords, this_process
+from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings
 from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.http_front.dispatcher import OnFed, Outcome
@@ -100,6 +101,7 @@ class Link:
     async def _connect(self) -> None:
         settings = self._settings
         port = self._port = Port(settings.admin_port, self._process, self._loop, settings.transport)
+        port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
         while not await port.answers():
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)

@@ -20,17 +20,20 @@ from importlib import import_module
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
 from setproctitle import setproctitle
 
 from greenroom.actors.logs import LineFormatter
 from greenroom.actors.memory import keep_freed_memory
 from greenroom.actors.open_files import raise_limit
+from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.dispatcher import Dispatcher
 
 FD_VARIABLE = "GREENROOM_HTTP_FD"
 DRAIN_S = 20
+DRAIN_MARGIN_S = 10
 
 MakeDispatcher = Callable[[HostSettings], Dispatcher]
 
@@ -65,6 +68,25 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
     }
 
 
+class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
+    """The master; it has no message loop, so each pass of its own, one a second, is a beat."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._pulse = Pulse()
+        super().start()
+
+    def manage_workers(self) -> None:
+        """Have as many workers as there should be."""
+        self._pulse.beat()
+        super().manage_workers()
+
+    def stop(self, graceful: bool = True) -> None:
+        """Wait for the workers to drain."""
+        with self._pulse.patience(DRAIN_S + DRAIN_MARGIN_S):
+            super().stop(graceful)
+
+
 class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     """gunicorn with our settings; each worker makes its own app and dispatcher."""
 
@@ -81,6 +103,14 @@ class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no t
         for name, value in gunicorn_settings(self._settings, self._fd).items():
             if value is not None:
                 self.cfg.set(name, value)
+
+    def run(self) -> None:
+        """Be the master; exits the process."""
+        try:
+            FrontArbiter(self).run()
+        except RuntimeError as error:  # as gunicorn's own does
+            print(f"\nError: {error}\n", file=sys.stderr)  # noqa: T201
+            sys.exit(1)
 
     def load(self) -> Any:
         """Make one worker's app; gunicorn calls it in the worker."""

@@ -184,6 +184,12 @@ def main() -> None:
 @_http_more
 @_cluster
 @_capacity
+@click.option(
+    "--silence-timeout-s",
+    type=float,
+    metavar="S",
+    help="How long a process may stand still before it is replaced; 0 for ever [5].",
+)
 @click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")
 def start(block: bool, **flags: Any) -> None:
     """Start this host's system, unless it runs."""

@@ -12,15 +12,23 @@ from typing import Any
 
 import click
 
-from greenroom.actors import system
+from greenroom.actors import silence, system
 from greenroom.actors.admin_messages import EvictHost, RebalanceHosts, RotateKey, StopCluster
 from greenroom.actors.connection import Connection
+from greenroom.actors.processes import RunRecords
 from greenroom.actors.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve import changes, differences, operations, rollouts
 from greenroom.serve.deployments import Application
-from greenroom.serve.display import Progress, front_url, problems_of, show_autoscaling, show_status
+from greenroom.serve.display import (
+    Progress,
+    front_url,
+    note_silent,
+    problems_of,
+    show_autoscaling,
+    show_status,
+)
 from greenroom.serve.importing import ImportFailedError, load_application, read_arguments
 from greenroom.serve.logs import Line, Logs
 from greenroom.serve.starting import usage
@@ -143,8 +151,16 @@ def rebalance(settings: HostSettings) -> None:
 
 def status(settings: HostSettings, *, as_json: bool) -> bool:
     """Print the state of everything; False if something is not healthy."""
-    with connected(settings) as connection, Progress("asking the controller"):
-        report = operations.read_report(connection, STATUS_TIMEOUT_S)
+    here = {} if settings.remote_addresses else RunRecords(settings.run_dir).alive()
+    silent = silence.silent_among(here)
+    try:
+        with connected(settings) as connection, Progress("asking the controller"):
+            report = operations.read_report(connection, STATUS_TIMEOUT_S)
+    except (GreenroomError, TimeoutError) as error:
+        if not silent:
+            raise
+        raise GreenroomError("; ".join([str(error), *map(silence.told, silent)])) from error
+    note_silent(report, silent)
     if as_json:
         click.echo(json.dumps(report, indent=2, default=str))
     else:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from greenroom.actors.silence import told as told_of_silence
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -97,6 +99,7 @@ class Progress:
 def problems_of(report: Mapping[str, Any]) -> list[str]:
     """Return what is not healthy in the controller's report, a line each; empty when all is."""
     problems = [*_saving_problems(report), *_host_problems(report)]
+    problems += map(told_of_silence, report.get("silent") or ())
     for name, application in report.get("applications", {}).items():
         if application["status"] != "RUNNING":
             problems.append(_told(f"application {name!r}", application))
@@ -112,6 +115,25 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         and (state["status"] not in (*_HEALTHY, "DELETING") or state.get("policy_failure"))
     ]
     return problems
+
+
+def note_silent(report: dict[str, Any], silent: list[dict[str, Any]]) -> None:
+    """Show in a report which processes of this host are silent, also as their state."""
+    if not silent:
+        return
+    report["silent"] = silent
+    states = {each["pid"]: f"SILENT {each['silent_s']:.0f} s" for each in silent}
+
+    def note(value: Any) -> None:
+        if isinstance(value, dict):
+            if value.get("pid") in states and "state" in value:
+                value["state"] = states[value["pid"]]
+            value = list(value.values())
+        if isinstance(value, list):
+            for each in value:
+                note(each)
+
+    note([report.get(part) for part in ("hosts", "applications", "backends")])
 
 
 def _saving_problems(report: Mapping[str, Any]) -> Iterator[str]:

@@ -7,19 +7,22 @@ the time that a start takes.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import click
 
 from greenroom.actors import system
+from greenroom.actors.processes import RunRecords
 from greenroom.actors.settings import HostSettings, differences, read_settings
+from greenroom.actors.silence import SilenceWatch
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.silence import TICK_S
 from greenroom.serve.display import Progress
-
-_ALIVE_CHECK_S = 1.0
 
 
 def settings_from(flags: dict[str, Any]) -> HostSettings:
@@ -49,6 +52,7 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
     ``given`` are the settings that it was asked for with. GreenroomError where one that runs
     already has others.
     """
+    notify = notifier()
     if block:
         interrupt_on_terminate()
     with Progress() as progress:  # no thread before the host process was forked
@@ -60,7 +64,7 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
     if not block:
         return
     try:
-        _wait_while_running(settings)
+        _wait_while_running(settings, notify)
     except KeyboardInterrupt:
         if started:
             stop(settings)
@@ -84,8 +88,34 @@ def stop(settings: HostSettings) -> None:
     click.echo(f"stopped; {kept}" if stopped else "nothing was running")
 
 
-def _wait_while_running(settings: HostSettings) -> None:
+def notifier() -> Callable[[str], None]:
+    """Return what tells systemd of this command's state; see sd_notify(3).
+
+    The variable is for this process alone: gunicorn's master would take it for its own.
+    """
+    path = os.environ.pop("NOTIFY_SOCKET", "")
+
+    def notify(text: str) -> None:
+        if not path:
+            return
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        # What is not heard its watchdog is there for.
+        with socket.socket(socket.AF_UNIX, kind) as sender, contextlib.suppress(OSError):
+            sender.sendto(text.encode(), path.replace("@", "\0", 1))
+
+    return notify
+
+
+def _wait_while_running(settings: HostSettings, notify: Callable[[str], None]) -> None:
+    """Wait for the end of the host process; one that stands still is ended here too."""
     never = threading.Event()
-    while not never.wait(_ALIVE_CHECK_S):
-        if not system.is_running(settings):
+    limit_s = settings.silence_timeout_s
+    watch = SilenceWatch(limit_s) if limit_s else None
+    notify("READY=1")
+    while not never.wait(TICK_S):
+        hosts = RunRecords(settings.run_dir).with_role(system.HOST_ROLE)
+        if not hosts:
             raise GreenroomError(f"the system has ended; see the logs in {settings.logs_dir}")
+        if watch is not None:
+            watch.look(hosts)
+        notify("WATCHDOG=1")

@@ -35,6 +35,7 @@ from thespian.system.transport import (
     TransportInit__Base,
 )
 
+from greenroom.actors.pulse import Pulse
 from greenroom.actors.transport import descriptors, envelopes
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError
@@ -92,6 +93,8 @@ class Transport(Watches, Naming):
                 self.loop.close()
             raise
         descriptors.release_in_children(self)
+        if place.is_logger or (place.parent is not None and own.is_admin):
+            self.loop.call_soon(Pulse().keep_beating, self.loop)  # actors see to theirs
         if isinstance(init, Attach):
             self._handler = init.on_envelope
             self._is_running = True

@@ -261,7 +261,7 @@ def test_bad_http_options_are_errors_of_usage_that_name_the_value(
 
 
 def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypatch):
-    def interrupt(_settings):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(starting, "_wait_while_running", interrupt)
@@ -273,7 +273,7 @@ def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypat
 
 
 def test_start_in_the_foreground_ends_with_the_system(invoke, system, monkeypatch):
-    monkeypatch.setattr(starting, "_ALIVE_CHECK_S", 0)
+    monkeypatch.setattr(starting, "TICK_S", 0)
     start = system.start
 
     def dies(settings, **options):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors import admin_messages as am
 from greenroom.actors.controller import KINDS
+from greenroom.actors.settings import DEFAULT_SILENCE_TIMEOUT_S
+from greenroom.core.silence import TICK_S
 from greenroom.core.tables import EndpointTable
 from greenroom.persistence.errors import StoreError
 from tests.simulation.clients import SHARED
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 VERSION_BYTES = 4  # before the pickle of a record
 BACK_S = 20.0  # within which a host that had trouble is back
+RESUMES_S = 0.1  # within which a process that was stopped takes its next turn
 HELD = (
     am.CreateEndpoint,
     am.DeleteEndpoint,
@@ -274,6 +277,15 @@ class Checks:
             before = self._before_step.get(name)
             earlier = before and (dict(before.traffic), dict(before.shadows))
             self.expect(found in (wanted, earlier or wanted), told)
+
+    def silenced(self, pid: int) -> None:
+        """A process is killed for its silence: it has to stand still, and for long enough."""
+        process, now = self.simulation.world.processes[pid], self.simulation.world.clock()
+        since, until = process.stopped
+        told = f"{process} is killed for its silence, and was stopped {since} to {until}"
+        is_long = since + DEFAULT_SILENCE_TIMEOUT_S - TICK_S <= now
+        self.expect(is_long and now < until + RESUMES_S, told)
+        self.counts["killed for silence"] += 1
 
     def _is_lost(self, process: SimProcess) -> bool:
         """Tell whether a process's host may be counted as lost: then nobody waits for it."""

@@ -92,8 +92,7 @@ class Faults:
     def _pause(self) -> None:
         victim = self._victim()
         self._world.note(victim, "is stopped for a while")
-        victim.was_stopped = True
-        victim.blocked_until = self._world.now + self._rng.uniform(0.05, 8.0)
+        victim.stop(self._rng.uniform(0.05, 8.0))
 
     def _slow_messages(self) -> None:
         self._world.note("faults", "messages are slow")

@@ -112,8 +112,7 @@ class HostFaults:
         self._world.note("faults", f"host {host} is stopped until {until - 1000.0:.1f}")
         for process in self._world.processes.values():
             if process.host == host:
-                process.was_stopped = True
-                process.blocked_until = until
+                process.stop(duration_s)
 
     def _stop_leader(self) -> None:
         """Stop a controller in the midst of whatever it does next."""

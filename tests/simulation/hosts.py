@@ -16,6 +16,7 @@ from greenroom.actors.host import PRUNE_EVERY_S
 from greenroom.actors.membership import Membership
 from greenroom.actors.port import PROXY, Finder, Port
 from greenroom.actors.processes import send_signal
+from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings
 from greenroom.actors.unasked import Unasked
 from greenroom.core.key_rotation import KeyIds
@@ -140,6 +141,7 @@ class HostProcess:
         settings = simulation.settings[number]
         port: Any = Port(PORT, process.identity, process)  # type: ignore[arg-type]
         self._port, self._process = port, process.identity
+        port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
         records: Any = Records(simulation, number)
         self.membership = Membership(
             settings, process.identity, records, port, lambda: {"name": settings.host_name}

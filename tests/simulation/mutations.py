@@ -36,6 +36,12 @@ MUTATIONS = {
         "            self.loop.call_later(0.3, lambda: self._save(changes))\n",
         "an acknowledged change is durable",
     ),
+    "kills_when_the_machine_stood_still": Mutation(
+        "core.silence",
+        "        if passed_s < LATE_S:\n",
+        "        if passed_s < 1e6:\n",
+        "only what stands still itself is killed for its silence",
+    ),
     "starts_replicas_before_it_saves": Mutation(
         "actors.controller",
         "        changes = self._cluster.take_changes()\n",

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,18 @@ from greenroom.actors import (
     metrics,
     policies,
     processes,
+    pulse,
     settings,
     status_file,
     streams,
     user_code,
     user_logging,
 )
+from greenroom.actors.pulse import Seen
 from greenroom.actors.transport import addresses, key_files
 from greenroom.actors.transport.admission import Trouble
 from greenroom.core.routing import Router
+from greenroom.core.silence import Doing
 from greenroom.persistence import writer
 from greenroom.persistence.filesystem import FileStore
 from tests.simulation import hosts
@@ -197,6 +201,50 @@ class Thread:
         self._process.call_later(self._free_at - self._world.clock(), call, *args)
 
 
+class OwnPulse:
+    """See :class:`greenroom.actors.pulse.Pulse`."""
+
+    def __init__(self, world: World, *, runs_user_code: bool = False) -> None:
+        self._world = world
+        self._seen = Seen(0, 0.0, 0.0, 0, runs_user_code)
+        assert world.current is not None
+        world.current.pulse = self
+
+    def beat(self) -> None:
+        self._seen = self._seen._replace(beats=self._seen.beats + 1, at=self._world.monotonic())
+
+    @contextlib.contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        before, self._seen = self._seen, self._seen._replace(patience_s=seconds)
+        yield
+        self._seen = self._seen._replace(patience_s=before.patience_s)
+
+    def read(self) -> Seen:
+        return self._seen
+
+
+class OtherPulse:
+    """See :class:`greenroom.actors.pulse.OtherPulse`."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self.read = process.pulse.read
+
+    def is_current(self) -> bool:
+        return self._process.alive
+
+    def doing(self, _thread: int) -> Doing:
+        process = self._process
+        is_busy = process.blocked_until > process.world.clock() and not process.is_stopped()
+        return Doing.DISK if is_busy else Doing.STILL
+
+    def heard(self) -> None:
+        """Nothing is measured."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 OURS = ("greenroom.actors", "greenroom.core", "tests.simulation.hosts")
 WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
 
@@ -225,6 +273,11 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
     tokens = SimpleNamespace(
         token_hex=lambda count: f"{world.rng.getrandbits(8 * count):0{2 * count}x}"
     )
+
+    def find_pulse(process: Any) -> OtherPulse | None:
+        found = world.local(process)
+        return None if found is None or found.pulse is None else OtherPulse(found)
+
     nothing = lambda *_args, **_kwargs: None  # noqa: E731
     attach = lambda _port, _loop, arrived: simulation.attach(arrived)  # noqa: E731
     here = lambda: 0 if current() is None else current().host  # noqa: E731
@@ -246,6 +299,9 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (processes.open_pidfd, world.open_pidfd),
         (processes.is_alive, lambda process: world.local(process) is not None),
         (processes.send_signal, send_signal),
+        (pulse.Pulse, partial(OwnPulse, world)),
+        (pulse.OtherPulse, SimpleNamespace(find=find_pulse)),
+        (processes.command_line, lambda pid: world.processes[pid].role),
         (processes.kill_all, nothing),
         (processes.descendants, nothing),
         (processes.RunRecords, lambda _: hosts.Records(simulation, here())),

@@ -13,6 +13,7 @@ from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
+from greenroom.actors import silence
 from greenroom.actors.candidate import LEADING_CONTROLLER
 from greenroom.actors.controller import Controller, LeadingController
 from greenroom.actors.members import REPLICA
@@ -130,6 +131,8 @@ class Simulation(logging.Handler):
         """Take note of an exception that a shell caught and logged."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
+            if record.name == silence.__name__ and isinstance(record.args, tuple):
+                self.checks.silenced(int(str(record.args[1])))
             return  # user code's error, told in the way that it should be
         if isinstance(error, InvariantError):
             self.checks.failed(error)

@@ -83,6 +83,8 @@ class SimProcess:
         self.died_at = float("inf")
         self.stands = False  # in the midst of a turn
         self.was_stopped = False  # for a while, as by SIGSTOP
+        self.stopped: tuple[float, float] = (0.0, 0.0)  # from when until when, the last time
+        self.pulse: Any = None  # as others see it
         self.watchers: dict[int, tuple[SimProcess, Step]] = {}  # who wants to know of its end
         self._woken = False
         world.processes[self.pid] = self
@@ -174,7 +176,19 @@ class SimProcess:
     def resume(self) -> None:
         """Go on, if it is stopped."""
         self.blocked_until = min(self.blocked_until, self.world.now)
+        self.stopped = (self.stopped[0], min(self.stopped[1], self.world.now))
         self._wake_at(self.world.now)
+
+    def stop(self, seconds: float) -> None:
+        """Stand still for so long, as by SIGSTOP and SIGCONT."""
+        self.was_stopped = True
+        since, until = self.stopped if self.is_stopped() else (self.world.now, 0.0)
+        self.stopped = (since, max(until, self.world.now + seconds))
+        self.blocked_until = max(self.blocked_until, self.world.now + seconds)
+
+    def is_stopped(self) -> bool:
+        """Return whether it stands still now."""
+        return self.world.clock() < self.stopped[1]
 
     def acts(self) -> None:
         """Count what the process does to the outside; die if it was the last of it, or stand."""
@@ -279,6 +293,7 @@ class World:
         if seconds:
             self.note(process, f"is stopped in the midst of a turn, for {seconds:.3f} s")
             process.was_stopped = True
+            process.stopped = (self.clock(), self.clock() + seconds)
         process.stands = True
         process.blocked_until = self.clock() + seconds
         self.current, self.elapsed = None, 0.0

@@ -29,9 +29,10 @@ SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLIC
 
 
 @contextlib.contextmanager
-def system_to_kill(folder: Path) -> Iterator[RunningSystem]:
+def system_to_kill(folder: Path, **environ: str) -> Iterator[RunningSystem]:
     """Have a system with two workers, a split, a shadow that is compared, and a rollout."""
-    with running_system(folder / "state", GREENROOM_HTTP_WORKERS=str(WORKERS)) as started:
+    environ = {"GREENROOM_HTTP_WORKERS": str(WORKERS), **environ}
+    with running_system(folder / "state", **environ) as started:
         policies.put_in_force(serve.Client(started.connection, started.settings))
         wait_until(lambda: settled(started), SETTLED_WITHIN_S, "the rollout's first step")
         yield started

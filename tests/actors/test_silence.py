@@ -1,0 +1,235 @@
+"""Pulses, and what becomes of processes whose message loop stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from greenroom.actors.messages import Process
+from greenroom.actors.processes import identify, is_alive
+from greenroom.actors.pulse import OtherPulse, Pulse, silence_of
+from greenroom.actors.settings import read_settings
+from greenroom.actors.silence import SilenceWatch, silent_among
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.silence import Doing
+from greenroom.serve.display import note_silent, problems_of
+from greenroom.serve.starting import notifier
+from tests.support.systems import wait_until
+
+LIMIT_S = 0.3  # here, where beats and looks come every LOOK_S
+LOOK_S = 0.05
+BEATING = """
+import os, sys, time
+from greenroom.actors.pulse import Pulse
+pulse = Pulse(runs_user_code={user_code})
+ends_at = time.monotonic() + 60
+def beat(while_s):
+    until = time.monotonic() + while_s
+    while time.monotonic() < min(until, ends_at):
+        pulse.beat()
+        time.sleep(0.02)
+beat(0.2)
+print("beats", flush=True)
+{then}
+"""
+STANDS = "time.sleep(60)"
+COMPUTES = "while time.monotonic() < ends_at: pass"
+PATIENT = "with pulse.patience(60): time.sleep(60)"
+IS_ANOTHER = "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)'])"
+RUDE = """
+path = sys.argv[1]
+os.closerange(3, 1000)
+opened = [os.open(path, os.O_RDWR) for _ in range(8)]
+beat(60)
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Process]]:
+    """Start processes that beat, and then do what they are told to."""
+    with contextlib.ExitStack() as stack:
+
+        def start(then: str, *args: str, user_code: bool = False) -> Process:
+            program = BEATING.format(then=then, user_code=user_code)
+            command = [sys.executable, "-c", program, *args]
+            started = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(started.kill)
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"beats\n"
+            process = identify(started.pid)
+            assert process is not None
+            return process
+
+        yield start
+
+
+def look_until(
+    watch: SilenceWatch, process: Process, is_over: Callable[[], bool], most_s: float
+) -> bool:
+    """Look again and again; return whether it was over in time."""
+    ends_at = time.monotonic() + most_s
+    while not is_over() and time.monotonic() < ends_at:
+        watch.look([process])
+        time.sleep(LOOK_S)
+    watch.close()
+    return is_over()
+
+
+def is_ended(process: Process, most_s: float) -> bool:
+    """Return whether a watcher ends a process within so long."""
+    return look_until(SilenceWatch(LIMIT_S), process, lambda: not is_alive(process), most_s)
+
+
+def test_a_process_whose_loop_stands_still_is_killed(child: Callable[..., Process]) -> None:
+    assert is_ended(child(STANDS), 20)
+
+
+def test_a_process_that_beats_is_left_until_it_is_stopped(child: Callable[..., Process]) -> None:
+    process = child("beat(60)")
+    assert not is_ended(process, 4 * LIMIT_S)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert is_ended(process, 20)
+
+
+def test_one_that_is_continued_in_time_is_left(child: Callable[..., Process]) -> None:
+    process = child("beat(60)")
+    watch = SilenceWatch(5.0)
+    os.kill(process.pid, signal.SIGSTOP)
+    look_until(watch, process, lambda: False, 0.5)
+    os.kill(process.pid, signal.SIGCONT)
+    assert not is_ended(process, 3 * LIMIT_S)
+
+
+def test_one_that_computes_gets_more_time(child: Callable[..., Process]) -> None:
+    assert not is_ended(child(COMPUTES), 4 * LIMIT_S)
+
+
+def test_user_code_may_compute_for_ever_but_not_stand_still(child: Callable[..., Process]) -> None:
+    process = child(COMPUTES, user_code=True)
+    watch = SilenceWatch(0.02)  # twelve times that are over in no time
+    assert not look_until(watch, process, lambda: not is_alive(process), 1.0)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert is_ended(process, 20)
+
+
+@pytest.mark.parametrize("then", [PATIENT, IS_ANOTHER])
+def test_one_that_asked_for_patience_or_is_another_program_by_now_is_left(
+    child: Callable[..., Process], then: str
+) -> None:
+    assert not is_ended(child(then), 4 * LIMIT_S)
+
+
+def test_one_without_a_pulse_is_never_judged() -> None:
+    with subprocess.Popen(["sleep", "60"]) as started:
+        process = identify(started.pid)
+        assert process is not None
+        assert not is_ended(process, 4 * LIMIT_S)
+        started.kill()
+
+
+def test_user_code_that_closes_all_descriptors_has_no_file_written_to(
+    child: Callable[..., Process], tmp_path: Path
+) -> None:
+    path = tmp_path / "precious"
+    path.write_bytes(b"as it was")
+    process = child(RUDE, str(path))
+    assert not is_ended(process, 3 * LIMIT_S)
+    assert path.read_bytes() == b"as it was"
+
+
+def test_a_pulse_says_what_a_process_does(child: Callable[..., Process]) -> None:
+    process = child("beat(60)")
+    assert silence_of(process) is None
+    os.kill(process.pid, signal.SIGSTOP)
+    found = wait_until(lambda: silence_of(process), 5, "it is silent")
+    assert found[0] >= 2.0
+    assert found[1] is Doing.STILL
+    (silent,) = silent_among({process: "proxy"})
+    assert (silent["role"], silent["pid"]) == ("proxy", process.pid)
+    os.kill(process.pid, signal.SIGCONT)
+    wait_until(lambda: silence_of(process) is None, 5, "it beats again")
+    assert silent_among({process: "proxy"}) == []
+
+
+def test_a_watcher_lets_go_of_whom_it_watches_no_more(child: Callable[..., Process]) -> None:
+    process = child("beat(60)")
+    watch = SilenceWatch(LIMIT_S)
+    before = os.listdir("/proc/self/fd")
+    watch.look([process])
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    watch.look([])
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_pulse_is_found_by_others_and_told_from_another_process_of_its_pid() -> None:
+    pulse = Pulse()
+    pulse.beat()
+    own = identify(os.getpid())
+    assert own is not None
+    found = OtherPulse.find(own)
+    assert found is not None
+    with contextlib.closing(found):
+        assert found.read().beats == 1
+        with pulse.patience(7.0):
+            assert found.read().patience_s == 7.0
+        assert found.read().patience_s == 0.0
+        assert found.is_current()
+
+
+def test_status_shows_what_is_silent_and_is_not_healthy() -> None:
+    replica = {"tag": "b#1", "pid": 7, "state": "RUNNING", "ongoing": 0}
+    proxy = {"pid": 8, "state": "RUNNING"}
+    host = {"name": "a", "state": "RUNNING", "proxy": proxy, "front": {"pid": 9, "workers": [10]}}
+    report = {"hosts": [host], "applications": {}, "backends": {}}
+    report["backends"]["b"] = {"status": "HEALTHY", "replicas": [replica]}  # type: ignore[call-overload]
+    assert problems_of(report) == []
+    silent = [
+        {"role": "replica", "pid": 7, "silent_s": 3.2, "doing": "stands still"},
+        {"role": "http worker", "pid": 10, "silent_s": 4.0, "doing": Doing.DISK.value},
+    ]
+    note_silent(report, silent)
+    assert replica["state"] == "SILENT 3 s"
+    assert proxy["state"] == "RUNNING"
+    first, second = problems_of(report)
+    assert "replica (pid 7) is SILENT 3 s" in first
+    assert "waits for the disk, so even SIGKILL has to wait" in second
+
+
+@pytest.mark.parametrize("given", ["-1", "1.9", "nan", "inf", "soon"])
+def test_a_silence_timeout_that_is_none_is_refused(given: str) -> None:
+    with pytest.raises(InvalidRequestError, match="silence_timeout_s"):
+        read_settings({"GREENROOM_SILENCE_TIMEOUT_S": given})
+
+
+def test_a_silence_timeout_reaches_every_process() -> None:
+    for given in ("0", "2", "7.5"):
+        settings = read_settings({"GREENROOM_SILENCE_TIMEOUT_S": given})
+        assert settings.silence_timeout_s == float(given)
+        assert read_settings(settings.to_environ()).silence_timeout_s == float(given)
+    assert read_settings({}).silence_timeout_s == 5.0
+
+
+@pytest.mark.parametrize("name", ["notify", "@greenroom-test-{pid}"])
+def test_systemd_is_told_by_the_command_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = name.format(pid=os.getpid()) if name[0] == "@" else str(tmp_path / name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path.replace("@", "\0", 1))
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        notify = notifier()
+        assert "NOTIFY_SOCKET" not in os.environ
+        notify("WATCHDOG=1")
+        assert systemd.recv(100) == b"WATCHDOG=1"
+    notify("WATCHDOG=1")  # to nobody
+    notifier()("READY=1")

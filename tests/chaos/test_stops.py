@@ -1,0 +1,150 @@
+"""SIGSTOP of every process of a system, while 32 connections send GETs: what hangs is replaced.
+
+What is stopped is killed after some seconds, so a SIGCONT that comes later reaches nobody; one that
+comes earlier finds everything as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from greenroom.actors import system
+from greenroom.actors.processes import identify
+from greenroom.actors.silence import silent_among
+from tests.support.kills import (
+    SETTLED_WITHIN_S,
+    assert_nothing_leaked,
+    footprint_in_use,
+    settled,
+    system_to_kill,
+)
+from tests.support.load import GetLoad, Tally
+from tests.support.systems import PATIENCE, RunningSystem, alive, wait_until
+
+LIMIT_S = 3.0
+KILLED_WITHIN_S = LIMIT_S + 2.0  # beats and looks come once a second
+BY_ITSELF = {
+    "what proxies watch": ("replica", "http worker"),
+    "proxy and logger": ("proxy", "thespian logger"),
+    "controller and master": ("controller", "http master"),
+    "admin": ("thespian admin",),
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    folder = tmp_path_factory.mktemp("stops")
+    with system_to_kill(folder, GREENROOM_SILENCE_TIMEOUT_S=str(LIMIT_S)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def in_use(running: RunningSystem) -> dict[str, int]:
+    return footprint_in_use(running)
+
+
+def first(running: RunningSystem, role: str) -> int:
+    return min(pid for each, pid in running.pids() if each == role)
+
+
+def send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # as it should be, for a SIGCONT
+            os.kill(pid, number)
+
+
+def stop_under_load(running: RunningSystem, pids: list[int]) -> Tally:
+    """Stop processes; continue them once they have been replaced; return the load's tally."""
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        stopped_at = time.monotonic()
+        send(pids, signal.SIGSTOP)
+        wait_until(lambda: not any(map(alive, pids)), KILLED_WITHIN_S, f"the end of {pids}")
+        killed_s = time.monotonic() - stopped_at
+        wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+        back_s = time.monotonic() - stopped_at
+        send(pids, signal.SIGCONT)
+        enough = load.tally.ok + 300
+        wait_until(lambda: load.tally.ok > enough, 15, "load after the stop")
+        tally = load.stop()
+    print(f"killed after {killed_s:.2f} s, back in {back_s:.2f} s; {tally.summary()}")
+    assert tally.longest_gap_s < PATIENCE * KILLED_WITHIN_S
+    return tally
+
+
+@pytest.mark.parametrize("roles", BY_ITSELF.values(), ids=BY_ITSELF.keys())
+def test_what_stands_still_is_replaced_and_costs_no_response(
+    running: RunningSystem, in_use: dict[str, int], roles: tuple[str, ...]
+) -> None:
+    tally = stop_under_load(running, [first(running, role) for role in roles])
+    failures = tally.failures
+    if "http worker" in roles:  # its own connections are cut, each at most once
+        assert not [what for _, _, what in failures if what.isdigit()], tally.summary()
+        connections = [number for _, number, _ in failures]
+        assert len(connections) == len(set(connections))
+    else:
+        assert not failures, tally.summary()
+    assert_nothing_leaked(running, in_use)
+
+
+def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(
+    running: RunningSystem,
+) -> None:
+    host = running.pid_of("host")
+    process = identify(host)
+    assert process is not None
+    before = {pid for role, pid in running.pids() if role != "host"}
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        os.kill(host, signal.SIGSTOP)
+        wait_until(lambda: silent_among({process: "host"}) or not alive(host), 5, "it is silent")
+        assert system.start(running.settings)  # it waits for the end of the other
+        tally = load.stop()
+    assert not alive(host)
+    assert not tally.failures, tally.summary()
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+    assert {pid for role, pid in running.pids() if role != "host"} == before
+
+
+def test_nothing_is_killed_where_everything_stood_still(running: RunningSystem) -> None:
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
+    before = sorted(running.pids())
+    pids = [pid for _, pid in before]
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        send(pids, signal.SIGSTOP)
+        time.sleep(KILLED_WITHIN_S)  # the point of the test: longer than any may be silent
+        send(pids, signal.SIGCONT)
+        enough = load.tally.ok + 300
+        wait_until(lambda: load.tally.ok > enough, 15, "load after the stop")
+        time.sleep(LIMIT_S)  # nor is any killed later
+        tally = load.stop()
+    assert sorted(running.pids()) == before
+    assert not tally.failures, tally.summary()
+
+
+def test_status_shows_what_is_silent_and_a_stop_in_time_changes_nothing(
+    running: RunningSystem,
+) -> None:
+    """The controller goes on where it was: there is one of it, and what was asked is done once."""
+    controller, replica = running.pid_of("controller"), first(running, "replica")
+    os.kill(controller, signal.SIGSTOP)
+    time.sleep(LIMIT_S / 2)  # the point of the test: less than it may be silent
+    os.kill(controller, signal.SIGCONT)
+    os.kill(replica, signal.SIGSTOP)
+    told = running.greenroom("status", "--json")
+    report = json.loads(told.stdout or "{}")
+    found = [each["pid"] for each in report.get("silent", ())]
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+    assert not alive(replica)
+    assert running.pid_of("controller") == controller
+    if found:  # else the command was slower than the watchers
+        assert found == [replica]
+        assert told.returncode == 1
