@@ -34,10 +34,9 @@ setup(
         "thespian==4.0.1",  # its inside is used in actors/transport and actors/stock
         "cloudpickle>=3.0",
         "falcon>=4.0",
-        "gunicorn>=27.0,<28",  # http_front/worker.py reaches into its asgi worker
-        "uvicorn>=0.54,<0.60",  # http_front/protocol.py reaches into its HTTP protocol
+        "gunicorn>=27.0",
         "httptools>=0.6.4",
-        "websockets>=14",  # for uvicorn's protocol of them
+        "websockets>=14",
         "starlette>=0.40",
         "pydantic>=2.5",
         "click>=8.1",

@@ -47,6 +47,8 @@ VARIABLES = {
     "GREENROOM_HTTP_HEADER_TIMEOUT_S": "http.header_timeout_s",
     "GREENROOM_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
     "GREENROOM_HTTP_BODY_TIMEOUT_S": "http.body_timeout_s",
+    "GREENROOM_HTTP_SEND_TIMEOUT_S": "http.send_timeout_s",
+    "GREENROOM_HTTP_MAX_WAITING_BODY_BYTES": "http.max_waiting_body_bytes",
     "GREENROOM_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES": "http.max_websocket_message_bytes",
     "GREENROOM_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
     "GREENROOM_HTTP_SSL_CERTFILE": "http.ssl_certfile",

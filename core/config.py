@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
+MAX_WAITING_BODY_BYTES = 256 * 1024 * 1024  # of all that a worker has not had answered
+MIN_WAITING_BODY_BYTES = 1024 * 1024
 MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
 _OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
 NO_LIMIT = "none"  # where None cannot be written: in the environment
@@ -169,11 +171,13 @@ class HTTPOptions(Settings):
     request_timeout_s: float | None = Field(default=None, gt=0)
     keep_alive_timeout_s: float = Field(default=90, gt=0)
     header_timeout_s: float = Field(default=30, gt=0)
+    send_timeout_s: float = Field(default=30, gt=0)
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     workers: int = Field(default=1, ge=1, le=64)
     max_body_bytes: int | None = Field(default=MAX_BODY_BYTES, ge=1)  # None is no limit
     body_timeout_s: float = Field(default=30, gt=0)
+    max_waiting_body_bytes: int = Field(default=MAX_WAITING_BODY_BYTES, ge=MIN_WAITING_BODY_BYTES)
     max_websocket_message_bytes: int = Field(default=MAX_WEBSOCKET_MESSAGE_BYTES, ge=1)
     middlewares: tuple[MiddlewareOptions, ...] = ()
     middlewares_dir: str | None = None

@@ -11,9 +11,11 @@ from greenroom.actors.large_bytes import beside
 from greenroom.actors.messages import Query
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.names import HOOKS
+from greenroom.core.tickets import SOCKET
 from greenroom.http_front.dispatcher import Dispatcher, Feed, Outcome
 from greenroom.http_front.exchange import Exchange
 
+OPENING_TIMEOUT_S = 60.0  # of a WebSocket, where requests have no limit
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
 CALL_METHOD_HEADER = b"x-serve-call-method"
 
@@ -35,6 +37,7 @@ class Asker:
 
     def __init__(self, timeout_s: float | None, dispatcher: Dispatcher) -> None:
         self._timeout_s = timeout_s
+        self.opening_timeout_s = OPENING_TIMEOUT_S if timeout_s is None else timeout_s
         self._dispatcher = dispatcher
 
     def ask(
@@ -65,16 +68,20 @@ class Asker:
             parse_call_method(exchange) if CALL_METHOD_HEADER in head else "",
             beside(pickle.dumps(plain_call(exchange), 5)),
             exchange.request_id,
-            self._timeout_s if timeout is None else self._shorter(parse_timeout(timeout)),
+            self._limit(timeout, self.opening_timeout_s if follows == SOCKET else self._timeout_s),
             None,
             None if shard_key is None else parse_text(shard_key),
             multiplexed_model_id="" if model_id is None else parse_text(model_id),
             follows=follows,
         )
 
-    def _shorter(self, timeout_s: float) -> float:
-        """Return how long an answer may take whose client would wait for ``timeout_s``."""
-        return timeout_s if self._timeout_s is None else min(timeout_s, self._timeout_s)
+    @staticmethod
+    def _limit(header: bytes | None, most_s: float | None) -> float | None:
+        """Return how long an answer may take."""
+        if header is None:
+            return most_s
+        timeout_s = parse_timeout(header)
+        return timeout_s if most_s is None else min(timeout_s, most_s)
 
 
 def plain_call(exchange: Exchange) -> tuple[Any, ...]:

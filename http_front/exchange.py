@@ -7,6 +7,7 @@ leaves through :meth:`Exchange.send`, so every answer carries the request id.
 
 from __future__ import annotations
 
+import http
 import itertools
 import os
 import re
@@ -65,6 +66,17 @@ class RequestIds:
 
 
 CLOSE = (b"connection", b"close")
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())
+
+
+STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
 
 
 class Leaving(Protocol):

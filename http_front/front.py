@@ -48,8 +48,8 @@ from greenroom.http_front.exchange import (
     Send,
 )
 from greenroom.http_front.malformed import reply_at_once
-from greenroom.http_front.sockets import SocketExchange, Sockets, refuse
 from greenroom.http_front.streaming import send_stream
+from greenroom.http_front.websocket import SocketExchange, Sockets, refuse
 from greenroom.http_front.whole import Turn, WholeQuery
 
 _logger = logging.getLogger(__name__)
@@ -100,7 +100,11 @@ class Front:
         self._page_paths = pages.paths | {self._root_path + path for path in pages.paths}
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         self.header_timeout_s = options.header_timeout_s
+        # Somewhat later than the router, which answers 408.
+        self.opening_timeout_s = asker.opening_timeout_s + 5
+        self.send_timeout_s = options.send_timeout_s
         self.max_message_bytes = options.max_websocket_message_bytes
+        self.max_waiting_bytes = options.max_waiting_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope: a request, a websocket, or the worker's lifespan."""
@@ -191,7 +195,9 @@ class Front:
         upload = exchange.upload
         try:
             if upload is None:
-                answer = await self.asker.ask(exchange)
+                asking = self.asker.ask(exchange)
+                exchange.body = b""  # the query has it
+                answer = await asking
             else:
                 answer = await self.asker.ask(exchange, BODY, upload.begin)
         except GreenroomError as error:
@@ -283,18 +289,26 @@ class Front:
         """Close all WebSockets with 1012, and those that are being opened."""
         self._sockets.close_all()
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Follow the lifespan protocol; never fails, for gunicorn would stop all workers then."""
-        await receive()
+    async def start(self) -> None:
+        """Begin; never raises, for a worker that cannot start would end all others too."""
         try:
             await self._dispatcher.start()
         except Exception:
             _logger.exception("the link to the router did not start; health answers 503")
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
+
+    async def stop(self) -> None:
+        """End; never raises."""
         try:
             await self._dispatcher.stop()
         except Exception:
             _logger.exception("the link to the router did not stop cleanly")
         self.access_log.close()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Follow the lifespan protocol, under a server that has it."""
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
         await send({"type": "lifespan.shutdown.complete"})

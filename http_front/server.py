@@ -56,8 +56,6 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
         "backlog": 2048,
         "keepalive": math.ceil(http.keep_alive_timeout_s),
         "graceful_timeout": DRAIN_S,
-        "asgi_loop": "asyncio",
-        "asgi_lifespan": "on",
         "control_socket_disable": True,
         "loglevel": "warning",
         "errorlog": "-",
@@ -138,9 +136,6 @@ def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> 
     setproctitle("greenroom: http master")
     if logging.lastResort is not None:  # writes to logs/front.log, by way of stderr
         logging.lastResort.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    if hasattr(sys, "set_int_max_str_digits"):  # since 3.10.7
-        # gunicorn reads any Content-Length with int(); a header line is 8,190 bytes at most.
-        sys.set_int_max_str_digits(10_000)
     if settings.http.middlewares:
         from greenroom.http_front import middlewares  # noqa: PLC0415  # for who has some
 

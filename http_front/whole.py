@@ -63,6 +63,7 @@ class WholeQuery:
                 if self._cancel is None:
                     front.in_flight -= 1
                     return False
+                exchange.body = b""  # the query has it
                 return True
         except GreenroomError as error:
             reply = failed_reply(failure_of(error), exchange)

@@ -1,17 +1,12 @@
-"""gunicorn's asgi worker, made to stop at once, to share connections, and to read them faster.
+"""A gunicorn worker that speaks HTTP by :mod:`.protocol`, on gunicorn's public ``Worker``.
 
-All that reaches into gunicorn's and asyncio's inside is in this module. It was written against
-gunicorn 27.0 (``gunicorn/workers/gasgi.py``):
-
-- The stock worker looks for SIGTERM once a second, closes its listener first, and waits for idle
-  keep-alive connections until it is killed. Here SIGTERM interrupts the wait; the listener stays
-  open while requests are in flight, so that health checks hear 503 rather than nothing; connections
-  without a request are closed. With nothing in flight the worker is gone within 0.1 s or so.
-- asyncio accepts up to ``backlog`` connections at one wake-up, so the first worker to wake gets
-  nearly all of a burst. Here it accepts one, and the kernel's queue stays deep all the same.
-- gunicorn never gives up on a new connection that sends no request, or half of its headers. Here
-  it is closed after the HTTP options' ``header_timeout_s``.
-- Connections speak HTTP by :mod:`.protocol` instead of gunicorn's own.
+- SIGTERM drains: the listening sockets stay open while requests are in flight, so that health
+  checks hear 503 rather than nothing; connections without a request are closed. With nothing in
+  flight the worker is gone within 0.1 s or so. SIGINT and SIGQUIT stop without draining.
+- A worker whose master has died hands over to the next master's workers.
+- Connections are accepted one at a time, so that workers share a burst.
+- There are no more of them than descriptors allow. When there are as many, those that have waited
+  longest for a request make room; TLS handshakes count, and have a time limit.
 
 The loop is uvloop's where that is installed: 1.10 and 1.13 times the requests/s at 64 and 16
 connections, for 0.94 and 0.85 of the worker's CPU time (docs/transport.md).
@@ -21,23 +16,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import signal
 import socket
+import ssl
+import sys
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from gunicorn.workers.gasgi import ASGIWorker
+from gunicorn.workers.base import Worker
 
+from greenroom.actors.open_files import MOST, raise_limit
 from greenroom.http_front.front import Front
 from greenroom.http_front.protocol import Connections
 
-_Loop: Any
+_new_loop: Callable[[], asyncio.AbstractEventLoop]
 try:
     import uvloop
 except ImportError:
-    _Loop = asyncio.SelectorEventLoop
+    _new_loop = asyncio.SelectorEventLoop
 else:
-    _Loop = uvloop.Loop
+    _new_loop = uvloop.new_event_loop
 
 _logger = logging.getLogger(__name__)
 
@@ -46,146 +48,261 @@ DRAIN_POLL_S = 0.05
 DRAIN_MARGIN_S = 1.0  # before the master's SIGKILL, to stop the link and flush the log
 HAND_OVER_S = 2.0  # what is idle for so long after the master's death is closed
 FRESH_S = 0.3  # while draining, how long a new connection may take to send its request
-BACKLOG = 2048
+CLEAN_UP_S = 1.0
+ACCEPT_AGAIN_S = 1.0  # after the system had no descriptor or memory
+EVICTED = 16  # TLS handshakes that are given up at once to make room
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: 0\r\n\r\n"
+)
 
 
-class DeepSocket(socket.socket):
-    """A listening socket whose queue stays BACKLOG deep, whatever it is told.
-
-    asyncio passes one number to listen() and to its loop around accept().
-    """
-
-    def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Listen with BACKLOG."""
-        super().listen(max(backlog, BACKLOG))
+def most_connections(limit: int) -> int:
+    """Return how many connections a worker takes that may have so many files open."""
+    files = MOST if limit < 0 else min(limit, MOST)  # the system's "no limit" is below 0
+    return max(1, files - max(64, files // 8))
 
 
-class FrontLoop(_Loop):  # type: ignore[misc]  # known when it runs
-    """An event loop whose servers' connections are ours, accepted one at a time with asyncio."""
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Make the event loop of a worker."""
+    return _new_loop()
 
-    connections: Connections
 
-    async def create_server(  # gunicorn's one way of calling it
-        self, _protocol_factory: Any, *, sock: socket.socket, **options: Any
-    ) -> asyncio.Server:
-        """Serve on a duplicate of ``sock``; the original stays gunicorn's to close."""
-        fileno = os.dup(sock.fileno())
-        deep = DeepSocket(sock.family, sock.type, sock.proto, fileno=fileno)
-        # uvloop calls listen() from C, and accepts as many as libuv does.
-        backlog = 1 if _Loop is asyncio.SelectorEventLoop else BACKLOG
-        server: asyncio.Server = await super().create_server(
-            self.connections.make, sock=deep, backlog=backlog, **options
+class Listener:
+    """Accepts connections of one listening socket; the socket is its owner's to close."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        connections: Connections,
+        most: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._socket = listening
+        self._connections = connections
+        self._most = most
+        self._tls = tls
+        self._handshake_s = (
+            {} if tls is None else {"ssl_handshake_timeout": connections.header_timeout_s}
         )
-        return server
+        self._loop = connections.loop
+        self._opening: dict[asyncio.Task[Any], None] = {}  # the oldest first
+        self._is_open = False
+
+    def open(self) -> None:
+        """Accept from now on."""
+        self._socket.setblocking(False)
+        self._is_open = True
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more; what has been accepted goes on."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _accept(self) -> None:
+        """Accept one: the other workers get their share of a burst."""
+        try:
+            accepted, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            self._connections.warn(f"no connection can be accepted: {error.strerror}")
+            self.close()
+            self._loop.call_later(ACCEPT_AGAIN_S, self.open)
+            return
+        accepted.setblocking(False)
+        if len(self._connections.connections) + len(self._opening) >= self._most:
+            self._connections.warn(
+                f"this worker has {self._most} connections, its most: those that have waited "
+                "longest for a request are closed; more open files (ulimit -Hn) or more workers "
+                "allow more"
+            )
+            if not self._make_room():
+                with contextlib.suppress(OSError):
+                    accepted.send(_FULL)
+                accepted.close()
+                return
+        opening = self._loop.create_task(
+            self._loop.connect_accepted_socket(
+                self._connections.make, accepted, ssl=self._tls, **self._handshake_s
+            )
+        )
+        self._opening[opening] = None
+        opening.add_done_callback(self._opened)
+
+    def _make_room(self) -> bool:
+        if self._connections.make_room():
+            return True
+        oldest = list(islice(self._opening, EVICTED)) if self._tls is not None else []
+        for opening in oldest:
+            opening.cancel()
+        return bool(oldest)
+
+    def _opened(self, opening: asyncio.Task[Any]) -> None:
+        del self._opening[opening]
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        if error is not None and not isinstance(error, OSError):  # a bad handshake is one
+            _logger.error("a connection could not be opened", exc_info=error)
 
 
-class FrontWorker(ASGIWorker):  # type: ignore[misc]  # gunicorn ships no types
+class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """The worker process; its app is a :class:`Front`."""
 
-    loop: FrontLoop
-    asgi: Front
     alive: bool
-    _serving: asyncio.Task[None] | None = None
 
-    def _setup_event_loop(self) -> None:
-        self.loop = FrontLoop()
-        asyncio.set_event_loop(self.loop)
+    def init_process(self) -> None:
+        """Begin; returns when the worker ends."""
+        self._most = most_connections(raise_limit())
+        self._is_quick = False
+        self._told = asyncio.Event()  # to stop
+        self._loop = new_loop()
+        asyncio.set_event_loop(self._loop)
+        super().init_process()
 
     @property
-    def nr_conns(self) -> int:
-        """How many connections there are, for gunicorn, which would count them."""
-        return len(self.loop.connections.connections) if self.loop is not None else 0
+    def _front(self) -> Front:
+        front: Front = self.wsgi
+        return front
 
-    @nr_conns.setter
-    def nr_conns(self, _count: int) -> None:
-        """Be told 0 by gunicorn, at the start."""
+    def init_signals(self) -> None:
+        """Handle signals between two steps of the loop."""
+        for number in self.SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        for number, handler in (
+            (signal.SIGTERM, self._drain_and_stop),
+            (signal.SIGINT, self._stop_now),
+            (signal.SIGQUIT, self._stop_now),
+            (signal.SIGABRT, self._abort),
+            (signal.SIGUSR1, self.log.reopen_files),
+            (signal.SIGWINCH, lambda: None),  # a terminal's, not for us
+        ):
+            self._loop.add_signal_handler(number, handler)
+
+    def _drain_and_stop(self) -> None:
+        self.alive = False
+        self._told.set()
+
+    def _stop_now(self) -> None:
+        self._is_quick = True
+        self._drain_and_stop()
+
+    def _abort(self) -> None:
+        self.alive = False
+        sys.exit(1)
+
+    def run(self) -> None:
+        """Serve until a signal, or the master's death, ends it."""
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._clean_up()
 
     async def _serve(self) -> None:
-        self._serving = asyncio.current_task()
-        self.loop.connections = Connections(
-            self.asgi,
-            self.asgi.begin,
+        front = self._front
+        connections = self._connections = Connections(
+            front,
+            front.begin,
             keep_alive_s=self.cfg.keepalive,
-            header_timeout_s=self.asgi.header_timeout_s,
-            max_message_bytes=self.asgi.max_message_bytes,
+            header_timeout_s=front.header_timeout_s,
+            send_timeout_s=front.send_timeout_s,
+            opening_timeout_s=front.opening_timeout_s,
+            max_message_bytes=front.max_message_bytes,
+            max_waiting_bytes=front.max_waiting_bytes,
             trusted=self.cfg.forwarded_allow_ips,
         )
+        connections.tell_time()
+        await front.start()
+        tls = self._tls_context()
+        self._listeners = [
+            Listener(each.sock, connections, self._most, tls) for each in self.sockets
+        ]
+        for listener in self._listeners:
+            listener.open()
         ticking = asyncio.create_task(self._tick())
         try:
-            await super()._serve()
+            await self._until_told()
+            await self._shut_down()
         finally:
             ticking.cancel()
-            self.loop.connections.departures.close()
+            connections.departures.close()
 
-    def handle_exit_signal(self) -> None:
-        """Begin to drain (SIGTERM), at once if it serves already."""
-        serving, self.alive = self.alive, False
-        self._interrupt_if(serving)
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if not self.cfg.certfile:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
+        return context
 
-    def handle_quit_signal(self) -> None:
-        """Begin to stop without draining (SIGINT, SIGQUIT)."""
-        serving = self.alive
-        super().handle_quit_signal()
-        self._interrupt_if(serving)
-
-    def _interrupt_if(self, serving: bool) -> None:
-        if serving and self.servers and self._serving is not None:
-            self._serving.cancel()  # out of its sleep; gunicorn takes it for the order to stop
+    async def _until_told(self) -> None:
+        """Return when it is time to stop; tells the master meanwhile that the worker lives."""
+        while self.alive and self.ppid == os.getppid():
+            self.notify()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._told.wait(), TICK_S)
 
     async def _tick(self) -> None:
-        timeout_s = self.asgi.header_timeout_s
+        timeout_s = self._connections.header_timeout_s
         while True:
-            self.loop.connections.tell_time()
             await asyncio.sleep(min(TICK_S, timeout_s / 4))
-            try:
-                self._close_waiting(served_too=False, fresh_s=timeout_s)
-            except Exception:  # of one connection: the others, and the Date, need the next look
-                _logger.exception("not all idle connections were looked at")
+            self._connections.tell_time()
+            self._close_waiting(served_too=False, fresh_s=timeout_s)
 
     def _close_waiting(self, *, served_too: bool, fresh_s: float) -> None:
-        now = self.loop.time()
-        self.loop.connections.give_up(now, served_too=served_too, fresh_s=fresh_s)
+        self._connections.give_up(self._loop.time(), served_too=served_too, fresh_s=fresh_s)
 
-    async def _shutdown(self) -> None:
-        """Finish what is in flight, then stop as gunicorn does."""
+    async def _shut_down(self) -> None:
+        """Finish what is in flight, then stop."""
+        front = self._front
         if self.ppid != os.getppid():
             await self._hand_over()
         else:
-            self.asgi.draining = self.asgi.leaving = True
-        self.asgi.close_sockets()
-        closing = asyncio.create_task(self._keep_closing_waiting())
-        if not self._quick_shutdown:
-            await self._drain()
-        await super()._shutdown()
-        closing.cancel()
+            front.draining = front.leaving = True
+        front.close_sockets()
+        deadline = self._loop.time() + max(0.0, self.cfg.graceful_timeout - DRAIN_MARGIN_S)
+        while self._is_busy() and self._loop.time() < deadline and not self._is_quick:
+            await self._drain_on()
+        for listener in self._listeners:
+            listener.close()
+        while self._connections.connections and self._loop.time() < deadline and not self._is_quick:
+            await self._drain_on()
+        if not self._is_quick:
+            await front.stop()
+
+    def _is_busy(self) -> bool:
+        return self._front.in_flight > 0 or self._connections.has_sockets()
+
+    async def _drain_on(self) -> None:
+        self.notify()
+        self._close_waiting(served_too=True, fresh_s=FRESH_S)
+        await asyncio.sleep(DRAIN_POLL_S)
 
     async def _hand_over(self) -> None:
         """Leave new connections to the next master's workers, and serve those that are here.
 
         Each one's next answer asks the client to close it; those that stay idle are closed.
         """
-        self.asgi.leaving = True
-        for server in self.servers:
-            server.close()
-        deadline = self.loop.time() + HAND_OVER_S
-        while self.nr_conns and self.loop.time() < deadline:
+        self._front.leaving = True
+        for listener in self._listeners:
+            listener.close()
+        deadline = self._loop.time() + HAND_OVER_S
+        while self._connections.connections and self._loop.time() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
 
-    async def _drain(self) -> None:
-        deadline = self.loop.time() + max(0.0, self.cfg.graceful_timeout - DRAIN_MARGIN_S)
-        while self._is_busy() and self.loop.time() < deadline and not self._quick_shutdown:
-            self.notify()
-            await asyncio.sleep(DRAIN_POLL_S)
-
-    def _is_busy(self) -> bool:
-        return self.asgi.in_flight > 0 or self.loop.connections.has_sockets()
-
-    async def _keep_closing_waiting(self) -> None:
-        while True:
-            self._close_waiting(served_too=True, fresh_s=FRESH_S)
-            await asyncio.sleep(DRAIN_POLL_S)
-
-    def _cleanup(self) -> None:
+    def _clean_up(self) -> None:
         with contextlib.suppress(AttributeError):  # stopped before the app was loaded
-            self.asgi.access_log.close()  # once more: SIGINT and SIGQUIT skip the lifespan's end
-        super()._cleanup()
+            self._front.access_log.close()  # once more: SIGINT and SIGQUIT skip Front.stop()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
+        self._loop.close()
+        for each in self.sockets:
+            each.close()

@@ -90,6 +90,8 @@ def _http_more(function: F) -> F:
         ("ssl-keyfile", str, "PATH", "PEM: its private key."),
         ("middlewares-dir", str, "DIR", "Where middlewares that are not installed are [.]."),
         ("max-websocket-message-bytes", int, "BYTES", "Larger messages are refused [16 MiB]."),
+        ("max-waiting-body-bytes", int, "BYTES", "Bodies that wait in a worker [256 MiB]."),
+        ("send-timeout-s", float, "S", "How long a client may take nothing [30]."),
         ("body-timeout-s", float, "S", "How long a body may keep us waiting [30]."),
         ("max-body-bytes", str, "BYTES", "Larger bodies are refused; or 'none' [100 MiB]."),
         ("header-timeout-s", float, "S", "How long a request's headers may take [30]."),

@@ -44,6 +44,7 @@ def description(asked: Asked) -> dict[str, object]:
         "method": asked.http_method,
         "body_size": len(asked.call.body),
         "body": asked.call.body[:200].decode("latin-1"),
+        "headers": [name.decode("latin-1") for name, _ in asked.call.headers],
         "request_id": asked.request_id,
         "pid": os.getpid(),
         "asked": len(dispatcher.asked),

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.http_front.flow import MOST_READ, READ
-from greenroom.http_front.joined import LARGE
-from greenroom.http_front.protocol import AHEAD, Connections, FrontProtocol
+from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ, Connections, FrontProtocol
 from tests.http.test_worker import Wire
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -25,13 +23,18 @@ class Server:
         self.parts = []
         self.sockets = socket.socketpair()  # to be watched while nothing is read
         self.wire = Wire()
-        self.wire.get_extra_info = lambda name: self.sockets[0] if name == "socket" else None
+        self.wire.get_extra_info = lambda name, _default=None: (
+            self.sockets[0] if name == "socket" else None
+        )
         self.connections = Connections(
             self.answer,
             keep_alive_s=90.0,
             header_timeout_s=30.0,
+            send_timeout_s=30.0,
+            opening_timeout_s=30.0,
             max_message_bytes=1000,
-            trusted="127.0.0.1",
+            max_waiting_bytes=2**28,
+            trusted=["127.0.0.1"],
         )
         self.protocol = FrontProtocol(self.connections)
         self.protocol.connection_made(self.wire)

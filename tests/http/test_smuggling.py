@@ -122,7 +122,6 @@ READ_IN_ONE_WAY = {
         b"abc",
     ),
     "an empty host": (get(host=b""), b""),
-    "two spaces": (get(b" /first"), b""),
     "an IPv6 host": (get(host=b"[::1]:80"), b""),
     "a URL": (get(b"http://x/first"), b""),
     "a URL with its port": (get(b"http://X:80/first"), b""),

@@ -9,7 +9,7 @@ import pytest
 from greenroom.actors.messages import BINARY, END, MORE, TEXT, Process, StreamBegun, StreamPart
 from greenroom.actors.streams import Stream
 from greenroom.core.closing import close_frame
-from greenroom.http_front import protocol, socket_protocol
+from greenroom.http_front import websocket
 from greenroom.http_front.fake import FakeDispatcher
 from greenroom.http_front.protocol import Connections
 
@@ -263,8 +263,11 @@ def speak(test, app=echo):
             app,
             keep_alive_s=5,
             header_timeout_s=5,
+            send_timeout_s=5,
+            opening_timeout_s=5,
             max_message_bytes=2**20,
-            trusted="127.0.0.1",
+            max_waiting_bytes=2**20,
+            trusted=["127.0.0.1"],
         )
         connections.tell_time()
         loop = asyncio.get_running_loop()
@@ -283,15 +286,15 @@ def speak(test, app=echo):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(protocol, "PING_S", 0.1)
-    monkeypatch.setattr(protocol, "PONG_S", 0.1)
-    monkeypatch.setattr(socket_protocol, "MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(websocket, "PING_S", 0.1)
+    monkeypatch.setattr(websocket, "PONG_S", 0.1)
+    monkeypatch.setattr(websocket, "MESSAGE_TIMEOUT_S", 0.3)
 
 
 @pytest.fixture
 def patient(hasty, monkeypatch):
     """Give clients the time to answer, in which a busy machine may do other things."""
-    monkeypatch.setattr(protocol, "PONG_S", 1.0)
+    monkeypatch.setattr(websocket, "PONG_S", 1.0)
 
 
 def test_a_client_that_neither_answers_nor_takes_anything_is_dropped(hasty):
@@ -413,7 +416,10 @@ def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
     gate = asyncio.Event()
 
     async def answering(scope, _receive, send):
-        assert scope["type"] == "http"
+        if scope["type"] == "websocket":
+            assert gate.is_set()
+            await send({"type": "websocket.accept"})
+            return
         await gate.wait()
         headers = [(b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -425,7 +431,8 @@ def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
         await asyncio.wait((opening,), timeout=0.2)
         gate.set()
         assert await opening == 200, "that of the first"
-        assert await client._reader.read() == b"", "and the end"
+        head = await client._reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101 ")
 
     speak(pipelining, answering)
 

@@ -11,7 +11,7 @@ from greenroom.http_front.exchange import CLOSE, Exchange, InnerExchange, Reply,
 from greenroom.http_front.protocol import Connections, FrontProtocol
 
 from .conftest import Turn
-from .test_worker import Wire, WireSocket
+from .test_worker import Wire
 
 WHOLE = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 HALF_BODY = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab"
@@ -20,13 +20,9 @@ FORWARDED = (
 )
 
 
-class PeerSocket(WireSocket):
-    peer = ("127.0.0.1", 5)
-
-
 class PeerWire(Wire):
     def get_extra_info(self, name, default=None):
-        return PeerSocket() if name == "socket" else default
+        return ("127.0.0.1", 5) if name == "peername" else super().get_extra_info(name, default)
 
 
 class Server:
@@ -43,8 +39,11 @@ class Server:
             self.begin,
             keep_alive_s=9,
             header_timeout_s=9,
+            send_timeout_s=9,
+            opening_timeout_s=9,
             max_message_bytes=9,
-            trusted="127.0.0.1",
+            max_waiting_bytes=2**20,
+            trusted=["127.0.0.1"],
         )
         self.connections.tell_time()
         self.protocol = FrontProtocol(self.connections)
@@ -150,7 +149,7 @@ def test_what_a_trusted_proxy_says_of_the_client_is_believed():
     over_a_connection(act)
 
 
-def test_bodies_on_their_way_and_clients_that_take_nothing_need_a_task():
+def test_bodies_on_their_way_need_a_task_and_nothing_begins_for_who_takes_nothing():
     async def act(server):
         server.say(HALF_BODY)
         assert not server.turns
@@ -160,10 +159,10 @@ def test_bodies_on_their_way_and_clients_that_take_nothing_need_a_task():
         server.say(b"cd" + WHOLE % 1)
         await turn_over()
         assert not server.turns
+        assert server.wire.paused
         server.protocol.resume_writing()
-        await turn_over()
-        server.say(WHOLE % 2)
-        assert [turn.scope["path"] for turn in server.turns] == ["/2"]
+        assert [turn.scope["path"] for turn in server.turns] == ["/1"]
+        assert not server.wire.paused
 
     over_a_connection(act)
 

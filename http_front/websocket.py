@@ -1,0 +1,674 @@
+"""WebSockets: each is a query, whose answer begins when user code accepts, and a conversation.
+
+What the client sends follows the query, and what user code sends are the parts of its answer, both
+straight between this worker and the replica, a bounded number of bytes ahead of the other end.
+Whoever closes says why: the client, user code, this worker when it stops (1012), or its absence
+when a replica has died or user code has raised (1011).
+
+Below that is the connection (:class:`FrontSocket`), by the websockets library's protocol without
+I/O. It has limits for everything that a client can do, or not do:
+
+- every opening is answered: one that is malformed at once, any other by the app within a time;
+- a client that is slow is no dead one: a ping may stay unanswered while what was sent before it is
+  being taken, or a long message is coming;
+- one that stays amid a message for too long is given up, with 1008;
+- a message in a great many fragments takes no more room than its bytes;
+- nothing is read while what was written is not taken, and that has a time limit;
+- who has broken the protocol gets to read why, and who is gone without a close is told as 1006.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
+
+from greenroom.actors.messages import BINARY, END, MORE, TEXT
+from greenroom.actors.streams import NobodyListensError, Stream, StreamFailedError
+from greenroom.core.closing import (
+    ABNORMAL,
+    FAILED,
+    NORMAL,
+    RESTARTING,
+    close_frame,
+    close_of,
+)
+from greenroom.core.errors import GreenroomError
+from greenroom.core.tickets import SOCKET
+from greenroom.http_front.answers import (
+    TEXT as TEXT_TYPE,
+)
+from greenroom.http_front.answers import (
+    BadHeaderError,
+    error_reply,
+    passed_on,
+    reply_to,
+)
+from greenroom.http_front.asking import Ask
+from greenroom.http_front.dispatcher import Feed
+from greenroom.http_front.exchange import (
+    CLOSE,
+    STATUS_LINES,
+    Event,
+    Exchange,
+    Headers,
+    Receive,
+    Reply,
+    Scope,
+)
+from greenroom.http_front.sending import MIN_RATE, Sending, bytes_acknowledged
+
+if TYPE_CHECKING:
+    from greenroom.http_front.protocol import Connections
+
+_logger = logging.getLogger(__name__)
+_wire_logger = logging.getLogger(f"{__name__}.wire")
+_wire_logger.setLevel(logging.ERROR)  # the library would tell of each that opens and closes
+
+SWITCHING = 101
+RESPONSE = "websocket.http.response"
+SUBPROTOCOL = b"sec-websocket-protocol"
+
+PING_S = 20.0
+PONG_S = 20.0
+CLOSE_S = 5.0
+LINGER_S = 2.0
+MESSAGE_TIMEOUT_S = 30.0  # and a second more for every MIN_RATE bytes of it
+POLICY_VIOLATION = 1008
+INVALID_DATA = 1007
+PING_BYTES = 64  # more than one has, with TLS too
+MAX_EARLY_BYTES = 64 * 1024  # that may come before the opening is answered
+_HANDSHAKE_HEADERS = frozenset({b"connection", b"upgrade", b"origin"})
+
+
+class SocketExchange(Exchange):
+    """A WebSocket's opening, and what leaves in it."""
+
+    __slots__ = ()
+
+    async def send(self, event: Event) -> None:
+        """Pass an ASGI event to the server, adding the request id to what answers the opening."""
+        kind = event["type"]
+        if kind == "websocket.send":
+            self.bytes_out += len(event.get("bytes") or event.get("text") or b"")
+        elif kind == f"{RESPONSE}.body":
+            self.bytes_out += len(event.get("body", b""))
+        elif kind in {"websocket.accept", f"{RESPONSE}.start"}:
+            self.status = event.get("status", SWITCHING)
+            own = (b"x-request-id", self.request_id.encode("ascii"))
+            event = {**event, "headers": [*event.get("headers", ()), own]}
+        elif not self.status:  # a close that refuses
+            self.status = 403
+        await self._send(event)
+
+
+class Sockets:
+    """All WebSockets of one worker."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._open: set[_Conversation] = set()
+        self._is_closing = False
+
+    async def serve(self, exchange: Exchange, receive: Receive) -> None:
+        """Open one, and return when it is closed; cancelled when the client is gone."""
+        fed: list[Feed] = []
+        try:
+            answer = await self._ask(exchange, SOCKET, fed.append)
+        except GreenroomError as error:
+            reply = error_reply(error.http_status, type(error).__name__, str(error), exchange)
+            await refuse(exchange, reply)
+            return
+        if not isinstance(answer, Stream):
+            await refuse(exchange, reply_to(answer, exchange))
+            return
+        conversation = _Conversation(exchange, receive, answer, fed[0])
+        self._open.add(conversation)
+        if self._is_closing:
+            conversation.close()
+        try:
+            await conversation.run()
+        finally:
+            self._open.remove(conversation)
+
+    def close_all(self) -> None:
+        """Close all, and those that are being opened, with 1012: the worker stops."""
+        self._is_closing = True
+        for conversation in self._open:
+            conversation.close()
+
+
+async def refuse(exchange: Exchange, reply: Reply) -> None:
+    """Answer an opening with a response; with a bare 403 where the server cannot give another."""
+    if RESPONSE not in exchange.scope.get("extensions", {}):
+        await exchange.send({"type": "websocket.close", "code": 1008})
+        return
+    start = {"type": f"{RESPONSE}.start", "status": reply.status, "headers": reply.headers}
+    await exchange.send(start)
+    await exchange.send({"type": f"{RESPONSE}.body", "body": bytes(reply.body)})
+
+
+class _Conversation:
+    """One WebSocket that user code has accepted."""
+
+    def __init__(self, exchange: Exchange, receive: Receive, stream: Stream, feed: Feed) -> None:
+        self._exchange = exchange
+        self._receive = receive
+        self._stream = stream
+        self._feed = feed
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_words = close_frame(ABNORMAL)  # for the replica
+
+    def close(self) -> None:
+        """Close it: the worker stops."""
+        if not self._closing.done():
+            self._closing.set_result(None)
+
+    async def run(self) -> None:
+        """Carry messages both ways until one side ends it."""
+        try:
+            accept = self._accept()
+        except BadHeaderError as error:
+            self._leave()
+            reply = error_reply(500, "UnsupportedResultError", str(error), self._exchange)
+            await refuse(self._exchange, reply)
+            return
+        tasks: set[asyncio.Future[None]] = set()
+        try:
+            await self._exchange.send(accept)
+            tasks = {
+                asyncio.create_task(self._from_replica()),
+                asyncio.create_task(self._from_client()),
+                self._closing,
+            }
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._closing.done() and not self._closing.cancelled():
+                self._last_words = close_frame(RESTARTING, "the server stops")
+        finally:
+            self._leave()
+            for task in tasks:
+                task.cancel()
+        await self._finish(tasks)
+
+    async def _finish(self, tasks: set[asyncio.Future[None]]) -> None:
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]  # it is not None
+        if self._closing.done() and not self._closing.cancelled():
+            await self._close(self._last_words)
+
+    def _leave(self) -> None:
+        self._feed.leave(self._last_words)
+        self._stream.close()
+
+    def _accept(self) -> Event:
+        headers: Headers = []
+        subprotocol = None
+        for name, value in passed_on(self._stream.headers):
+            if name == SUBPROTOCOL:
+                subprotocol = value.decode("latin-1")
+            elif not name.startswith(b"sec-websocket-"):
+                headers.append((name, value))
+        return {"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers}
+
+    async def _from_replica(self) -> None:
+        """Send what user code sends, and close as it closes."""
+        try:
+            while (event := await self._next_message()) is not None:
+                await self._exchange.send(event)
+        except OSError:  # the client has gone, and _from_client hears how
+            await asyncio.get_running_loop().create_future()
+        except StreamFailedError as error:
+            _logger.warning("WebSocket %s was cut off: %s", self._exchange.request_id, error)
+            await self._close(close_frame(FAILED, str(error)))
+
+    async def _next_message(self) -> Event | None:
+        """Return the next message; None at the end, which is passed on."""
+        content: list[bytes] = []
+        ends = MORE
+        while ends == MORE:
+            part = await self._stream.next_part()
+            if part is None or part.ends == END:
+                await self._close(close_frame(NORMAL) if part is None else part.data)
+                return None
+            content.append(part.data)
+            ends = part.ends
+        message = content[0] if len(content) == 1 else b"".join(content)
+        if ends == TEXT:
+            return {"type": "websocket.send", "text": message.decode()}
+        return {"type": "websocket.send", "bytes": message}
+
+    async def _close(self, frame: bytes) -> None:
+        code, reason = close_of(frame)
+        with contextlib.suppress(OSError):  # the client was quicker
+            await self._exchange.send({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _from_client(self) -> None:
+        """Send on what the client sends, until it has gone."""
+        while (event := await self._receive())["type"] != "websocket.disconnect":
+            text = event.get("text")
+            content, ends = (event["bytes"], BINARY) if text is None else (text.encode(), TEXT)
+            with contextlib.suppress(NobodyListensError):  # the end is on its way to the client
+                await self._feed.send(content, ends)
+        self._last_words = close_frame(event.get("code", ABNORMAL), event.get("reason") or "")
+
+
+# --- The connection -------------------------------------------------------------------------------
+
+
+class ClientGoneError(OSError):
+    """The WebSocket is closed; nothing can be sent."""
+
+
+def is_opening(method: bytes, version: str, upgrade: bytes) -> bool:
+    """Return whether a request that would upgrade asks for a WebSocket."""
+    return method == b"GET" and version == "1.1" and upgrade.strip().lower() == b"websocket"
+
+
+class FrontSocket(asyncio.Protocol):
+    """One connection that has become a WebSocket, or asks to."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, shared: Connections, scope: Scope) -> None:
+        self._shared = shared
+        self._scope = scope
+        self._conn = ServerProtocol(max_size=shared.max_message_bytes, logger=_wire_logger)
+        self._made_at = shared.loop.time()
+        self._task: asyncio.Task[None] | None = None
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._is_answered = False  # the opening is
+        self._is_open = False
+        self._is_closing = False  # a close frame has left, or nothing will
+        self._is_deaf = False  # what comes is not looked at
+        self._is_lost = False
+        self._early = b""  # what came before the opening was answered
+        self._refusal: Event | None = None
+        self._refusal_body = b""
+        self._writable: asyncio.Event | None = None  # while nothing can be written
+        self._is_paused = False
+        self._sending = Sending()
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._pinged_at: float | None = None
+        self._has_heard = False  # since the last ping
+        self._acknowledged = 0
+        self._message: bytes | bytearray | None = None  # of which more is to come
+        self._is_text = False
+        self._incomplete_since: float | None = None  # of a message that is coming
+        self._incomplete_bytes = 0
+
+    # --- See asyncio ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection over, with its opening; the app is asked unless that is malformed."""
+        self.transport = transport
+        self._shared.connections.add(self)
+        response = self._handshake()
+        if response.status_code != SWITCHING:
+            headers = [
+                (name.lower().encode("ascii"), value.encode("latin-1", "replace"))
+                for name, value in response.headers.raw_items()
+            ]
+            self._respond(response.status_code, headers, bytes(response.body))
+            return
+        self._response = response
+        offered = [v for name, v in self._scope["headers"] if name == SUBPROTOCOL]
+        self._scope["subprotocols"] = [
+            each.strip() for each in b",".join(offered).decode("latin-1").split(",") if each.strip()
+        ]
+        self._scope["extensions"] = {RESPONSE: {}}
+        self._queue.put_nowait({"type": "websocket.connect"})
+        self._task = self._shared.run(self._run())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the app; nobody wants an opening any more that is not answered."""
+        self._shared.connections.discard(self)
+        self._is_lost = self._is_closing = True
+        for timer in (self._ping_timer, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        self.resume_writing()
+        if self._is_open:
+            self._queue.put_nowait(_disconnect(ABNORMAL))
+        elif self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        """Write no more, and read no more: pings would have pongs written."""
+        self._writable = asyncio.Event()
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+            self._throttle()
+
+    def data_received(self, data: bytes) -> None:
+        """Take frames."""
+        self._has_heard = True
+        if self._is_deaf:
+            return
+        if self._is_open:
+            self._take(data)
+            return
+        self._early += data
+        if len(self._early) > MAX_EARLY_BYTES:
+            self._respond(400, [], b"too much was sent before the WebSocket was opened")
+            self._cancel()
+
+    # --- For the other connections' owner ---------------------------------------------------------
+
+    @property
+    def waiting_since(self) -> float | None:
+        """See :class:`.protocol.FrontProtocol`; one that is refused may make room for another."""
+        return 0.0 if self._is_deaf else None
+
+    def close(self) -> None:
+        """Close at once."""
+        self.transport.close()
+
+    def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
+        """Cut a client that takes nothing, and refuse an opening that nobody has answered."""
+        if self._sending.is_stuck(self.transport, now, self._shared.send_timeout_s):
+            self.transport.abort()
+        elif not self._is_answered and now - self._made_at > self._shared.opening_timeout_s:
+            headers = [(b"retry-after", b"1")]
+            self._respond(503, headers, b"the WebSocket was not accepted in time")
+            self._cancel()
+
+    # --- The opening ------------------------------------------------------------------------------
+
+    def _handshake(self) -> Response:
+        """Check what concerns the handshake alone; the front has checked all the rest."""
+        lines = [
+            b"%b: %b\r\n" % header
+            for header in self._scope["headers"]
+            if header[0] in _HANDSHAKE_HEADERS or header[0].startswith(b"sec-websocket-")
+        ]
+        conn = self._conn
+        conn.receive_data(b"GET / HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
+        for event in conn.events_received():
+            if isinstance(event, Request):
+                return conn.accept(event)
+        return conn.reject(400, "the WebSocket's opening cannot be read\n")
+
+    async def _run(self) -> None:
+        """Run the app, which logs its own errors."""
+        try:
+            await self._shared.app(self._scope, self.receive, self.send)
+        except (asyncio.CancelledError, ClientGoneError):
+            pass
+        except Exception:
+            self._fail()
+        else:
+            if not self._is_answered:
+                self._fail()
+        finally:
+            self._task = None
+        if self._close_timer is None:
+            self.transport.close()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _fail(self) -> None:
+        """Answer or close as what has failed."""
+        if not self._is_answered:
+            self._respond(500, [TEXT_TYPE], b"Internal Server Error")
+        elif not self._is_closing:
+            self._send_close(FAILED, "")
+
+    def _respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer the opening with a response, and close."""
+        if self._is_answered:
+            return
+        self._is_answered = self._is_closing = True
+        own = {b"content-length", b"connection", b"transfer-encoding", b"date"}
+        kept = [header for header in headers if header[0].lower() not in own]
+        length = (b"content-length", b"%d" % len(body))
+        self._write_head(status, [*kept, length, CLOSE])
+        self.transport.write(body)
+        self._hang_up()
+
+    def _write_head(self, status: int, headers: Headers) -> None:
+        lines = [STATUS_LINES[status], self._shared.default_head]
+        for name, value in headers:
+            lines += (name.lower(), b": ", value, b"\r\n")
+        lines.append(b"\r\n")
+        self.transport.write(b"".join(lines))
+
+    def _accept(self, event: Event) -> None:
+        self._is_answered = self._is_open = True
+        headers: Headers = [
+            (name.encode("ascii"), value.encode("ascii"))
+            for name, value in self._response.headers.raw_items()
+            if name != "Date"
+        ]
+        if event.get("subprotocol"):
+            headers.append((SUBPROTOCOL, event["subprotocol"].encode("latin-1")))
+        self._conn.send_response(self._response)
+        self._conn.data_to_send()  # the same response, without the app's headers
+        self._write_head(SWITCHING, [*headers, *event.get("headers", ())])
+        self._ping_timer = self._shared.loop.call_later(PING_S, self._keep_alive)
+        early, self._early = self._early, b""
+        if early:
+            self._take(early)
+
+    # --- The app's side ---------------------------------------------------------------------------
+
+    async def receive(self) -> Event:
+        """Return the next event; the client may not be slower than we are."""
+        event = await self._queue.get()
+        self._throttle()
+        return event
+
+    async def send(self, event: Event) -> None:
+        """Take an event of the app; ClientGoneError once the WebSocket is closed, by whomever."""
+        kind = event["type"]
+        while self._writable is not None and kind != "websocket.close":
+            await self._writable.wait()
+        if not self._is_answered:
+            self._answer(kind, event)
+        elif kind == "websocket.close":
+            if not self._is_closing:
+                self._send_close(event.get("code") or NORMAL, event.get("reason") or "")
+        elif self._is_closing:
+            raise ClientGoneError
+        elif kind == "websocket.send":
+            text = event.get("text")
+            if text is None:
+                self._conn.send_binary(event["bytes"])
+            else:
+                self._conn.send_text(text.encode())
+            self._flush()
+        else:
+            raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
+
+    def _answer(self, kind: str, event: Event) -> None:
+        """Take an event that answers the opening."""
+        if self._is_lost:
+            raise ClientGoneError
+        if kind == "websocket.accept":
+            self._accept(event)
+        elif kind == "websocket.close":
+            self._queue.put_nowait(_disconnect(ABNORMAL))
+            self._respond(403, [], b"")
+        elif kind == f"{RESPONSE}.start":
+            self._refusal = event
+        elif kind == f"{RESPONSE}.body" and self._refusal is not None:
+            self._refusal_body += event.get("body", b"")
+            if not event.get("more_body", False):
+                headers = list(self._refusal.get("headers", ()))
+                self._respond(self._refusal["status"], headers, self._refusal_body)
+        else:
+            raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
+
+    # --- The client's side ------------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> None:
+        """Take bytes of frames."""
+        conn = self._conn
+        conn.receive_data(data)
+        has_ended = False
+        for event in conn.events_received():
+            if isinstance(event, Frame):
+                has_ended = True
+                self._take_frame(event)
+        if self._is_deaf:
+            return
+        if conn.close_sent is not None and conn.close_rcvd is None and not self._is_closing:
+            self._break_off()
+            return
+        self._flush()
+        if has_ended and self._message is None:
+            self._incomplete_since = None
+        elif self._incomplete_since is None:
+            self._incomplete_since = self._shared.loop.time()
+            self._incomplete_bytes = 0
+        self._incomplete_bytes += len(data)
+        self._throttle()
+
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.CLOSE:
+            self._take_close()
+        elif frame.opcode is Opcode.CONT:
+            if type(self._message) is not bytearray:  # any number of fragments takes their bytes
+                self._message = bytearray(self._message or b"")
+            self._message += frame.data
+            self._end_message(frame.fin)
+        elif frame.opcode in {Opcode.TEXT, Opcode.BINARY}:
+            self._is_text = frame.opcode is Opcode.TEXT
+            self._message = bytes(frame.data)
+            self._end_message(frame.fin)
+
+    def _end_message(self, is_end: bool) -> None:
+        if not is_end or self._message is None:
+            return
+        message, self._message = bytes(self._message), None
+        if self._is_closing:
+            return  # nobody reads it, and the close frame of the client may be behind it
+        if not self._is_text:
+            self._queue.put_nowait({"type": "websocket.receive", "bytes": message})
+            return
+        try:
+            self._queue.put_nowait({"type": "websocket.receive", "text": message.decode()})
+        except UnicodeDecodeError:
+            self._conn.fail(INVALID_DATA, "a text message is not UTF-8")
+            self._break_off()
+
+    def _take_close(self) -> None:
+        received = self._conn.close_rcvd
+        if not self._is_closing and received is not None:
+            self._queue.put_nowait(_disconnect(received.code, received.reason))
+        self._is_closing = self._is_deaf = True
+        self._flush()  # the answer to it
+        self.transport.close()
+
+    def _break_off(self) -> None:
+        """Close what has broken the protocol; it gets time to read why."""
+        sent = self._conn.close_sent
+        code, reason = (ABNORMAL, "") if sent is None else (sent.code, sent.reason)
+        self._queue.put_nowait(_disconnect(code, reason))
+        self._is_closing = True
+        self._flush()
+        self._hang_up()
+
+    def _send_close(self, code: int, reason: str) -> None:
+        """Close, and wait for the client's close; not for long."""
+        self._is_closing = True
+        self._conn.send_close(code, reason)
+        self._flush()
+        self._throttle()
+        self._end_within(CLOSE_S)
+
+    def _hang_up(self) -> None:
+        """Close, but not before the client has had time to read what was sent."""
+        self._is_deaf = True
+        self._early = b""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._throttle()
+        self._end_within(LINGER_S)
+
+    def _end_within(self, seconds: float) -> None:
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._close_timer = self._shared.loop.call_later(seconds, self.transport.abort)
+
+    def _flush(self) -> None:
+        written = b"".join(self._conn.data_to_send())
+        if written and not self._is_lost:
+            self.transport.write(written)
+
+    def _throttle(self) -> None:
+        """Read, or read no more: while user code does not take what is here, or the client."""
+        pause = not self._is_closing and (self._writable is not None or not self._queue.empty())
+        if pause is self._is_paused or self.transport.is_closing() or not self._is_open:
+            return
+        self._is_paused = pause
+        if pause:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+            if self._incomplete_since is not None:
+                self._incomplete_since = self._shared.loop.time()
+
+    # --- Dead and slow clients --------------------------------------------------------------------
+
+    def _keep_alive(self) -> None:
+        """Ping the client, or give it up."""
+        loop = self._shared.loop
+        if self._is_closing or self.transport.is_closing():
+            return
+        now = loop.time()
+        if self._is_too_slow(now):
+            self._conn.fail(POLICY_VIOLATION, "a message came too slowly")
+            self._break_off()
+            return
+        is_late = self._pinged_at is not None and now - self._pinged_at >= 0.9 * PONG_S
+        if is_late and not self._is_alive():
+            self._conn.fail(FAILED, "keepalive ping timeout")
+            self._flush()
+            self.transport.abort()
+            return
+        if self._pinged_at is None or self._has_heard or is_late:
+            self._has_heard = False
+            self._pinged_at = now
+            self._conn.send_ping(os.urandom(4))
+            self._flush()
+        self._ping_timer = loop.call_later(PING_S, self._keep_alive)
+
+    def _is_alive(self) -> bool:
+        """Return whether the client answers, or takes or sends anything.
+
+        While user code does not take what is here, nothing is read, and so no answer.
+        """
+        return self._has_heard or not self._queue.empty() or self._has_taken()
+
+    def _is_too_slow(self, now: float) -> bool:
+        """Return whether a message has been coming for too long; not while nobody reads it."""
+        if self._incomplete_since is None or self._is_paused:
+            return False
+        slow_s = now - self._incomplete_since
+        return slow_s > MESSAGE_TIMEOUT_S + self._incomplete_bytes / MIN_RATE
+
+    def _has_taken(self) -> bool:
+        """Return whether the client's side has taken anything but pings since the last time."""
+        acknowledged = bytes_acknowledged(self.transport)
+        taken, self._acknowledged = acknowledged - self._acknowledged, acknowledged
+        return taken > PING_BYTES
+
+
+def _disconnect(code: int, reason: str = "") -> Event:
+    return {"type": "websocket.disconnect", "code": code, "reason": reason}

@@ -1,0 +1,210 @@
+"""Requests that ask for another protocol: where they end is what their length says, as ever.
+
+Each is followed by a second request on the same connection, as an attacker would hide it in a body.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
+OPENING = (
+    b"Connection: Upgrade",
+    b"Upgrade: websocket",
+    b"Sec-WebSocket-Version: 13",
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+UPGRADES = {
+    "foo": (b"Connection: upgrade", b"Upgrade: foo"),
+    "h2c": (
+        b"Connection: Upgrade, HTTP2-Settings",
+        b"Upgrade: h2c",
+        b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA",
+    ),
+    "several": (b"Connection: keep-alive, Upgrade", b"Upgrade: TLS/1.0, websocket"),
+    "a websocket by POST": OPENING,
+}
+
+
+def head(method, path, *lines):
+    return b"\r\n".join([b"%s %s HTTP/1.1" % (method, path), b"Host: x", *lines, b"", b""])
+
+
+def framed(body, coding):
+    if coding == "length":
+        return b"Content-Length: %d" % len(body), body
+    return b"Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+def exchange(front, *segments):
+    """Send each segment when the one before it has surely been read; return all that comes."""
+    received = b""
+    with front.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for segment in segments:
+            if segment is not segments[0]:
+                front.ask("/-/healthz")  # by the same worker, after what came before
+            connection.sendall(segment)
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(65536):
+                received += piece
+    return received
+
+
+def statuses(received):
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+def paths(received):
+    return re.findall(rb'"path": "(.*?)".*?"body_size": (\d+)', received)
+
+
+@pytest.mark.parametrize("coding", ["length", "chunks"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["at once", "body in a second segment"])
+@pytest.mark.parametrize("lines", UPGRADES.values(), ids=UPGRADES)
+def test_one_with_a_body_is_served_as_the_plain_request_that_it_is(front, lines, is_cut, coding):
+    line, body = framed(HIDDEN, coding)
+    first = head(b"POST", b"/first", *lines, line)
+    segments = (first, body + SECOND) if is_cut else (first + body + SECOND,)
+    received = exchange(front, *segments)
+    assert statuses(received) == [200, 200]
+    assert paths(received) == [(b"/first", b"%d" % len(HIDDEN)), (b"/second", b"0")]
+    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+
+
+@pytest.mark.parametrize("lines", [UPGRADES["foo"], UPGRADES["h2c"]])
+def test_one_without_a_body_is_served_and_what_follows_is_not_lost(front, lines):
+    received = exchange(front, head(b"GET", b"/first", *lines) + SECOND)
+    assert paths(received) == [(b"/first", b"0"), (b"/second", b"0")]
+
+
+@pytest.mark.parametrize("coding", ["length", "chunks"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["at once", "body in a second segment"])
+def test_a_websockets_opening_with_a_body_is_refused_and_closed(front, is_cut, coding):
+    line, body = framed(HIDDEN, coding)
+    first = head(b"GET", b"/opening", *OPENING, line)
+    segments = (first, body + SECOND) if is_cut else (first + body + SECOND,)
+    received = exchange(front, *segments)
+    assert statuses(received) == [400]
+    assert b"connection: close" in received
+    assert not {"/hidden", "/opening"} & set(front.ask("/seen").json["asked_paths"])
+
+
+def test_an_opening_towards_a_plain_route_is_answered_as_that_and_closed(front):
+    received = exchange(front, head(b"GET", b"/plain", *OPENING) + HIDDEN)
+    assert statuses(received) == [200]
+    assert b"connection: close" in received
+    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+
+
+def test_an_empty_body_is_none(front):
+    received = exchange(front, head(b"GET", b"/plain", *OPENING, b"Content-Length: 0"))
+    assert statuses(received) == [200]
+
+
+FAILING = {
+    "no version": OPENING[:2] + OPENING[3:],
+    "an old version": (*OPENING[:2], b"Sec-WebSocket-Version: 8", OPENING[3]),
+    "no key": OPENING[:3],
+    "a short key": (*OPENING[:3], b"Sec-WebSocket-Key: short"),
+    "two keys": (*OPENING, OPENING[3]),
+    "two origins": (*OPENING, b"Origin: a", b"Origin: b"),
+    "bytes in a key": (*OPENING[:3], b"Sec-WebSocket-Key: \xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("lines", FAILING.values(), ids=FAILING)
+def test_an_opening_whose_handshake_fails_is_answered_and_closed(front, lines):
+    (status,) = statuses(exchange(front, head(b"GET", b"/failing", *lines) + HIDDEN))
+    assert status in {400, 426}
+    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+
+
+def test_a_tunnel_is_refused_and_closed(front):
+    request = b"CONNECT other:443 HTTP/1.1\r\nHost: other:443\r\n\r\n"
+    assert statuses(exchange(front, request + HIDDEN)) == [501]
+    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+
+
+# --- behind a proxy of another maker --------------------------------------------------------------
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+CONFIG = """
+daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    map $http_upgrade $connection_upgrade {{ default upgrade; '' ''; }}
+    upstream front {{ server 127.0.0.1:{front}; keepalive 1; }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://front;
+            proxy_http_version 1.1;
+            proxy_request_buffering off;
+            proxy_set_header Host $host;
+            proxy_set_header Upgrade $http_upgrade;
+            proxy_set_header Connection $connection_upgrade;
+        }}
+    }}
+}}
+"""
+
+
+@pytest.fixture
+def proxied(front, tmp_path, until):
+    """Give the port of an nginx in front of the front."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = tmp_path / "nginx.conf"
+    config.write_text(CONFIG.format(folder=tmp_path, front=front.port, port=port))
+    log = tmp_path / "error.log"
+    process = subprocess.Popen(
+        [NGINX, "-p", str(tmp_path), "-c", str(config), "-e", str(log)], stderr=subprocess.DEVNULL
+    )
+
+    def listens():
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return True
+
+    try:
+        until("nginx listens", listens)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def through(port, *segments):
+    """Send segments and read one answer with a length."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        for segment in segments:
+            connection.sendall(segment)
+        with connection.makefile("rb") as answer:
+            lines = list(iter(answer.readline, b"\r\n"))
+            length = next(line for line in lines if line.lower().startswith(b"content-length"))
+            return lines[0], answer.read(int(length.split(b":")[1]))
+
+
+@pytest.mark.skipif(NGINX is None, reason="needs nginx")
+@pytest.mark.parametrize("lines", [UPGRADES["foo"], UPGRADES["h2c"]], ids=["foo", "h2c"])
+def test_no_other_client_of_a_proxy_gets_the_answer_to_a_hidden_request(front, proxied, lines):
+    line, body = framed(HIDDEN, "length")
+    for _ in range(3):
+        status, answer = through(proxied, head(b"POST", b"/attack", *lines, line), body)
+        assert b" 200 " in status
+        assert paths(answer) == [(b"/attack", b"%d" % len(body))]
+        status, answer = through(proxied, head(b"GET", b"/victim"))
+        assert paths(answer) == [(b"/victim", b"0")]
+    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
