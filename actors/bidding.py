@@ -19,6 +19,7 @@ from thespian.actors import ActorAddress
 from greenroom.actors.messages import Address
 from greenroom.actors.port import PROXY, Port
 from greenroom.actors.settings import HostSettings
+from greenroom.actors.state_dir import write_private
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.leases import Bid
 
@@ -57,9 +58,7 @@ class Bidding:
 
     def write(self, bid: Bid) -> None:
         """Let the leader see a bid; raises OSError. Blocks."""
-        temporary = self._path.with_suffix(".new")
-        temporary.write_text(json.dumps(bid), encoding="ascii")
-        temporary.replace(self._path)
+        write_private(self._path, json.dumps(bid))
         self._is_written = True
 
     def withdraw(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors.state_dir import write_private
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.network import TLS_FILES, Way, tls_of
@@ -180,9 +181,7 @@ def host_id(settings: HostSettings) -> str:
     """Return what tells this host from another of its name; made at its first start."""
     path = settings.host_id_file
     if not path.exists():
-        temporary = path.with_suffix(".new")
-        temporary.write_text(secrets.token_hex(16), encoding="ascii")
-        temporary.replace(path)
+        write_private(path, secrets.token_hex(16))
     return path.read_text(encoding="ascii").strip()
 
 
@@ -191,7 +190,7 @@ def remember(settings: HostSettings) -> None:
     if not is_bound(settings):
         return
     known = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
-    (settings.run_dir / NETWORK_FILE).write_text(json.dumps(known), encoding="utf-8")
+    write_private(settings.run_dir / NETWORK_FILE, json.dumps(known))
 
 
 def way_to(settings: HostSettings) -> Way | None:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from greenroom.actors.bidding import read_bids
 from greenroom.actors.loop import Loop
 from greenroom.actors.settings import HostSettings
+from greenroom.actors.state_dir import write_private
 from greenroom.core.leases import RENEW_S, Contest, Lease, Tenure
 from greenroom.persistence.errors import StaleWriterError, StoreError
 from greenroom.persistence.filesystem import FileStore
@@ -57,7 +58,7 @@ def store_id(settings: HostSettings) -> str:
     path = settings.state_dir / "shared.id"
     if not path.exists():
         temporary = path.with_name(f".shared.{secrets.token_hex(8)}")
-        temporary.write_text(secrets.token_hex(16), encoding="ascii")
+        write_private(temporary, secrets.token_hex(16))
         with contextlib.suppress(FileExistsError):  # another host was quicker
             os.link(temporary, path)
         temporary.unlink()
@@ -72,7 +73,7 @@ def word_file(settings: HostSettings) -> Path:
 def leave_word(settings: HostSettings, seen: SeenLease) -> None:
     """Let this host's controller take the store over, if nothing has happened since; OSError."""
     word = f"{seen.lease.epoch}\n{seen.written.decode()}"
-    word_file(settings).write_text(word, encoding="utf-8")
+    write_private(word_file(settings), word)
 
 
 class Reign:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from greenroom.actors.messages import Process
 from greenroom.actors.settings import HostSettings
+from greenroom.actors.state_dir import make_private, open_private
 
 # Taken at import: inside an actor Thespian has replaced the logging module's manager, and asking it
 # would give another logger than the one that our modules' loggers are under.
@@ -52,11 +53,8 @@ class LineFormatter(logging.Formatter):
 
 def open_log(settings: HostSettings, name: str) -> int:
     """Open ``logs/<name>.log`` of the state dir for appending; return the descriptor."""
-    settings.logs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = settings.logs_dir / f"{name}.log"
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.fchmod(fd, 0o600)
-    return fd
+    make_private(settings.logs_dir)
+    return open_private(settings.logs_dir / f"{name}.log")
 
 
 def replica_log(tag: str) -> str:

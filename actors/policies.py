@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from greenroom.actors.logs import open_log
 from greenroom.actors.loop import Loop, Timer
 from greenroom.actors.messages import Process
 from greenroom.actors.policy_process import HEADER, MAX_FRAME_BYTES, frame
@@ -150,7 +151,7 @@ class Policies:
             with os.fdopen(code_fd, "wb", closefd=False) as stored:
                 stored.write(runner.policy.code)
             file_name = re.sub(r"[^\w.#:-]", "_", backend)
-            with (self._settings.logs_dir / f"policy-{file_name}.log").open("ab") as output:
+            with os.fdopen(open_log(self._settings, f"policy-{file_name}"), "ab") as output:
                 fds = (theirs.fileno(), code_fd)
                 arguments = [*map(str, fds), str(os.getpid())]
                 runner.child = subprocess.Popen(

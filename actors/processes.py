@@ -19,6 +19,7 @@ from pathlib import Path
 import setproctitle
 
 from greenroom.actors.messages import Process
+from greenroom.actors.state_dir import write_private
 
 _STAT_STATE = 0
 _STAT_START_TICKS = 19  # field 22 of proc(5), counted after the command's closing parenthesis
@@ -134,11 +135,8 @@ class RunRecords:
         ``more`` is what :meth:`details` returns.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._path(process)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         record = {"role": role, **process._asdict(), "more": more}
-        temporary.write_text(json.dumps(record), encoding="utf-8")
-        temporary.replace(path)
+        write_private(self._path(process), json.dumps(record))
         if title is not None:
             setproctitle.setproctitle(f"greenroom: {title}")
 
@@ -182,7 +180,7 @@ class RunRecords:
 
     def mark_ready(self, process: Process) -> None:
         """Tell other starters that the system of this host process answers."""
-        self._ready.write_text(self._path(process).stem, encoding="utf-8")
+        write_private(self._ready, self._path(process).stem)
 
     def unmark_ready(self) -> None:
         """Take back :meth:`mark_ready`; harmless when it was not said."""

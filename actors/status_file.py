@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.loop import Loop, Timer
+from greenroom.actors.state_dir import write_private
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,4 @@ class StatusFile:
 
     def _replace(self) -> None:
         content = {"schema": SCHEMA, "written_at": time.time(), **self._read()}
-        new = self._path.with_suffix(".new")  # there is one controller, so one writer
-        new.write_text(json.dumps(content, default=str), encoding="utf-8")
-        new.replace(self._path)
+        write_private(self._path, json.dumps(content, default=str))

@@ -29,6 +29,7 @@ from greenroom.actors.processes import (
 )
 from greenroom.actors.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
 from greenroom.actors.silence import silent_among
+from greenroom.actors.state_dir import being_written, check_state_dir, make_private
 from greenroom.core.errors import StartError
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
@@ -61,6 +62,7 @@ def start(
     ``on_progress`` is called when there is something to wait for. Raises StartError with the
     reason. The system goes on when the caller ends.
     """
+    check_state_dir(settings.state_dir)
     _check_state(settings)
     while not _wait_for_another_start(settings, on_progress):
         _prepare_folders(settings)
@@ -146,6 +148,7 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
 
     With ``forget`` the state on disk is deleted too, after everything has ended.
     """
+    check_state_dir(settings.state_dir)  # whose records say which processes to end
     records = RunRecords(settings.run_dir)
     hosts = records.with_role(HOST_ROLE)
     _end_silent(hosts, settings)  # it would not hear
@@ -163,7 +166,7 @@ def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended."""
     for folder in (settings.store_dir, settings.run_dir, settings.logs_dir, settings.folders_dir):
         shutil.rmtree(folder, ignore_errors=True)
-    for left in (settings.status_file.with_suffix(".new"), settings.host_id_file):
+    for left in (being_written(settings.status_file), settings.host_id_file):
         left.unlink(missing_ok=True)
 
 
@@ -199,7 +202,7 @@ def kill_system(
 def _prepare_folders(settings: HostSettings) -> None:
     for folder in (settings.state_dir, settings.logs_dir, settings.run_dir):
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(13, "not writable")
         except OSError as error:

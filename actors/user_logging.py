@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from greenroom.actors import user_context
 from greenroom.actors.logs import LineFormatter, one_line, replica_log
 from greenroom.actors.messages import Query
+from greenroom.actors.state_dir import open_private
 from greenroom.core.logging_config import LoggingConfig
 
 if TYPE_CHECKING:
@@ -186,8 +187,7 @@ def _open(logs_dir: str | None, tag: str) -> int:
     if logs_dir is None:
         return os.dup(2)
     Path(logs_dir).mkdir(parents=True, exist_ok=True)
-    path = Path(logs_dir) / f"{replica_log(tag)}.log"
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return open_private(Path(logs_dir) / f"{replica_log(tag)}.log")
 
 
 def logs_queries() -> bool:

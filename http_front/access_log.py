@@ -18,6 +18,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import NamedTuple
 
+from greenroom.actors.state_dir import make_private, open_private
+
 FLUSH_S = 0.2
 MOST_WAITING = 4096
 
@@ -78,9 +80,8 @@ class AccessLog:
 
     def _write(self, lines: bytes) -> None:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
+            make_private(self._path.parent)
+            self._file = open_private(self._path)
         rest = memoryview(b"\n" + lines if self._torn else lines)
         while rest:
             written = os.write(self._file, rest)

@@ -1,0 +1,174 @@
+"""The state dir: whose it has to be, and files in it that nobody else may read or write.
+
+Theory of operation. What is in the state dir decides what runs: the store has pickles, run/ the
+processes that a stop kills, and logs are appended to under whatever name is there. So whoever can
+write it has the rights of this user. Before anything in it is believed, the folder and what is in
+it must belong to this user, nobody else may be able to write it or to put another in its place, and
+there are no links in it. What others could only read is made private, unless others' things are in
+the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from greenroom.core.errors import StartError
+
+_ROOT = 0
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_OTHERS_ENTER = 0o011
+_ALL_USERS = ["0", "0", "4294967295"]  # the map of a user namespace that has them all
+# What we leave in a state dir; anything else in it is not ours to judge.
+_FOLDERS = ("store", "run", "logs", "folders", "hosts")
+_FILES = ("cluster.key", "status.", "host.", "shared.id", ".shared.")
+_USERS = "folders"  # users' code works in what is in there, and may leave there what it likes
+
+
+def check_state_dir(folder: Path) -> None:
+    """Raise StartError where others could have written what is in a state dir, or replace it.
+
+    One that is not there is in order. What is in it may come and go meanwhile.
+    """
+    for parent in reversed(folder.parents):
+        _check_on_the_way(folder, parent)
+    for parent in reversed(Path(os.path.realpath(folder)).parents):
+        _check_on_the_way(folder, parent)
+    try:
+        found, own = folder.stat(), folder.lstat()
+    except OSError:  # not there, or not to be entered: then using it says so
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        return  # using it says so
+    for each in (found, own):
+        if each.st_uid != os.geteuid():
+            _refuse(folder, f"it belongs to user {each.st_uid}, and this is user {os.geteuid()}")
+    if found.st_mode & _OTHERS_WRITE:
+        _refuse(
+            folder,
+            f"others may write it (its mode is {stat.S_IMODE(found.st_mode):04o}): if you trust "
+            f"what is in it, `chmod 700 {folder}`",
+        )
+    _check_content(folder, is_open=bool(found.st_mode & _OTHERS_ENTER))
+
+
+def _check_content(folder: Path, *, is_open: bool) -> None:
+    private: list[tuple[str, int]] = []
+    for path, found in _ours_in(folder):
+        kind = stat.S_IFMT(found.st_mode)
+        if found.st_uid != os.geteuid():
+            _refuse(folder, f"{path} in it belongs to user {found.st_uid}, not {os.geteuid()}")
+        if kind not in {stat.S_IFREG, stat.S_IFDIR}:
+            what = "a link" if kind == stat.S_IFLNK else "no plain file or folder"
+            _refuse(folder, f"{path} in it is {what}: remove it")
+        mode = stat.S_IMODE(found.st_mode)
+        if is_open and mode & _OTHERS_WRITE:
+            _refuse(
+                folder,
+                f"others may write {path} in it (its mode is {mode:04o}): if you trust it, "
+                f"`chmod -R go= {folder}`",
+            )
+        if mode & _OTHERS:
+            private.append((path, mode & ~_OTHERS))
+    if is_open and all(map(_is_ours, os.listdir(folder))):
+        private.append((str(folder), 0o700))
+    for path, mode in private:
+        with contextlib.suppress(OSError):  # a read-only disk, or it is gone
+            os.chmod(path, mode)
+
+
+def _ours_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Look at all that is ours in a state dir, but not into the folders that replicas work in."""
+    unread = [str(folder)]
+    while unread:
+        where = unread.pop()
+        is_top = where == str(folder)
+        try:
+            entries = list(os.scandir(where))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StartError(f"the state dir {folder} cannot be used: {error}") from None
+        for entry in entries:
+            if is_top and not _is_ours(entry.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                yield entry.path, found
+                if stat.S_ISDIR(found.st_mode) and where != str(folder / _USERS):
+                    unread.append(entry.path)
+
+
+def _is_ours(name: str) -> bool:
+    return name in _FOLDERS or name.startswith(_FILES)
+
+
+def _check_on_the_way(folder: Path, parent: Path) -> None:
+    """Refuse a state dir that another user than root could replace by one of theirs."""
+    try:
+        found = parent.lstat()
+    except OSError:  # it is to be made, or using it says what is wrong
+        return
+    if found.st_uid not in {_ROOT, os.geteuid()} and _sees_all_users():
+        _refuse(folder, f"{parent}, which it is in, belongs to user {found.st_uid}")
+    is_sticky = found.st_mode & stat.S_ISVTX
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH and not is_sticky:
+        _refuse(folder, f"all users may write {parent}, which it is in, without the sticky bit")
+
+
+def _sees_all_users() -> bool:
+    """Return whether uids mean what they say: in a rootless container root's files are nobody's."""
+    try:
+        return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _ALL_USERS
+    except OSError:
+        return True
+
+
+def _refuse(folder: Path, reason: str) -> NoReturn:
+    raise StartError(
+        f"the state dir {folder} is not safe to use: {reason}. Whoever can write there can run "
+        "code as this user: choose another with --state-dir or GREENROOM_STATE_DIR, or run this as "
+        "its owner"
+    )
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user may enter, and those it is in, where they are missing."""
+    for each in (*reversed(folder.parents), folder):
+        with contextlib.suppress(FileExistsError):
+            if not each.exists():
+                each.mkdir(mode=0o700)
+    if not folder.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(folder))
+
+
+def open_private(path: Path) -> int:
+    """Open a file for appending that only this user may read, and no link; return a descriptor."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    os.fchmod(fd, 0o600)  # it may have been there before
+    return fd
+
+
+def being_written(path: Path) -> Path:
+    """Return what :meth:`write_private` leaves where it is killed."""
+    return path.with_name(f"{path.name}.new")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user may read, in one step; with one writer at a time."""
+    temporary = being_written(path)
+    temporary.unlink(missing_ok=True)  # of one that was killed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,207 @@
+"""A state dir that another user could have written is refused, and ours is for nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from greenroom.actors import system
+from greenroom.actors.logs import open_log
+from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.state_dir import check_state_dir, make_private, write_private
+from greenroom.http_front.access_log import AccessLog, Entry
+from greenroom.serve.exceptions import StartError
+from tests.support.another_user import NOBODY
+from tests.support.systems import RunningSystem
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state dir as a host leaves it."""
+    state = tmp_path / "state"
+    for folder in ("logs", "run", "store/controller/values", "folders/abc", "hosts/one/logs"):
+        make_private(state / folder)
+    for file in ("host.id", "status.json", "logs/access.log", "store/controller/values/a"):
+        write_private(state / file, "x")
+    return state
+
+
+def refusal(state: Path) -> str:
+    with pytest.raises(StartError) as refused:
+        check_state_dir(state)
+    text = str(refused.value)
+    assert str(state) in text
+    assert "--state-dir" in text
+    return text
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_what_a_host_leaves_is_taken_and_so_is_what_is_not_there(state: Path) -> None:
+    check_state_dir(state)
+    check_state_dir(state / "not" / "there")
+
+
+def test_a_folder_of_another_user_is_refused(state: Path) -> None:
+    os.chown(state, NOBODY, NOBODY)
+    assert f"it belongs to user {NOBODY}, and this is user {os.geteuid()}" in refusal(state)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777, 0o702])
+def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> None:
+    state.chmod(mode)
+    assert f"mode is {mode:04o}" in refusal(state)
+    state.chmod(0o700)
+    check_state_dir(state)
+
+
+@pytest.mark.parametrize(
+    "inside", ["logs", "logs/access.log", "store/controller/values/a", "run", "hosts/one/logs"]
+)
+def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> None:
+    os.chown(state / inside, NOBODY, NOBODY)
+    told = refusal(state)
+    assert str(state / inside) in told
+    assert str(NOBODY) in told
+
+
+@pytest.mark.parametrize(
+    "inside", ["logs/access.log", "logs", "store", "host.id", "run/x.json", "hosts/one"]
+)
+def test_a_link_in_it_is_refused(state: Path, tmp_path: Path, inside: str) -> None:
+    aim = tmp_path / "aim"
+    aim.write_text("x")
+    link = state / inside
+    if link.exists():
+        link.rename(tmp_path / "before")
+    link.symlink_to(aim)
+    assert f"{link} in it is a link" in refusal(state)
+
+
+def test_a_fifo_in_place_of_a_log_is_refused(state: Path) -> None:
+    os.mkfifo(state / "logs/proxy.log", 0o600)
+    assert "no plain file" in refusal(state)
+
+
+def test_what_others_may_write_is_refused_where_they_could_get_there(state: Path) -> None:
+    (state / "host.id").chmod(0o666)
+    state.chmod(0o755)
+    assert "host.id in it (its mode is 0666)" in refusal(state)
+    state.chmod(0o700)
+    check_state_dir(state)
+    assert mode_of(state / "host.id") == 0o600
+
+
+def test_what_others_could_read_is_made_private(state: Path) -> None:
+    for path in (state, *state.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    check_state_dir(state)
+    found = {str(path.relative_to(state)): mode_of(path) for path in (state, *state.rglob("*"))}
+    expected = {name: 0o700 if (state / name).is_dir() else 0o600 for name in found}
+    assert found == expected
+
+
+def test_what_is_not_ours_is_left_alone(state: Path) -> None:
+    theirs = state / "lost+found"
+    theirs.mkdir()
+    theirs.chmod(0o755)
+    os.chown(theirs, NOBODY, NOBODY)
+    users = state / "folders" / "abc" / "link"  # of code that runs as this user
+    users.symlink_to("/")
+    state.chmod(0o755)
+    check_state_dir(state)
+    assert (mode_of(theirs), mode_of(state)) == (0o755, 0o755)
+
+
+@pytest.fixture
+def below() -> Iterator[Callable[[int, int], Path]]:
+    """Give a state dir in a folder of that mode and owner."""
+    with tempfile.TemporaryDirectory() as top:
+
+        def make(mode: int, owner: int) -> Path:
+            parent = Path(top) / "parent"
+            make_private(parent / "state")
+            os.chown(parent, owner, owner)
+            parent.chmod(mode)
+            return parent / "state"
+
+        yield make
+
+
+def test_a_parent_that_all_may_write_is_refused_unless_it_is_sticky(
+    below: Callable[[int, int], Path],
+) -> None:
+    state = below(0o777, os.geteuid())
+    assert "without the sticky bit" in refusal(state)
+    state.parent.chmod(0o1777)
+    check_state_dir(state)
+
+
+def test_a_parent_of_another_user_is_refused_also_behind_a_link(
+    below: Callable[[int, int], Path], tmp_path: Path
+) -> None:
+    state = below(0o755, NOBODY)
+    assert f"{state.parent}, which it is in, belongs to user {NOBODY}" in refusal(state)
+    link = tmp_path / "link"
+    link.symlink_to(state)
+    assert "belongs to user" in refusal(link)
+
+
+def test_a_link_of_another_user_is_no_state_dir(state: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(state)
+    check_state_dir(link)
+    os.lchown(link, NOBODY, NOBODY)
+    assert "belongs to user" in refusal(link)
+
+
+def test_neither_start_nor_stop_believes_a_folder_of_another_user(state: Path) -> None:
+    os.chown(state, NOBODY, NOBODY)
+    settings = read_settings({}, state_dir=str(state))
+    for act in (system.start, system.stop):
+        with pytest.raises(StartError, match="belongs to user"):
+            act(settings)
+
+
+def test_logs_are_not_written_through_links(tmp_path: Path) -> None:
+    settings: HostSettings = read_settings({}, state_dir=str(tmp_path))
+    make_private(settings.logs_dir)
+    aim = tmp_path / "aim"
+    aim.write_text("")
+    for name in ("controller", "access"):
+        (settings.logs_dir / f"{name}.log").symlink_to(aim)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_log(settings, "controller")
+    asyncio.run(add_a_line(AccessLog(settings.logs_dir / "access.log")))
+    assert aim.read_text() == ""
+
+
+async def add_a_line(log: AccessLog) -> None:
+    log.add(Entry(0.0, "r", "GET", "/", 200, 0.1, 1, None))
+    log.close()
+
+
+def test_all_that_a_host_writes_is_for_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        running = RunningSystem(tmp_path / "new" / "state", GREENROOM_BIND="127.0.0.7")
+        running.start()
+        try:
+            running.get("/-/routes")
+            state = running.settings.state_dir
+            found = {str(path): mode_of(path) for path in (state, *state.rglob("*"))}
+        finally:
+            running.stop()
+    finally:
+        os.umask(before)
+    assert len(found) > 15
+    open_to_others = {path: oct(mode) for path, mode in found.items() if mode & 0o077}
+    assert not open_to_others
