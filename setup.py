@@ -11,7 +11,6 @@ from setuptools import setup
 
 SUBPACKAGES = (
     "actors",
-    "actors.stock",
     "actors.transport",
     "core",
     "http_front",
@@ -31,7 +30,7 @@ setup(
     package_dir={f"greenroom.{name}": name.replace(".", "/") for name in SUBPACKAGES},
     package_data={f"greenroom.{name}": ["py.typed"] for name in SUBPACKAGES},
     install_requires=[
-        "thespian==4.0.1",  # its inside is used in actors/transport and actors/stock
+        "thespian==4.0.1",  # its inside is used in actors/transport
         "cloudpickle>=3.0",
         "falcon>=4.0",
         "gunicorn>=27.0",

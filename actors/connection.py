@@ -71,7 +71,7 @@ class Connection:
         if settings.address is None and not is_running(settings):
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
         way = way_to(settings)
-        port = ThreadPort(settings.admin_port, this_process(), settings.transport, way)
+        port = ThreadPort(settings.admin_port, this_process(), way)
         connection = cls(port)
         connection._learns = way is not None and bool(way.gates)
         port.open(timeout_s)

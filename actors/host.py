@@ -24,7 +24,7 @@ from typing import Any
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from greenroom.actors import bases, binding, folders, forking, joining
+from greenroom.actors import binding, folders, forking, joining
 from greenroom.actors.admin_messages import RequestReply, StopCluster
 from greenroom.actors.control_messages import MeetController, StopHost
 from greenroom.actors.front_process import FRONT_ROLE, start_front
@@ -57,6 +57,7 @@ from greenroom.actors.startup import (
     thespian_logging,
 )
 from greenroom.actors.system import HOST_ROLE, forget_state, kill_system
+from greenroom.actors.transport import base
 from greenroom.actors.unasked import Unasked
 from greenroom.core.errors import StartError
 
@@ -157,8 +158,8 @@ class Host:
             from greenroom.actors import controller, proxy  # noqa: F401, PLC0415
         forking.share_memory()
         try:
-            base = bases.get(self.settings.transport).install()
-            ActorSystem(base, binding.capabilities_of(self.settings), logDefs=thespian_logging())
+            name = base.install()
+            ActorSystem(name, binding.capabilities_of(self.settings), logDefs=thespian_logging())
         except ActorSystemException as error:
             raise StartError(f"the actor system does not start on port {port}: {error}") from error
         self._find_admin()
@@ -187,9 +188,7 @@ class Host:
         return None
 
     def _connect(self) -> None:
-        self.port = port = ThreadPort(
-            self.settings.admin_port, self.process, self.settings.transport
-        )
+        self.port = port = ThreadPort(self.settings.admin_port, self.process)
         port.on(StopHost, self._stop_as_told)
         self.membership = Membership(
             self.settings, self.process, self.records, port, self._describe

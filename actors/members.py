@@ -265,7 +265,7 @@ class Members:
         if self._port is None:
             settings = self._settings
             asyncio_loop = self._loop.asyncio
-            self._port = Port(settings.admin_port, self._process, asyncio_loop, settings.transport)
+            self._port = Port(settings.admin_port, self._process, asyncio_loop)
         gate = ActorAddress(parse_address(record.address))
         self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
 

@@ -30,11 +30,10 @@ from thespian.system.messages.admin import (
     QueryExists,
 )
 
-from greenroom.actors import bases
 from greenroom.actors.control_messages import Identify, IdentifyReply
 from greenroom.actors.loop import Callback, Loop
 from greenroom.actors.messages import Address, AskProxy, AskProxyReply, Process
-from greenroom.actors.settings import default_transport
+from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.network import Way
@@ -69,17 +68,14 @@ class Port:
         admin_port: int,
         process: Process,
         loop: asyncio.AbstractEventLoop,
-        transport: str | None = None,
         way: Way | None = None,
     ) -> None:
         self.process = process
         self.admin_port = admin_port
-        base = bases.get(transport or default_transport())
-        more = () if way is None else (way,)
         self._given: list[Address] = [
             ActorAddress(parse_address(gate)) for gate in (way.gates if way is not None else ())
         ]
-        self._transport = base.attach(admin_port, loop, self._arrived, *more)
+        self._transport = base.attach(admin_port, loop, self._arrived, way)
         self.loop = Loop(self._transport, partial(self._transport.scheduleTransmit, None))
         self.address: Address = self._transport.myAddress
         self._learnt: list[Address] = []
@@ -239,10 +235,9 @@ class ThreadPort(Port):
         self,
         admin_port: int,
         process: Process,
-        transport: str | None = None,
         way: Way | None = None,
     ) -> None:
-        super().__init__(admin_port, process, asyncio.new_event_loop(), transport, way)
+        super().__init__(admin_port, process, asyncio.new_event_loop(), way)
         self._thread = threading.Thread(target=self._run, name="greenroom-port", daemon=True)
 
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:

@@ -157,7 +157,7 @@ class Replica(LoopActor):
         self._user_code = user_code = UserCode(self.loop.post)
         user_code.allow_method_header = _allows_method_header(order.config)
         settings = self.settings
-        port = Port(settings.admin_port, self.process, user_code.loop, settings.transport)
+        port = Port(settings.admin_port, self.process, user_code.loop)
         limit = self._config["max_ongoing_requests"]
         comparisons = Comparisons(port, self._comparisons_found)
         self._queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)

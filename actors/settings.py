@@ -17,8 +17,6 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.names import MAX_TAG_BYTES, wrong_with
 
 DEFAULT_ADMIN_PORT = 1900
-OWN, STOCK = TRANSPORTS = ("own", "stock")  # actors/transport/, or Thespian's multiprocTCPBase
-DEFAULT_TRANSPORT = OWN
 DEFAULT_SILENCE_TIMEOUT_S = 5.0
 MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -29,7 +27,6 @@ VARIABLES = {
     "GREENROOM_STATE_DIR": "state_dir",
     "GREENROOM_ADMIN_PORT": "admin_port",
     "GREENROOM_ADDRESS": "address",
-    "GREENROOM_TRANSPORT": "transport",
     "GREENROOM_BIND": "bind",
     "GREENROOM_JOIN": "join",
     "GREENROOM_LEADERS": "leaders",
@@ -84,7 +81,6 @@ class HostSettings:
     admin_port: int = DEFAULT_ADMIN_PORT
     address: str | None = None  # HOST:PORT, or several with commas, to talk to; None is this host's
     http: HTTPOptions = field(default_factory=HTTPOptions)
-    transport: str = DEFAULT_TRANSPORT
     bind: str | None = None  # this host's address for other hosts; None when there are none
     join: str | None = None  # HOST:PORT, or several with commas, of a cluster to join
     leaders: str | None = None  # IP:PORT,IP:PORT in order, where several hosts may lead
@@ -218,7 +214,6 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         address=values.get("address"),
         host_name=_host_name(values),
         http=validated(HTTPOptions, http),
-        transport=_transport(values),
         **binding,
         **read_capacity(values),
         silence_timeout_s=_silence_timeout_s(values),
@@ -253,23 +248,6 @@ def differences(
 
 def _field(flag: str) -> str:
     return flag.replace("http_", "http.", 1) if flag.startswith("http_") else flag
-
-
-def default_transport() -> str:
-    """Return which transport this process's environment asks for."""
-    return _transport({"transport": os.environ.get("GREENROOM_TRANSPORT") or DEFAULT_TRANSPORT})
-
-
-def _transport(values: Mapping[str, Any]) -> str:
-    value = str(values.get("transport", DEFAULT_TRANSPORT))
-    if value not in TRANSPORTS:
-        raise InvalidRequestError(f"transport={value!r}: expected one of {', '.join(TRANSPORTS)}")
-    if value == STOCK and values.get("bind"):
-        raise InvalidRequestError(
-            f"transport={value!r}: unpickles what anybody sends, so it cannot be bound to "
-            f"{values['bind']}; leave GREENROOM_TRANSPORT out"
-        )
-    return value
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> Path:

@@ -49,7 +49,7 @@ class Crowd:
     """
 
     def __init__(self, settings: HostSettings, count: int) -> None:
-        self.port = port = ThreadPort(settings.admin_port, this_process(), settings.transport)
+        self.port = port = ThreadPort(settings.admin_port, this_process())
         mine = port.process
         self._seen = {
             Process(mine.pid, mine.start_ticks, f"listener {secrets.token_hex(4)}"): 0

@@ -1,7 +1,6 @@
-"""Compare the system bases message by message: ``python -m benchmarks.transport``.
+"""Measure the transport message by message: ``python -m benchmarks.transport``.
 
-Each base runs in a process of its own, one after the other, twice, so that drift of the machine
-shows; the better run of each figure counts.
+Each run is a process of its own; the best of each figure counts.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from thespian.actors import Actor, ActorExitRequest, ActorSystem
+
+from greenroom.actors.transport.base import install
 
 ASK_S = 120
 MEGABYTE = 1024 * 1024
@@ -97,14 +98,10 @@ class BodySource(Actor):
             self.send(sink, (sender, bytes(range(256)) * (size // 256)))
 
 
-def measure(base: str, port: int) -> dict[str, float]:
-    if base == "ours":
-        from greenroom.actors.transport.base import install  # noqa: PLC0415
-
-        base = install()
+def measure(port: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     since = time.perf_counter()
-    system = ActorSystem(base, {"Admin Port": port}, logDefs={"version": 1})
+    system = ActorSystem(install(), {"Admin Port": port}, logDefs={"version": 1})
     figures["start"] = (time.perf_counter() - since) * 1e3
     try:
         _measure_latency(system, figures)
@@ -190,35 +187,28 @@ def _time_each(action: Callable[[], Any], times: int) -> float:
     return (time.perf_counter() - since) / times
 
 
-def _measured_apart(base: str, port: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.transport", "--measure", base]
-    command += ["--port", str(port)]
+def _measured_apart(port: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.transport", "--measure", "--port", str(port)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return dict(json.loads(output))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--measure", choices=("multiprocTCPBase", "ours"), help="only this, as JSON"
-    )
+    parser.add_argument("--measure", action="store_true", help="only once, here, as JSON")
     parser.add_argument("--port", type=int, default=21700)
     parser.add_argument("--runs", type=int, default=2)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.port)))
+        print(json.dumps(measure(options.port)))
         return
-    best: dict[str, dict[str, float]] = {"multiprocTCPBase": {}, "ours": {}}
+    best: dict[str, float] = {}
     for run in range(options.runs):
-        for number, (base, figures) in enumerate(best.items()):
-            for name, value in _measured_apart(base, options.port + 2 * run + number).items():
-                better = max if name in MORE_IS_BETTER else min
-                figures[name] = better(value, figures.get(name, value))
-    print(f"{'':32}{'stock':>10}{'ours':>10}")
+        for name, value in _measured_apart(options.port + run).items():
+            better = max if name in MORE_IS_BETTER else min
+            best[name] = better(value, best.get(name, value))
     for name, (label, unit) in FIGURES.items():
-        stock, ours = best["multiprocTCPBase"][name], best["ours"][name]
-        ratio = ours / stock if name in MORE_IS_BETTER else stock / ours
-        print(f"{label:32}{stock:>10.4g}{ours:>10.4g}  {unit:12}{ratio:>6.1f} times better")
+        print(f"{label:32}{best[name]:>10.4g}  {unit}")
 
 
 if __name__ == "__main__":

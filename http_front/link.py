@@ -100,7 +100,7 @@ class Link:
 
     async def _connect(self) -> None:
         settings = self._settings
-        port = self._port = Port(settings.admin_port, self._process, self._loop, settings.transport)
+        port = self._port = Port(settings.admin_port, self._process, self._loop)
         port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
         while not await port.answers():
             await asyncio.sleep(CONNECT_RETRY_S)

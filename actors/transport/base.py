@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from thespian.system import multiprocCommon
 from thespian.system.multiprocCommon import multiprocessCommon
+from thespian.system.utilis import thesplog_control
 
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.endpoints import Attach
@@ -17,6 +20,9 @@ from greenroom.actors.transport.roles import RepairedMultiProcAdmin
 from greenroom.actors.transport.thespian_transport import Transport
 
 NAME = "greenroomBase"
+
+if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
+    thesplog_control(logging.WARNING, useLogging=False, tmpFileMaxSize=0)
 
 
 class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian ships no types

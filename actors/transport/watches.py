@@ -37,7 +37,7 @@ class Watches:
         return cancel
 
     def trouble_with(self, gate: Any) -> Trouble:
-        """See :class:`greenroom.actors.bases.Attached`."""
+        """Return why the host of an address could not be reached the last time."""
         return self.peers.trouble_with(gate.addressDetails)
 
     def forgotten(self, address: ProcessAddress) -> None:

@@ -179,11 +179,6 @@ def test_only_a_bound_host_can_join(tmp_path: Path) -> None:
             settings(tmp_path, GREENROOM_JOIN="10.0.0.1:1900", **environ)
 
 
-def test_the_stock_transport_cannot_be_bound(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"cannot be bound to 127\.0\.0\.9"):
-        settings(tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_TRANSPORT="stock")
-
-
 def test_a_bound_host_leads_unless_it_joins(tmp_path: Path) -> None:
     name = "Convention Address.IPv4"
     assert binding.convention_of(settings(tmp_path)) == {}

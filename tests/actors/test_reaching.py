@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors import bases, port
+from greenroom.actors import port
 from greenroom.actors.processes import this_process
+from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.watches import Watches
 
@@ -45,7 +46,7 @@ def test_who_reaches_again_at_each_failure_is_called_once_for_each(
 ) -> None:
     loop = asyncio.new_event_loop()
     transport = FakeTransport(loop)
-    monkeypatch.setattr(bases, "get", lambda _: type("B", (), {"attach": lambda *_: transport}))
+    monkeypatch.setattr(base, "attach", lambda *_: transport)
     reaching = port.Port(1900, this_process(), loop)
     failures: list[int] = []
 
@@ -73,7 +74,7 @@ class Deaf(FakeTransport):
 def test_what_nobody_ever_answers_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.new_event_loop()
     transport = Deaf(loop)
-    monkeypatch.setattr(bases, "get", lambda _: type("B", (), {"attach": lambda *_: transport}))
+    monkeypatch.setattr(base, "attach", lambda *_: transport)
     asking = port.Port(1900, this_process(), loop)
     address, probed = ActorAddress(AWAY), []
     for number in range(12_000):

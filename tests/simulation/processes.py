@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from thespian.actors import ActorAddress
 
 from greenroom.actors import (
-    bases,
     bidding,
     binding,
     candidate,
@@ -42,7 +41,7 @@ from greenroom.actors import (
     user_logging,
 )
 from greenroom.actors.pulse import Seen
-from greenroom.actors.transport import addresses, key_files
+from greenroom.actors.transport import addresses, base, key_files
 from greenroom.actors.transport.admission import Trouble
 from greenroom.core.routing import Router
 from greenroom.core.silence import Doing
@@ -279,7 +278,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         return None if found is None or found.pulse is None else OtherPulse(found)
 
     nothing = lambda *_args, **_kwargs: None  # noqa: E731
-    attach = lambda _port, _loop, arrived: simulation.attach(arrived)  # noqa: E731
+    attach = lambda _port, _loop, arrived, _way: simulation.attach(arrived)  # noqa: E731
     here = lambda: 0 if current() is None else current().host  # noqa: E731
     bids: dict[str, Any] = {}  # by the host's address
 
@@ -294,7 +293,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (os, _Os(world)),
         (asyncio, Asyncio(world)),
         (ThreadPoolExecutor, lambda *_: Thread(world)),
-        (bases, SimpleNamespace(get=lambda _: SimpleNamespace(attach=attach))),
+        (base, SimpleNamespace(attach=attach)),
         (processes.this_process, lambda: current().identity),
         (processes.open_pidfd, world.open_pidfd),
         (processes.is_alive, lambda process: world.local(process) is not None),

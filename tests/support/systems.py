@@ -23,7 +23,7 @@ from greenroom.actors import system
 from greenroom.actors.admin_messages import GetStatus
 from greenroom.actors.connection import Connection
 from greenroom.actors.processes import RunRecords, identify
-from greenroom.actors.settings import STOCK, HostSettings, default_transport, read_settings
+from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.serve import session
 from tests.support import logs
 
@@ -88,7 +88,6 @@ class RunningSystem:
             "GREENROOM_STATE_DIR": str(state_dir),
             "GREENROOM_HTTP_PORT": str(free_port()),
             "GREENROOM_ADMIN_PORT": str(free_port()),
-            "GREENROOM_TRANSPORT": default_transport(),
             **environ,
         }
         self.settings: HostSettings = read_settings(self.environ)
@@ -116,11 +115,9 @@ class RunningSystem:
         system.stop(self.settings, forget=forget)
         left = {role: pid for role, pid in pids if alive(pid)}
         assert not left, f"still running after stop: {left}"
-        ports = [self.settings.http.port]
-        if self.settings.transport == STOCK:  # on ours the admin's is a Unix socket's name
-            ports.append(self.settings.admin_port)
-        for port in ports:  # a front that was not recorded yet when its host died ends by itself
-            wait_until(lambda port=port: not listens(port), 1, f"nobody listens at {port}")
+        port = self.settings.http.port
+        # A front that was not recorded yet when its host died ends by itself.
+        wait_until(lambda: not listens(port), 1, f"nobody listens at {port}")
 
     def disconnect(self) -> None:
         """Close the connection."""

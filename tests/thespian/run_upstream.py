@@ -1,11 +1,11 @@
-"""Run Thespian's own tests against our system base, or the stock one.
+"""Run Thespian's own tests against our system base.
 
-    python tests/thespian/run_upstream.py [--base stock] [--jobs 4] [pytest arguments]
+    python tests/thespian/run_upstream.py [--jobs 4] [pytest arguments]
 
 The tests come with the source archive of the installed version on PyPI, which is fetched once into
 a cache folder; nothing of it is copied into this repository. The exit code is 0 only when nothing
-fails and no fewer pass than on the stock base. With pytest arguments, such as ``-k name``, only a
-part runs and is not compared.
+fails and no fewer pass than on Thespian's own TCP base. With pytest arguments, such as ``-k name``,
+only a part runs and is not compared.
 
 Theory of operation. Each file of tests runs in a process of its own, a few at a time, because most
 of the time they sleep; upstream_plugin.py keeps their ports apart. Many measure time, so what fails
@@ -35,10 +35,10 @@ import psutil
 HERE = Path(__file__).resolve().parent
 TESTS = "thespian/test"
 
-# How many tests pass on the stock multiprocTCPBase, by Thespian's version: all of 360 but two that
+# How many tests pass on Thespian's own multiprocTCPBase, by its version: all of 360 but two that
 # skip themselves on every base. (testCommandAbort passes too, unless PYTHONUNBUFFERED is set: it
 # expects that a command that is killed has its output still in its buffer.)
-PASS_ON_STOCK = {"4.0.1": 358}
+PASS_ON_THEIRS = {"4.0.1": 358}
 
 # What takes longest comes first, so that nobody waits for it in the end.
 LONGEST = {"test_sourceLoading.py", "test_updateSystemCapabilities.py", "test_troupe.py"}
@@ -74,7 +74,6 @@ class Runner:
     """Runs files of tests; ``archive`` is the folder that has them."""
 
     archive: Path
-    base: str
     jobs: int
     pytest_arguments: list[str]
     scratch: Path
@@ -137,13 +136,12 @@ class Runner:
         environ = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(self.archive), str(HERE)]),
-            "UPSTREAM_BASE": self.base,
             "UPSTREAM_PORTS": f"{own_ports.start}-{own_ports.stop}",
             "THESPLOG_FILE_MAXSIZE": "0",
             "THESPIAN_BASE_IPADDR": "127.0.0.1",
             MARK: mark,
         }
-        environ.pop("PYTHONUNBUFFERED", None)  # see PASS_ON_STOCK
+        environ.pop("PYTHONUNBUFFERED", None)  # see PASS_ON_THEIRS
         return environ
 
 
@@ -195,7 +193,7 @@ def verdict(outcomes: Outcomes, due: int | None) -> Iterator[str]:
         if not outcomes.passed:
             yield "no test ran"
     elif len(outcomes.passed) < due:
-        yield f"{len(outcomes.passed)} pass, but {due} pass on the stock base"
+        yield f"{len(outcomes.passed)} pass, but {due} pass on Thespian's own base"
 
 
 def fetch(cache: Path, release: str) -> Path:
@@ -217,21 +215,19 @@ def fetch(cache: Path, release: str) -> Path:
 def main() -> int:
     """Fetch, run, say what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--base", choices=("stock", "ours"), default="ours")
     parser.add_argument("--jobs", type=int, default=4, help="how many files at a time")
     parser.add_argument("--cache", type=Path, default=_cache_folder())
     options, pytest_arguments = parser.parse_known_args()
     release = version("thespian")
-    due = None if pytest_arguments else PASS_ON_STOCK.get(release)
+    due = None if pytest_arguments else PASS_ON_THEIRS.get(release)
     if due is None and not pytest_arguments:
-        print(f"PASS_ON_STOCK has no Thespian {release}: run --base stock -v, and record it")
+        print(f"PASS_ON_THEIRS has no Thespian {release}: record how many of its tests are to pass")
         return 2
-    print(f"Thespian {release}'s own tests, base: {options.base}", flush=True)
+    print(f"Thespian {release}'s own tests", flush=True)
     archive = fetch(options.cache, release)
     with tempfile.TemporaryDirectory() as scratch:
         runner = Runner(
             archive,
-            options.base,
             options.jobs,
             pytest_arguments,
             Path(scratch),
@@ -245,7 +241,7 @@ def main() -> int:
                 print(f"passed only when run again, alone: {name}\n{outcomes.failed.pop(name)}")
             outcomes.add(alone)
     wrong = list(verdict(outcomes, due))
-    print(*wrong, f"{options.base}: {outcomes}", sep="\n", flush=True)
+    print(*wrong, outcomes, sep="\n", flush=True)
     return 1 if wrong else 0
 
 

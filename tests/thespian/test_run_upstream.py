@@ -37,13 +37,13 @@ def test_a_report_is_read_by_the_names_that_pytest_takes():
     assert str(outcomes) == "1 pass, 2 fail, 1 skip of 4"
 
 
-def test_as_many_as_on_the_stock_base_are_right():
+def test_as_many_as_on_thespians_own_base_are_right():
     assert not list(verdict(Outcomes(passed={"a", "b"}), 2))
 
 
-def test_fewer_than_on_the_stock_base_are_wrong_though_none_fails():
+def test_fewer_than_on_thespians_own_base_are_wrong_though_none_fails():
     (said,) = verdict(Outcomes(passed={"a"}, skipped={"b"}), 2)
-    assert said == "1 pass, but 2 pass on the stock base"
+    assert said == "1 pass, but 2 pass on Thespian's own base"
 
 
 def test_a_failure_is_wrong_and_named_with_its_reason():
@@ -70,12 +70,12 @@ def run(archive, tmp_path, monkeypatch, text, timeout_s=60):
     file.write_text(text)
     arguments = ["-o", "junit_family=xunit1", f"--rootdir={archive}", "-p", "no:cacheprovider"]
     ends_at = time.monotonic() + timeout_s
-    return Runner(archive, "ours", 2, arguments, tmp_path, ends_at).run([str(file)], slot=1)
+    return Runner(archive, 2, arguments, tmp_path, ends_at).run([str(file)], slot=1)
 
 
 def test_every_job_has_ports_of_its_own(archive, tmp_path, monkeypatch):
     ports = [
-        Runner(archive, "ours", 3, [], tmp_path, 0)._environ("mark", slot)["UPSTREAM_PORTS"]
+        Runner(archive, 3, [], tmp_path, 0)._environ("mark", slot)["UPSTREAM_PORTS"]
         for slot in range(3)
     ]
     ranges = [range(*map(int, each.split("-"))) for each in ports]
@@ -141,4 +141,4 @@ def test_another_release_of_thespian_must_be_recorded_first(monkeypatch, capsys)
     monkeypatch.setattr(run_upstream, "version", lambda _: "9.9")
     monkeypatch.setattr(sys, "argv", ["run_upstream.py"])
     assert run_upstream.main() == 2
-    assert "PASS_ON_STOCK has no Thespian 9.9" in capsys.readouterr().out
+    assert "PASS_ON_THEIRS has no Thespian 9.9" in capsys.readouterr().out

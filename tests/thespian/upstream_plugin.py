@@ -1,4 +1,4 @@
-"""A pytest plugin that runs Thespian's own tests over the base under test; see run_upstream.py.
+"""A pytest plugin that runs Thespian's own tests over our system base; see run_upstream.py.
 
 Their fixture ``asys`` is parametrised with the names of bases, which Thespian imports by name; our
 base is put in the place of the name that it replaces.
@@ -7,18 +7,13 @@ base is put in the place of the name that it replaces.
 import itertools
 import os
 import random
-import socket
 import sys
 
 from thespian import test as thespian_tests
 
-BASE = os.environ.get("UPSTREAM_BASE", "ours")
-NAMED = "thespian.system.multiprocTCPBase"
+from greenroom.actors.transport import base
 
-if BASE == "ours":
-    from greenroom.actors.transport import base
-
-    sys.modules[NAMED] = base
+sys.modules["thespian.system.multiprocTCPBase"] = base
 
 
 def pytest_collection_modifyitems(config, items):
@@ -45,15 +40,7 @@ def free_admin_port():
 
 
 def _is_free(port):
-    if BASE == "ours":
-        return not base.Transport.probeAdmin(base.Transport.getAdminAddr({"Admin Port": port}))
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("", port))
-        except OSError:
-            return False
-    return True
+    return not base.Transport.probeAdmin(base.Transport.getAdminAddr({"Admin Port": port}))
 
 
 thespian_tests.get_free_admin_port = free_admin_port
