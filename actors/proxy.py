@@ -387,6 +387,7 @@ class Proxy(LoopActor):
         """Answer questions of the HTTP front."""
         answers: dict[str, Callable[[], Any]] = {
             "routes": self._router.routes,
+            "unready": self._router.unready,
             "controller": self._following.known,
             "metrics": lambda: self._metrics.text(*self._router.load_by_endpoint()),
         }

@@ -82,12 +82,24 @@ def unwanted(cluster: Cluster, name: str) -> dict[Key, Definition | None]:
 
 
 def advance(cluster: Cluster, name: str) -> None:
-    """Forget an application that is deleted when the last of its backends is gone."""
+    """Forget an application that is deleted when all its backends are gone; note that it ran."""
     application = cluster.applications.get(name)
-    if application is None or not application.deleting:
+    if application is None:
         return
-    if not cluster.backends_of(name):
+    if not application.deleting:
+        _note_running(cluster, application)
+    elif not cluster.backends_of(name):
         cluster.drop_application(name)
+
+
+def _note_running(cluster: Cluster, application: ApplicationRecord) -> None:
+    tags = [qualified(application.name, each) for each in application.deployments]
+    backends = [cluster.backends[tag] for tag in tags if tag in cluster.backends]
+    running = [each for each in backends if each.settled and not each.record.failure]
+    if len(running) == len(tags):
+        for tag in tags:
+            if cluster.backends[tag].note_running():
+                cluster.touch(tag)  # routers are to know
 
 
 def progress(cluster: Cluster, name: str) -> Progress:

@@ -167,6 +167,7 @@ class Backend(Placing):
             request_timeout_s=config.request_timeout_s,
             retryable=config.retryable,
             unavailable="it could not be started" if self.record.failure else "",
+            is_expected=self.record.was_running and self.wanted > 0,
         )
 
     # --- What is observed -----------------------------------------------------------------------
@@ -255,6 +256,13 @@ class Backend(Placing):
         self.proven = True
         if not self.record.ran:
             self.update(ran=True)
+
+    def note_running(self) -> bool:
+        """Note that its application, or it by itself, has been RUNNING; False if it was noted."""
+        if self.record.was_running:
+            return False
+        self.update(was_running=True)
+        return True
 
     def _failed(
         self,

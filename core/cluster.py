@@ -396,6 +396,8 @@ class Cluster:
         self.autoscaler.watch(tag, backend, now)
         if backend.record.application:
             self._touched_applications.add(backend.record.application)
+        elif backend.wanted and backend.settled and backend.note_running():
+            self.touch(tag)  # routers are to know
         if backend.record.deleting and not backend.replicas:
             self._remove_backend(tag)
             return effects

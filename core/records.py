@@ -41,6 +41,7 @@ class BackendRecord:
     force: bool = False  # deleting without draining
     ran: bool = False  # all replicas of the newest release ran at once, at some time
     served: bool = False  # at least one of them ran, at some time
+    was_running: bool = False  # so was its application, all of it, at some time; or it by itself
     failure: str = ""  # why it was given up
     update_failure: str = ""  # why the last update was rolled back
     fallback_config: Mapping[str, Any] | None = None  # the last but this that all replicas took

@@ -89,7 +89,7 @@ def rolled_back(record: BackendRecord, to: Release, error: str) -> BackendRecord
 def as_never_run(record: BackendRecord) -> BackendRecord:
     """Return the record as if none of its releases had ever come up in full."""
     earlier = tuple(replace(release, ran=False) for release in record.earlier)
-    return replace(record, ran=False, served=False, earlier=earlier)
+    return replace(record, ran=False, served=False, was_running=False, earlier=earlier)
 
 
 def pruned(record: BackendRecord) -> BackendRecord:

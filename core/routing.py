@@ -77,6 +77,18 @@ class Router:
         """Return prefix -> endpoint."""
         return self._routes.all()
 
+    def unready(self) -> dict[str, tuple[str, ...]]:
+        """Return endpoint -> backends of those that have traffic, had replicas, and have none."""
+        missed = {
+            name: tuple(tag for tag in endpoint.split.tags if self._is_missed(tag))
+            for name, endpoint in sorted(self._endpoints.items())
+        }
+        return {name: tags for name, tags in missed.items() if tags}
+
+    def _is_missed(self, tag: str) -> bool:
+        backend = self._backends.get(tag)
+        return backend is not None and backend.table.is_expected and not backend.replicas
+
     def busy(self) -> dict[str, tuple[int, int]]:
         """Return backend -> (queued, ongoing) of those that have any, copies included."""
         return counting.by_backend(self._tickets.unanswered())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import falcon
@@ -50,6 +50,7 @@ def make_pages(dispatcher: Dispatcher) -> Pages:
     app.resp_options.default_media_type = None  # type: ignore[assignment]  # None: add no header
     pages = {
         "/-/healthz": HealthPage(dispatcher),
+        "/-/readyz": ReadyPage(dispatcher),
         "/-/routes": RoutesPage(dispatcher),
         "/-/metrics": MetricsPage(dispatcher),
     }
@@ -91,6 +92,37 @@ class HealthPage:
         resp.data = b"success"
 
     on_head = on_get
+
+
+class ReadyPage:
+    """``/-/readyz``: whether all that was RUNNING once can serve; the front answers if draining."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer 200 ``ready``, or 503 naming the applications that cannot serve."""
+        unready = await _within_patience(self._dispatcher.unready())
+        if unready is None or not self._dispatcher.ready:
+            raise NotRunningError(_UNHEALTHY)
+        if unready:
+            raise NotRunningError(_missed(unready))
+        resp.content_type = "text/plain; charset=utf-8"
+        resp.data = b"ready"
+
+    on_head = on_get
+
+
+def _missed(unready: Mapping[str, Iterable[str]]) -> str:
+    """Name the applications, and those endpoints that belong to none, with what they lack."""
+    lacking: dict[str, list[str]] = {}
+    for endpoint, backends in unready.items():
+        application, has_one, _ = endpoint.partition("#")
+        whose = f"application {application!r}" if has_one else f"endpoint {endpoint!r}"
+        names = [tag.partition("#")[2].partition("#")[0] or tag for tag in backends]
+        lacking.setdefault(whose, []).extend(names)
+    each = [f"{whose} (no replica of {', '.join(names)})" for whose, names in lacking.items()]
+    return f"cannot serve: {'; '.join(each)}"
 
 
 class RoutesPage:

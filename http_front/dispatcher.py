@@ -70,6 +70,13 @@ class Dispatcher(Protocol):
         """Return route prefix -> endpoint."""
         ...
 
+    async def unready(self) -> dict[str, tuple[str, ...]] | None:
+        """Return endpoint -> backends without a replica, of those that have been in full service.
+
+        None where the router does not answer.
+        """
+        ...
+
     async def metrics(self) -> bytes:
         """Return the metrics as Prometheus text."""
         ...

@@ -71,6 +71,7 @@ class FakeDispatcher:
         self.started = self.stopped = False
         self.next_id = itertools.count(1).__next__
         self.route_table = {"/": "echo"}
+        self.missed: dict[str, tuple[str, ...]] | None = {}
 
     async def start(self) -> None:
         """Note the start."""
@@ -135,6 +136,10 @@ class FakeDispatcher:
     async def routes(self) -> dict[str, str]:
         """Return ``route_table``."""
         return self.route_table
+
+    async def unready(self) -> dict[str, tuple[str, ...]] | None:
+        """Return ``missed``."""
+        return self.missed
 
     async def metrics(self) -> bytes:
         """Return one metric."""

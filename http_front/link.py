@@ -88,6 +88,11 @@ class Link:
         """Return prefix -> endpoint, as the router has it now."""
         return await self._ask_proxy("routes") or {}
 
+    async def unready(self) -> dict[str, tuple[str, ...]] | None:
+        """Return endpoint -> backends that are missed, as the router has it now."""
+        answer: dict[str, tuple[str, ...]] | None = await self._ask_proxy("unready")
+        return answer
+
     async def metrics(self) -> bytes:
         """Return the host's metrics as Prometheus text."""
         return await self._ask_proxy("metrics") or b""

@@ -2,8 +2,9 @@
 
 They stand between the access log, which sees what leaves them, and everything that looks at the
 request, so a refusal for its size passes through them too. What they do wrong is answered with 500,
-or cuts the connection where the answer has begun. ``/-/healthz`` does not pass through them: the
-host itself asks for it, and one that wants a password would keep the system from starting.
+or cuts the connection where the answer has begun. ``/-/healthz`` and ``/-/readyz`` do not pass
+through them: the host itself asks for the first, and one that wants a password would keep the
+system from starting.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from greenroom.http_front.exchange import (
 
 Serve = Callable[[Exchange, Receive], Awaitable[None]]
 ANSWER_KEY = "greenroom.answer"
-HEALTH = "/-/healthz"
+HEALTH = frozenset({"/-/healthz", "/-/readyz"})
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
 
@@ -49,7 +50,8 @@ class Chain:
     def __init__(self, options: HTTPOptions, answer: Serve, converse: Serve) -> None:
         self._answer = answer
         self._converse = converse
-        self._passed_by = {HEALTH, options.root_path.rstrip("/") + HEALTH}
+        root_path = options.root_path.rstrip("/")
+        self._passed_by = HEALTH | {root_path + path for path in HEALTH}
         self._app = wrapped(options, self._inside)
 
     async def serve(self, exchange: Exchange, receive: Receive) -> None:

@@ -283,6 +283,31 @@ def test_the_header_can_be_switched_off_while_it_serves(wire: Wire) -> None:
     assert wire.ask("/switch/x", "X-Serve-Call-Method: other").body == b"the other method"
 
 
+class Frail:
+    """Cannot be made while there is a file."""
+
+    def __init__(self, folder: str) -> None:
+        if (Path(folder) / "broken").exists():
+            raise RuntimeError("broken on purpose")
+
+    def __call__(self) -> str:
+        return str(os.getpid())
+
+
+def test_readiness_names_what_has_run_and_has_no_replica(wire: Wire, folder: Path) -> None:
+    deploy(wire.system, serve.deployment(Frail).bind(str(folder)), "frail", "/frail")
+    wait_until(lambda: wire.ask("/-/readyz").status == 200, 10, "all are there")
+    assert wire.ask("/-/readyz").body == b"ready"
+    (folder / "broken").touch()
+    os.kill(int(wire.ask("/frail").body), signal.SIGKILL)
+    wait_until(lambda: wire.ask("/-/readyz").status == 503, 10, "it is missed")
+    told = b"cannot serve: application 'frail' (no replica of Frail)\n"
+    assert wire.ask("/-/readyz").body.startswith(told)
+    assert wire.ask("/-/healthz").status == 200
+    (folder / "broken").unlink()
+    wait_until(lambda: wire.ask("/-/readyz").status == 200, 30, "it is back")
+
+
 def test_our_own_pages_answer(wire: Wire) -> None:
     assert wire.ask("/-/healthz").body == b"success"
     metrics = wire.ask("/-/metrics")

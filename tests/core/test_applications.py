@@ -240,3 +240,46 @@ def test_status_shows_replicas_and_what_they_wait_for(world: World) -> None:
     assert status.backends(world.cluster)[D]["target_replicas"] == 3
     assert status.endpoints(world.cluster)["app#d"]["traffic"] == {D: 1.0}
     assert {goal["state"] for goal in status.goals(world.cluster)} == {"succeeded", "pending"}
+
+
+def expected(world: World, tag: str = D) -> bool:
+    return bool(world.table(f"backend/{tag}").is_expected)
+
+
+def test_an_application_is_expected_to_serve_from_its_first_running_on() -> None:
+    world = World()
+    good, bad = Spec("good", b"one", {}), Spec("bad", BROKEN, {})
+    world.request(ask.deploy("app", good, bad, ingress="good"))
+    world.settle()
+    assert not expected(world, "app#good"), "it has never been RUNNING"
+    world.request(ask.deploy("app", good, Spec("bad", b"two", {}), ingress="good"))
+    world.settle()
+    assert expected(world, "app#good")
+    assert expected(world, "app#bad")
+
+
+def test_what_has_served_is_expected_to_through_new_versions_deaths_and_restarts(
+    world: World,
+) -> None:
+    assert expected(world)
+    world.request(version(BROKEN, num_replicas=2))
+    world.settle()
+    assert expected(world)
+    for process in world.running(D):
+        world.die(process.tag)
+    world.flush()
+    assert world.table(f"backend/{D}").replicas == ()
+    assert expected(world)
+    world.boot()
+    world.settle()
+    assert expected(world)
+
+
+def test_what_is_deleted_or_has_no_replicas_by_its_settings_is_not_expected(world: World) -> None:
+    scaled = {"min_replicas": 0, "max_replicas": 2, "downscale_delay_s": 1.0}
+    world.request(version(b"one", num_replicas=None, autoscaling_config=scaled))
+    world.settle()
+    world.wait(60.0)
+    world.settle()
+    assert world.table(f"backend/{D}").replicas == ()
+    assert not expected(world)

@@ -720,3 +720,20 @@ def test_what_waits_for_a_model_goes_where_it_is_once_there_is_room() -> None:
     submit(made, 5, multiplexed_model_id="m")
     free = next(e.ticket.number for e in only(Assign, first) if e.replica == "r2")
     assert assigned(made.finished("r2", [(free, 200)], 1.0)) == [("r2", 5)]
+
+
+# --- Readiness ----------------------------------------------------------------------------------
+
+
+def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
+    made = router(backend("r1", is_expected=True), backend(tag="new"), backend(tag="shadow"))
+    made.set_endpoint("e", endpoint(shadows={"shadow": 1.0}), 0.0)
+    made.set_endpoint("other", endpoint("other", to="new"), 0.0)
+    assert made.unready() == {}
+    made.replica_lost("r1", [], 1.0)
+    assert made.unready() == {"e": ("b",)}
+    made.set_backend("shadow", backend(tag="shadow", is_expected=True), 2.0)
+    made.set_backend("b", backend("r2", is_expected=True), 2.0)
+    assert made.unready() == {}
+    made.set_backend("b", backend(is_expected=False), 3.0)
+    assert made.unready() == {}, "it wants none"

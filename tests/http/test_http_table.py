@@ -187,9 +187,29 @@ def test_health_is_success_once_there_is_a_route_table(app):
     assert (ready.status, ready.body) == (200, b"success")
 
 
+def test_readiness_names_the_applications_that_cannot_serve(app):
+    assert (app.ask(path="/-/readyz").status, app.ask(path="/-/readyz").body) == (200, b"ready")
+    app.dispatcher.missed = {
+        "shop#Tax": ("shop#Tax#2c0ffee",),
+        "shop#Shop": ("shop#Shop",),
+        "plain": ("plain:v1", "plain:v2"),
+    }
+    unready = app.ask(path="/-/readyz")
+    assert (unready.status, unready["retry-after"]) == (503, "1")
+    assert unready.text.startswith(
+        "cannot serve: application 'shop' (no replica of Tax, Shop); "
+        "endpoint 'plain' (no replica of plain:v1, plain:v2)\n"
+    )
+    assert app.ask(path="/-/healthz").status == 200, "this worker can take queries"
+    app.dispatcher.missed = None
+    assert "no route table yet" in app.ask(path="/-/readyz").text
+    app.dispatcher.missed, app.dispatcher.ready = {}, False
+    assert app.ask(path="/-/readyz").status == 503
+
+
 def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes(app):
     app.front.draining = True
-    for path in ("/-/healthz", "/"):
+    for path in ("/-/healthz", "/-/readyz", "/"):
         answer = app.ask(path=path)
         assert (answer.status, answer["retry-after"], answer["connection"]) == (503, "1", "close")
     assert not app.dispatcher.asked
