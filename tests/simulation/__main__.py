@@ -14,7 +14,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from tests.simulation.runs import outcome
 
 Outcome = tuple[int, str, str, Counter[str]]  # see runs.outcome
 CHUNK = 4  # runs that a process is given at once
@@ -27,60 +29,63 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first one")
+    parser.add_argument("--only", type=int, nargs="+", help="these, instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--keep-going", action="store_true", help="after a failure, too; of each one line"
     )
     parser.add_argument("--digest", action="store_true", help="print one of each run")
     parser.add_argument("--hosts", type=int, default=0, help="how many; 0: as the seed says")
-    parser.add_argument("--mutation", help="break the code in this way; see mutations.py")
+    parser.add_argument(
+        "--lying-disk", action="store_true", help="lose a save now and then, which must be noticed"
+    )
     options = parser.parse_args()
+    if options.lying_disk:
+        options.hosts = 1  # hosts that share a store have another disk
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         os.environ["PYTHONHASHSEED"] = HASH_SEED
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
-    if options.mutation:
-        from tests.simulation import mutations  # noqa: PLC0415  # before what it changes
-
-        mutations.install(options.mutation)
     return _run_all(options)
 
 
 def _run_all(options: argparse.Namespace) -> int:
     began, failures = time.perf_counter(), 0
     counts: Counter[str] = Counter()
-    seeds = range(options.first, options.first + options.seeds)
-    for seed, failure, digest, counted in _outcomes(seeds, options.hosts, options.processes):
+    seeds = options.only or range(options.first, options.first + options.seeds)
+    for seed, failure, digest, counted in _outcomes(seeds, options):
         counts += counted
         if options.digest:
             print(seed, digest)
         if failure:
             failures += 1
-            print(f"seed {seed} fails; replay: {_replay(seed, options.hosts)}")
+            print(f"seed {seed} fails; replay: {_replay(seed, options)}")
             print(failure.rpartition("\n")[2] if options.keep_going else failure, flush=True)
             if not options.keep_going:
                 return 1
     seconds = time.perf_counter() - began
-    print(f"{options.seeds} seeds from {options.first}: {failures} failed, {seconds:.1f} s")
+    print(f"{len(seeds)} seeds from {seeds[0]}: {failures} failed, {seconds:.1f} s")
     for what, count in sorted(counts.items()):
         print(f"  {count:9} {what}")
     return 1 if failures else 0
 
 
-def _replay(seed: int, hosts: int) -> str:
-    told = f"python -m tests.simulation --seeds 1 --from {seed}"
-    return f"{told} --hosts {hosts}" if hosts else told
+def _replay(seed: int, options: argparse.Namespace) -> str:
+    command = f"python -m tests.simulation --seeds 1 --from {seed}"
+    if options.hosts:
+        command += f" --hosts {options.hosts}"
+    return f"{command} --lying-disk" if options.lying_disk else command
 
 
-def _outcomes(seeds: range, hosts: int, processes: int) -> Iterator[Outcome]:
-    from tests.simulation import runs  # noqa: PLC0415  # after a mutation
-
-    run = functools.partial(runs.outcome, hosts=hosts)
-    if processes == 1 or len(seeds) == 1:
+def _outcomes(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[Outcome]:
+    run = functools.partial(outcome, hosts=options.hosts, lying_disk=options.lying_disk)
+    if options.processes == 1 or len(seeds) == 1:
         yield from map(run, seeds)
         return
     # What a run leaves is in cycles: to end the process costs less than to look for them.
     fork = multiprocessing.get_context("fork")
-    with fork.Pool(processes, gc.disable, maxtasksperchild=RUNS_OF_A_PROCESS // CHUNK) as pool:
+    with fork.Pool(
+        options.processes, gc.disable, maxtasksperchild=RUNS_OF_A_PROCESS // CHUNK
+    ) as pool:
         yield from pool.imap_unordered(run, seeds, chunksize=CHUNK)
 
 

@@ -23,6 +23,7 @@ class Disk:
         self.kept = MemoryStore()
         self.epoch = 0
         self.trouble = 0.0
+        self.lies = 0.0  # the chance of a save that is lost, though the disk says otherwise
         self.slow_until = 0.0
         self.full_until = 0.0
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
@@ -78,6 +79,9 @@ class Store:
         if mishap < 2.0:
             disk.full_until = world.now + world.rng.choice([0.0, world.rng.uniform(0.0, 5.0)])
             raise NothingSavedError("the disk is full. Nothing was changed")
+        if disk.lies and world.rng.random() < disk.lies:
+            world.note(self._owner, "loses a save")
+            return
         disk.kept.apply(puts, deletes)
         disk.on_applied(puts, deletes)
         if mishap < 3.0:

@@ -8,13 +8,18 @@ from collections import Counter
 
 from tests.simulation.simulation import Simulation
 
+LIES = 0.02  # of the saves are lost where a lying disk is asked for
 
-def outcome(seed: int, hosts: int = 0) -> tuple[int, str, str, Counter[str]]:
+
+def outcome(
+    seed: int, hosts: int = 0, lying_disk: bool = False
+) -> tuple[int, str, str, Counter[str]]:
     """Run a seed; return it, how it failed ("" if it did not), a digest, counts of what happened.
 
     The digest is that of the last steps: the same for the same code, seed and Python.
     """
     simulation = Simulation(seed, hosts)
+    simulation.disk.lies = LIES if lying_disk else 0.0
     failure = ""
     try:
         simulation.run()

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS
-
 ROOT = Path(__file__).parents[2]
 SEEDS = 60
-MUTATED_SEEDS = 600  # within which each mutation is found, from its own on
+# Seeds that found defects: of crashes at the right moment, of leaders, of rollouts.
+SEEDS_THAT_FOUND = (7, 16, 24, 27, 43, 65, 116, 158, 208, 307, 316, 1369)
 TRIED = (
     "query done",
     "stream read to its end",
@@ -29,12 +28,6 @@ TRIED = (
     "link cut",
     "epoch begun",
 )
-NO_SUCH_TEXT = """
-from tests.simulation import mutations
-mutations.MUTATIONS["x"] = mutations.Mutation("core.goals", "not there", "", "")
-mutations.install("x")
-import greenroom.core.goals
-"""
 
 
 def simulate(*options: str, fails: bool = False, **environ: str) -> str:
@@ -59,7 +52,7 @@ def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
     for what in TRIED:
         count = re.search(rf"(\d+) {what}", told)
         assert count, told
-        assert int(count[1]) > SEEDS / 20, f"{what} is hardly ever tried"
+        assert int(count[1]) >= SEEDS / 20, f"{what} is hardly ever tried"
 
 
 def test_a_seed_replays_exactly_in_whatever_process() -> None:
@@ -70,36 +63,15 @@ def test_a_seed_replays_exactly_in_whatever_process() -> None:
     assert sorted(digests) == sorted(re.findall(r"^\d+ [0-9a-f]{64}$", again, re.MULTILINE))
 
 
-def test_a_failure_is_told_with_its_last_steps_and_how_to_replay_it() -> None:
-    told = simulate("--mutation", "passes_on_second_answers", "--seeds", "20", fails=True)
-    (seed,) = re.findall(r"replay: python -m tests.simulation --seeds 1 --from (\d+)", told)
-    replayed = simulate(
-        "--mutation", "passes_on_second_answers", "--seeds", "1", "--from", seed, fails=True
-    )
+def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None:
+    told = simulate("--lying-disk", "--seeds", "20", fails=True)
+    (options,) = re.findall(r"replay: python -m tests.simulation (.+)", told)
+    replayed = simulate(*options.split(), fails=True)
     assert replayed.splitlines()[-1] == told.splitlines()[-1]
-    assert re.search("is answered (again|after)", replayed.splitlines()[-1])
-    assert re.search(r"^ +\d+\.\d{4} caller\(\d+\) +AnswerQueries", replayed, re.MULTILINE)
+    assert "InvariantError" in replayed.splitlines()[-1]
+    assert re.search(r"^ +\d+\.\d{4} controller\S* +loses a save", replayed, re.MULTILINE)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_it_notices_that_the_code_is_broken(name: str) -> None:
-    first = str(MUTATIONS[name].seed)
-    told = simulate("--mutation", name, "--seeds", str(MUTATED_SEEDS), "--from", first, fails=True)
-    assert "InvariantError" in told.splitlines()[-1], told[-3000:]
-
-
-def test_a_mutation_that_no_longer_fits_the_code_is_refused() -> None:
-    told = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            NO_SUCH_TEXT,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "greenroom.core.goals has 0 times, not once: 'not there'" in told.stderr
+def test_seeds_that_found_defects_find_none() -> None:
+    told = simulate("--only", *map(str, SEEDS_THAT_FOUND))
+    assert f"{len(SEEDS_THAT_FOUND)} seeds from {SEEDS_THAT_FOUND[0]}: 0 failed" in told
