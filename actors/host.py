@@ -75,6 +75,7 @@ FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 START_AGAIN_S = 0.2
+NUDGE_EVERY_S = 10.0
 MAIN_THREAD_S = 60.0  # that it may take for one event, such as binding a port that is in use
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from greenroom.actors.host import main; sys.exit(main())"
@@ -96,6 +97,7 @@ class Host:
         self._front_started_at = 0.0
         self._stopping = False
         self._forgetting = False
+        self._nudge_at = 0.0
         self._nudged_at: float | None = None  # since when the main thread has an event to take
         self._must_stop = False
         self._starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
@@ -207,10 +209,11 @@ class Host:
     def _may_beat(self) -> bool:
         """Return whether the main thread, which restarts what dies, goes on too."""
         now = time.monotonic()
-        if self._nudged_at is None:
-            self._nudged_at = now
+        if self._nudged_at is None and now >= self._nudge_at:
+            self._nudged_at, self._nudge_at = now, now + NUDGE_EVERY_S
             self._events.put(self._nudge_taken)
-        return self._stopping or now - self._nudged_at < MAIN_THREAD_S
+        nudged_at = self._nudged_at
+        return self._stopping or nudged_at is None or now - nudged_at < MAIN_THREAD_S
 
     def _nudge_taken(self) -> None:
         self._nudged_at = None
