@@ -1,5 +1,9 @@
 """Which replica of a backend gets the next ticket: the least loaded, round robin among equals.
 
+A replica that lets a query wait for UNHEARD_S without a word about any is *suspect*, until it ends
+one sooner: it is taken only when each other one has SUSPECT_LOAD tickets more. So one whose loop is
+blocked costs few queries, and where all take long, all are alike.
+
 Theory of operation. Replicas stand in *levels* by the number of tickets they have; each level is
 ordered by who came to it first. The next ticket goes to the first of the lowest level, which goes
 to the end of the next level thereby. So every step takes the same short time, however many replicas
@@ -8,10 +12,15 @@ there are. What may get no ticket at present (it rejected one, or drains) stands
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from greenroom.core.tables import ReplicaTable
 from greenroom.core.tickets import Ticket
+
+UNHEARD_S = 1.0
+SUSPECT_LOAD = 1
+GIVEN_UP_S = 0.1  # a caller that gives up after that, unheard, says as much
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +36,25 @@ class RoutedReplica:
     retired: bool = False  # no longer in the table; lives on until its tickets are done
     is_near: bool = True  # on the router's own host
     models: frozenset[str] = frozenset()  # multiplexed ones, that it has or loads
+    heard_at: float = float("-inf")  # when it said something of a ticket, the last time
+    is_suspect: bool = False
     level: int = -1  # where it stands in its backend's Levels; -1 is nowhere
+
+    def seems_suspect(self, numbers: Iterable[int], now: float) -> bool:
+        """Take a word on these tickets, which it still has; return whether it is suspect now."""
+        if not self.ongoing:
+            return self.is_suspect
+        oldest_at = next(iter(self.ongoing.values())).assigned_at
+        unheard_s = now - max(self.heard_at, oldest_at)
+        self.heard_at = now
+        if not self.is_suspect and unheard_s <= UNHEARD_S:
+            return False
+        told = (self.ongoing.get(number) for number in numbers)
+        return not any(t is not None and now - t.assigned_at <= UNHEARD_S for t in told)
+
+    def is_unheard_of(self, ticket: Ticket, now: float) -> bool:
+        """Return whether it has said nothing since it got a ticket that is given up now."""
+        return self.heard_at < ticket.assigned_at < now - GIVEN_UP_S
 
 
 class Levels:

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenroom.core.balancing import Levels, RoutedReplica
+from greenroom.core.balancing import SUSPECT_LOAD, Levels, RoutedReplica
 from greenroom.core.lines import Lines
 from greenroom.core.pace import Pace
 from greenroom.core.tables import BackendTable
@@ -32,6 +32,7 @@ class RoutedBackend:
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     levels: Levels = field(default_factory=Levels)
     far_levels: Levels = field(default_factory=Levels)  # of replicas on other hosts
+    suspects: Levels = field(default_factory=Levels)  # of both kinds
     has_traffic: bool = False
     slots: int = 0  # of all replicas
 
@@ -111,16 +112,32 @@ class RoutedBackend:
             having = [r for r in self.replicas.values() if model in r.models]
             with_room = [r for r in having if 0 <= r.level < slots]
             if with_room:
-                return min(with_room, key=lambda replica: replica.level)
+                return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
         return self._least_loaded(slots)
 
     def _least_loaded(self, slots: int) -> RoutedReplica | None:
         """Return the replica to take next: one of this host while any has room here."""
-        return self.levels.least_loaded(slots) or self.far_levels.least_loaded(slots)
+        best = self.levels.least_loaded(slots) or self.far_levels.least_loaded(slots)
+        suspect = self.suspects.least_loaded(slots)
+        if best is None or suspect is None:
+            return best or suspect
+        return suspect if best.level > suspect.level + SUSPECT_LOAD else best
 
     def levels_of(self, replica: RoutedReplica) -> Levels:
         """Return where a replica stands by its load."""
+        if replica.is_suspect:
+            return self.suspects
         return self.levels if replica.is_near else self.far_levels
+
+    def set_suspect(self, replica: RoutedReplica, *, is_suspect: bool) -> None:
+        """Have a replica stand with others of its kind, if it stands anywhere."""
+        if is_suspect == replica.is_suspect:
+            return
+        stands = replica.level >= 0
+        self.levels_of(replica).remove(replica)
+        replica.is_suspect = is_suspect
+        if stands:
+            self.levels_of(replica).place(replica)
 
     def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""

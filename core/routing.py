@@ -230,6 +230,8 @@ class Router:
         if holder is None:
             return []
         effects: Effects = []
+        outcomes = list(outcomes)
+        self._heard(holder, [number for number, _ in outcomes], now)
         before = len(holder.ongoing)
         for number, status in outcomes:
             ticket = holder.ongoing.pop(number, None)
@@ -249,8 +251,12 @@ class Router:
         A WebSocket is answered by that, as far as time limits and latencies go: it may stay open.
         """
         holder = self._holders.by_tag.get(replica)
+        if holder is None:
+            return
+        numbers = list(numbers)
+        self._heard(holder, numbers, now)
         for number in numbers:
-            ticket = None if holder is None else holder.ongoing.get(number)
+            ticket = holder.ongoing.get(number)
             if ticket is not None:
                 ticket.begun = True
                 if ticket.is_open_socket:
@@ -266,6 +272,8 @@ class Router:
         if holder is None:
             return []
         effects: Effects = []
+        outcomes = list(outcomes)
+        self._heard(holder, [number for number, _ in outcomes], now)
         before, ticket = len(holder.ongoing), None
         for number, status in outcomes:
             ticket = holder.ongoing.pop(number, None)
@@ -306,6 +314,8 @@ class Router:
         holder = self._holders.by_tag.get(replica)
         if holder is None:
             return []
+        numbers = list(numbers)
+        self._heard(holder, numbers, now)
         holder.draining |= draining
         self._holders.rest(holder, now)
         tickets = [t for n in numbers if (t := holder.ongoing.pop(n, None)) is not None]
@@ -370,6 +380,19 @@ class Router:
         return effects
 
     # --- Inside: replicas -----------------------------------------------------------------------
+
+    def _heard(self, replica: RoutedReplica, numbers: list[int], now: float) -> None:
+        """Note that a replica has said something of tickets that it has."""
+        is_suspect = replica.seems_suspect(numbers, now)
+        if is_suspect != replica.is_suspect:
+            self._suspect(replica, is_suspect=is_suspect)
+
+    def _suspect(self, replica: RoutedReplica, *, is_suspect: bool) -> None:
+        if replica.retired:
+            replica.is_suspect = is_suspect
+        else:
+            backend = self._backends[replica.backend]
+            backend.set_suspect(replica, is_suspect=is_suspect)
 
     def _add_replica(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> Effects:
         effects: Effects = []
@@ -492,6 +515,9 @@ class Router:
             return []
         ticket.abandoned = status
         if ticket.replica is not None:
+            holder = self._holders.by_tag.get(ticket.replica)
+            if holder is not None and holder.is_unheard_of(ticket, now):
+                self._suspect(holder, is_suspect=True)
             return [Cancel(ticket.replica, ticket)]
         self._backends[ticket.backend].queue_of(ticket).remove(ticket)
         return [self._tickets.end(ticket, status, now)]

@@ -737,3 +737,78 @@ def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
     assert made.unready() == {}
     made.set_backend("b", backend(is_expected=False), 3.0)
     assert made.unready() == {}, "it wants none"
+
+
+# --- Which replica answers ----------------------------------------------------------------------
+
+
+def ask_in_turn(made: Router, count: int, now: float, *, blocked: str) -> list[str]:
+    """GETs one after the other, each for 2 s at most; return who got them."""
+    got = []
+    for i in range(count):
+        (effect,) = submit(made, 1000 + int(now) + i, now=now)
+        got.append(effect.replica)
+        if effect.replica == blocked:
+            made.cancel("c", 1000 + int(now) + i, now + 2.0)
+        else:
+            made.answered(effect.replica, [(effect.ticket.number, 200)], now + 0.005)
+            made.delivered(effect.replica, [effect.ticket.number])
+    return got
+
+
+def test_a_replica_that_does_not_answer_gets_one_of_many_queries() -> None:
+    made = router(backend("r1", "r2", limit=100))
+    assert ask_in_turn(made, 100, 0.0, blocked="r2").count("r2") == 1
+
+
+def test_a_replica_whose_loop_is_blocked_again_and_again_is_not_taken_again() -> None:
+    made = router(backend("r1", "r2", limit=100))
+    got = []
+    for turn in range(20):
+        now = 10.0 * turn
+        (effect,) = submit(made, turn, now=now)
+        got.append(effect.replica)
+        took_s = 3.0 if effect.replica == "r2" else 0.005
+        made.answered(effect.replica, [(effect.ticket.number, 200)], now + took_s)
+    assert got.count("r2") == 1
+
+
+def test_a_suspect_that_answers_in_time_is_one_of_all_again() -> None:
+    made = router(backend("r1", "r2", limit=100))
+    for effect in submit(made, 1, 2):
+        made.answered(effect.replica, [(effect.ticket.number, 200)], 3.0)  # both took long
+    only_r1 = submit(made, 3, now=4.0)
+    made.answered("r1", [(numbers(only_r1)[0], 200)], 4.1)
+    two_for_each_of_its = submit(made, 4, 5, 6, now=5.0)
+    assert assigned(two_for_each_of_its) == [("r1", 4), ("r1", 5), ("r2", 6)]
+    made.answered("r2", [(numbers(two_for_each_of_its)[2], 200)], 5.1)
+    assert assigned(submit(made, 7, now=6.0)) == [("r2", 7)]
+
+
+def test_a_suspect_is_taken_where_no_other_has_room() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    first = submit(made, 1, 2)
+    made.cancel("c", 2, 5.0)  # r2 has not said a word
+    made.finished("r2", [(numbers(first)[1], 499)], 6.0)
+    assert assigned(submit(made, 3, now=7.0)) == [("r2", 3)]
+
+
+def test_where_all_take_long_all_take_turns() -> None:
+    made = router(backend("r1", "r2", limit=100))
+    got = []
+    for turn in range(10):
+        (effect,) = submit(made, turn, now=10.0 * turn)
+        got.append(effect.replica)
+        made.answered(effect.replica, [(effect.ticket.number, 200)], 10.0 * turn + 3.0)
+    assert got.count("r1") == got.count("r2") == 5
+
+
+def test_a_replica_that_answers_others_meanwhile_is_not_suspect() -> None:
+    """As with a query that takes long among quick ones."""
+    made = router(backend("r1", "r2", limit=100))
+    long = submit(made, 1)
+    for second in range(1, 5):
+        for effect in submit(made, 2 * second, 2 * second + 1, now=second - 0.5):
+            made.answered(effect.replica, [(effect.ticket.number, 200)], float(second))
+    made.answered("r1", [(numbers(long)[0], 200)], 4.5)
+    assert {replica for replica, _ in assigned(submit(made, 100, 101, now=5.0))} == {"r1", "r2"}
