@@ -18,9 +18,10 @@ SUBPACKAGES = (
     "serve",
 )
 
+# No project URLs: there is no public host of this project to name yet.
 setup(
     name="greenroom",
-    version="0.1.0",
+    version="0.1.0",  # the only place; the rest reads it from the installed metadata
     description="Python functions and classes as replicated HTTP endpoints, in pure Python",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -36,19 +37,18 @@ setup(
         "gunicorn>=27.0",
         "httptools>=0.6.4",
         "websockets>=14",
-        "starlette>=0.40",
+        "starlette>=0.49.1",
         "pydantic>=2.5",
         "click>=8.1",
         "rich>=13",
         "prometheus-client>=0.20",
-        "PyYAML>=6.0",
         "setproctitle>=1.3",
         "psutil>=5.9",
         "typing_extensions>=4.6",
     ],
     extras_require={
         "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
-        "examples": ["scikit-learn>=1.3", "fastapi>=0.115"],
+        "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
     },
     entry_points={

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from greenroom.serve.deployments import Application, Deployment, deployment
     from greenroom.serve.multiplex import get_multiplexed_model_id, multiplexed
 
+    __version__: str
+
 __all__ = [
     "Application",
     "Client",
@@ -78,6 +80,8 @@ absent.install()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("greenroom")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.

@@ -41,11 +41,27 @@ def load_application(target: str, app_dir: Path, arguments: Mapping[str, str]) -
     if not app_dir.is_dir():
         raise InvalidRequestError(f"--app-dir {str(app_dir)!r}: no such folder")
     folder = str(app_dir.resolve())
+    _check_own_name(app_dir)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     module = _import(module_name, target, folder)
     value = _attribute(module, attribute or DEFAULT_ATTRIBUTE)
     return _application(value, f"{module_name}:{attribute or DEFAULT_ATTRIBUTE}", arguments)
+
+
+def _check_own_name(app_dir: Path) -> None:
+    """Refuse a package or module of the user's that bears the name of ours: one hides the other."""
+    for found in (app_dir / "greenroom", app_dir / "greenroom.py"):
+        if found.suffix == ".py" and found.is_file():
+            break
+        if found.is_dir() and (any(found.glob("*.py")) or (found / "serve").is_dir()):
+            break
+    else:
+        return
+    raise InvalidRequestError(
+        f"{str(found.resolve())!r} has the name of the installed package greenroom, and one of the "
+        "two would hide the other; rename it, or name another folder with --app-dir"
+    )
 
 
 def read_arguments(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from greenroom import serve
 from greenroom.actors.settings import VARIABLES
 from greenroom.core.config import HTTPOptions
 from greenroom.serve import display, starting
@@ -63,7 +65,7 @@ def test_help_imports_nothing_heavy(words):
     source = (
         "import sys\nfrom greenroom.serve.cli import main\n"
         f"try: main({words!r})\nexcept SystemExit: pass\n"
-        "print([m for m in ('pydantic', 'rich', 'yaml', 'thespian', 'cloudpickle', 'asyncio',"
+        "print([m for m in ('pydantic', 'rich', 'thespian', 'cloudpickle', 'asyncio',"
         " 'starlette', 'psutil') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout
@@ -74,6 +76,12 @@ def test_the_installed_command_answers_and_names_its_version():
     for words in (["--help"], ["--version"]):
         command = [sys.executable, "-m", "greenroom.serve.cli", *words]
         assert subprocess.run(command, capture_output=True, check=True).stdout
+
+
+def test_the_version_is_the_installed_one_everywhere():
+    installed = importlib.metadata.version("greenroom")
+    assert serve.__version__ == installed
+    assert CliRunner().invoke(main, ["--version"]).output.split()[-1] == installed
 
 
 def test_start_starts_once(invoke, system):

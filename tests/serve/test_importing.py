@@ -158,3 +158,22 @@ def test_key_value_arguments_are_read():
     for bad in ("a", "=1"):
         with pytest.raises(InvalidRequestError, match="expected key=value"):
             read_arguments([bad])
+
+
+@pytest.mark.parametrize("own", ["greenroom/__init__.py", "greenroom.py", "greenroom/models.py"])
+def test_code_of_the_users_that_bears_our_name_is_refused(app_dir, own):
+    (app_dir / own).parent.mkdir(exist_ok=True)
+    (app_dir / own).write_text("")
+    (app_dir / "mine.py").write_text("app = 1")
+    with pytest.raises(
+        InvalidRequestError, match=r"greenroom.* has the name of the installed .* rename"
+    ):
+        load_application("mine", app_dir, {})
+
+
+def test_a_folder_of_our_name_without_code_is_nobodys_matter(app_dir):
+    (app_dir / "greenroom").mkdir()
+    (app_dir / "greenroom" / "notes.txt").write_text("")
+    (app_dir / "mine.py").write_text("app = 1")
+    with pytest.raises(InvalidRequestError, match="mine:app"):
+        load_application("mine", app_dir, {})
