@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from greenroom.actors import user_context
 from greenroom.core.config import HTTPOptions, LoggingConfig, validated
@@ -22,10 +22,11 @@ from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R")
 
 
 def run(
-    target: Application,
+    target: Application[R],
     *,
     name: str = "default",
     route_prefix: str | None = "/",
@@ -33,7 +34,7 @@ def run(
     working_dir: str | Path | None = None,
     logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
-) -> DeploymentHandle:
+) -> DeploymentHandle[R]:
     """Bring up an application, wait until it serves, and return its ingress's handle.
 
     Starts a system on this host when none runs; it is stopped when this process ends. The same call

@@ -18,9 +18,18 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+
+from typing_extensions import Self
 
 from greenroom.actors import user_context
 from greenroom.core.batching import Batches
@@ -32,6 +41,103 @@ from greenroom.serve.per_instance import PerInstance, PicklesAsNew
 __all__ = ["batch"]
 
 _ENDS = (StopIteration, StopAsyncIteration)
+
+A = TypeVar("A")
+B = TypeVar("B")
+S = TypeVar("S")
+R = TypeVar("R")
+S_contra = TypeVar("S_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
+Item_P = ParamSpec("Item_P")
+
+
+class Batched(Protocol[Item_P, R_co]):
+    """A batch function as it is called: with one item, and what can be changed of it."""
+
+    def __call__(self, *args: Item_P.args, **kwargs: Item_P.kwargs) -> R_co: ...
+
+    def set_max_batch_size(self, max_batch_size: int) -> None: ...
+
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None: ...
+
+
+class BatchedMethod(Protocol[S_contra, Item_P, R_co]):
+    """The same of a method, which is called without its instance."""
+
+    def __call__(
+        self, instance: S_contra, /, *args: Item_P.args, **kwargs: Item_P.kwargs
+    ) -> R_co: ...
+
+    def set_max_batch_size(self, max_batch_size: int) -> None: ...
+
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+    @overload
+    def __get__(self, instance: Any, owner: type, /) -> Batched[Item_P, R_co]: ...
+
+
+class _Batch(Protocol):
+    """Types what is decorated: a function of one list, or of two, or a method of one.
+
+    More lists than these are left untyped: no type checker can take the lists off a signature.
+    """
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[A]], Coroutine[Any, Any, Sequence[R]]], /
+    ) -> Batched[[A], Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[A]], AsyncIterator[Sequence[R]]], /
+    ) -> Batched[[A], AsyncGenerator[R, None]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[A], list[B]], Coroutine[Any, Any, Sequence[R]]], /
+    ) -> Batched[[A, B], Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[S, list[A]], Coroutine[Any, Any, Sequence[R]]], /
+    ) -> BatchedMethod[S, [A], Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[S, list[A]], AsyncIterator[Sequence[R]]], /
+    ) -> BatchedMethod[S, [A], AsyncGenerator[R, None]]: ...
+    @overload
+    def __call__(self, function: Callable[..., Any], /) -> Any: ...
+
+
+@overload
+def batch(
+    function: Callable[[list[A]], Coroutine[Any, Any, Sequence[R]]], /
+) -> Batched[[A], Coroutine[Any, Any, R]]: ...
+@overload
+def batch(
+    function: Callable[[list[A]], AsyncIterator[Sequence[R]]], /
+) -> Batched[[A], AsyncGenerator[R, None]]: ...
+@overload
+def batch(
+    function: Callable[[list[A], list[B]], Coroutine[Any, Any, Sequence[R]]], /
+) -> Batched[[A, B], Coroutine[Any, Any, R]]: ...
+@overload
+def batch(
+    function: Callable[[S, list[A]], Coroutine[Any, Any, Sequence[R]]], /
+) -> BatchedMethod[S, [A], Coroutine[Any, Any, R]]: ...
+@overload
+def batch(
+    function: Callable[[S, list[A]], AsyncIterator[Sequence[R]]], /
+) -> BatchedMethod[S, [A], AsyncGenerator[R, None]]: ...
+@overload
+def batch(function: Callable[..., Any], /) -> Any: ...
+@overload
+def batch(
+    *,
+    max_batch_size: int = ...,
+    batch_wait_timeout_s: float = ...,
+    max_concurrent_batches: int = ...,
+    batch_size_fn: Callable[[list[Any]], float] | None = ...,
+) -> _Batch: ...
 
 
 def batch(

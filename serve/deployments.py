@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Generic, Protocol, overload
+
+from typing_extensions import TypeVar, Unpack
 
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.options import DeploymentOptions, read_options
+from greenroom.serve.options import DeploymentOptions, GivenOptions, read_options
+
+# What a call returns: of the function, or of the class's __call__.
+R_co = TypeVar("R_co", covariant=True, default=Any)
+R = TypeVar("R")
+
+
+class _Callable(Protocol[R_co]):
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+
+class _AsyncCallable(Protocol[R_co]):
+    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, R_co]: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Application:
+class Application(Generic[R_co]):
     """A deployment bound to its constructor's arguments, ready for ``serve.run``.
 
     Given to another deployment's ``bind``, it arrives in that constructor as a DeploymentHandle.
     The same Application given to two of them is one deployment; two Applications are two.
     """
 
-    deployment: Deployment
+    deployment: Deployment[R_co]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -29,7 +43,7 @@ class Application:
 
 
 @dataclass(frozen=True, eq=False)
-class Deployment:
+class Deployment(Generic[R_co]):
     """A function or class and how to run it; made by :func:`deployment`, never changed."""
 
     func_or_class: Callable[..., Any]
@@ -65,11 +79,11 @@ class Deployment:
         """What ``reconfigure`` is called with."""
         return self.config.user_config
 
-    def options(self, **changes: Any) -> Deployment:
+    def options(self, **changes: Unpack[GivenOptions]) -> Deployment[R_co]:
         """Return a copy with some options changed; the others stay as they are."""
         return Deployment(self.func_or_class, read_options(self.settings, changes))
 
-    def bind(self, *args: Any, **kwargs: Any) -> Application:
+    def bind(self, *args: Any, **kwargs: Any) -> Application[R_co]:
         """Bind the class to its constructor's arguments, as an application to run."""
         if (args or kwargs) and not inspect.isclass(self.func_or_class):
             raise InvalidRequestError(
@@ -96,15 +110,38 @@ class Deployment:
         return f"Deployment(name={self.name!r})"
 
 
+class _Decorator(Protocol):
+    """What deploys classes by their ``__call__``, other classes, and functions."""
+
+    @overload
+    def __call__(self, target: type[_AsyncCallable[R]], /) -> Deployment[R]: ...
+    @overload
+    def __call__(self, target: type[_Callable[R]], /) -> Deployment[R]: ...
+    @overload
+    def __call__(self, target: type, /) -> Deployment: ...
+    @overload
+    def __call__(self, target: Callable[..., Coroutine[Any, Any, R]], /) -> Deployment[R]: ...
+    @overload
+    def __call__(self, target: Callable[..., R], /) -> Deployment[R]: ...
+
+
 @overload
-def deployment(func_or_class: Callable[..., Any], /) -> Deployment: ...
+def deployment(func_or_class: type[_AsyncCallable[R]], /) -> Deployment[R]: ...
 @overload
-def deployment(**options: Any) -> Callable[[Callable[..., Any]], Deployment]: ...
+def deployment(func_or_class: type[_Callable[R]], /) -> Deployment[R]: ...
+@overload
+def deployment(func_or_class: type, /) -> Deployment: ...
+@overload
+def deployment(func_or_class: Callable[..., Coroutine[Any, Any, R]], /) -> Deployment[R]: ...
+@overload
+def deployment(func_or_class: Callable[..., R], /) -> Deployment[R]: ...
+@overload
+def deployment(**options: Unpack[GivenOptions]) -> _Decorator: ...
 
 
 def deployment(
     func_or_class: Callable[..., Any] | None = None, /, **options: Any
-) -> Deployment | Callable[[Callable[..., Any]], Deployment]:
+) -> Deployment | _Decorator:
     """Make a function or class a deployment; used bare, or with any of these options.
 
     ``name`` (its own), ``version``, ``num_replicas`` (1; "auto" for autoscaling from 1 to 100),
@@ -117,7 +154,7 @@ def deployment(
     ``resources``. These amounts are counted and nothing more: ``num_gpus`` assigns no device.
     """
 
-    def decorate(target: Callable[..., Any]) -> Deployment:
+    def decorate(target: Any) -> Deployment:
         if isinstance(target, Deployment):
             raise TypeError(f"{target.name!r} is a deployment already; change it with .options()")
         if not (inspect.isclass(target) or inspect.isroutine(target)):

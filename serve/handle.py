@@ -7,7 +7,9 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+
+from typing_extensions import TypedDict, Unpack
 
 from greenroom.actors import query_client, user_context
 from greenroom.actors.messages import PythonCall
@@ -16,7 +18,13 @@ from greenroom.actors.user_context import Origin, RunningQuery
 from greenroom.core.errors import InvalidRequestError, RequestCancelledError
 from greenroom.serve.packing import pack_arguments
 from greenroom.serve.response_generator import DeploymentResponseGenerator
-from greenroom.serve.responses import DeploymentResponse, in_event_loop, send, take_inputs
+from greenroom.serve.responses import (
+    DeploymentResponse,
+    R_co,
+    in_event_loop,
+    send,
+    take_inputs,
+)
 
 __all__ = ["DeploymentHandle", "DeploymentResponse", "DeploymentResponseGenerator"]
 
@@ -32,7 +40,13 @@ class HandleOptions:
     stream: bool = False
 
 
-class DeploymentHandle:
+class _CallChanges(TypedDict, total=False):
+    shard_key: str | None
+    retryable: bool | None
+    multiplexed_model_id: str
+
+
+class DeploymentHandle(Generic[R_co]):
     """Calls a deployment's replicas: ``handle.remote(x)``, or ``handle.method.remote(x)``.
 
     It never changes, can be pickled, and finds its way from any process: in a replica by the
@@ -62,7 +76,20 @@ class DeploymentHandle:
             return self.deployment_name
         return f"{self.app_name}#{self.deployment_name}"
 
-    def options(self, **changes: Any) -> DeploymentHandle:
+    @overload
+    def options(
+        self, *, method_name: str = ..., stream: Literal[True], **changes: Unpack[_CallChanges]
+    ) -> StreamingHandle: ...
+    @overload
+    def options(
+        self, *, method_name: str, stream: Literal[False] = ..., **changes: Unpack[_CallChanges]
+    ) -> DeploymentHandle: ...
+    @overload
+    def options(
+        self, *, stream: Literal[False] = ..., **changes: Unpack[_CallChanges]
+    ) -> DeploymentHandle[R_co]: ...
+
+    def options(self, **changes: Any) -> DeploymentHandle[Any]:
         """Return a handle with some of these changed.
 
         ``method_name``: which method is called. ``shard_key``: calls with the same key go to the
@@ -75,7 +102,7 @@ class DeploymentHandle:
             raise InvalidRequestError(f"bad options of a handle: {'; '.join(problems)}")
         return self._with(replace(self._options, **changes))
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: Any, **kwargs: Any) -> DeploymentResponse[R_co]:
         """Call the deployment; returns at once.
 
         It returns a DeploymentResponse; of a handle with ``options(stream=True)``, a
@@ -98,8 +125,9 @@ class DeploymentHandle:
         send(pending, inputs, partial(self._submit, client, pending, origin, arguments))
         if origin.query is not None:
             _belong(pending, origin.query)
-        make = DeploymentResponseGenerator if self._options.stream else DeploymentResponse
-        return make(self._what(), pending)
+        make: Any = DeploymentResponseGenerator if self._options.stream else DeploymentResponse
+        response: DeploymentResponse[R_co] = make(self._what(), pending)
+        return response
 
     def _submit(
         self,
@@ -153,6 +181,17 @@ class DeploymentHandle:
 
     def __repr__(self) -> str:
         return f"DeploymentHandle({self._what()!r})"
+
+
+if TYPE_CHECKING:
+
+    class StreamingHandle(DeploymentHandle[Any]):
+        """A handle with ``options(stream=True)``, as type checkers see it."""
+
+        def remote(  # type: ignore[override]
+            self, *args: Any, **kwargs: Any
+        ) -> DeploymentResponseGenerator: ...
+        def __getattr__(self, name: str) -> StreamingHandle: ...
 
 
 def _restore(

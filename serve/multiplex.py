@@ -15,7 +15,8 @@ import inspect
 import sys
 import weakref
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar, overload
 
 from greenroom.actors import held_models, user_context
 from greenroom.actors.tracebacks import users_traceback
@@ -24,6 +25,7 @@ from greenroom.serve.per_instance import PerInstance
 __all__ = ["get_multiplexed_model_id", "multiplexed"]
 
 UNLIMITED = -1
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 
 def get_multiplexed_model_id() -> str:
@@ -33,6 +35,12 @@ def get_multiplexed_model_id() -> str:
     ``.options(multiplexed_model_id=...)``.
     """
     return user_context.multiplexed_model_id()
+
+
+@overload
+def multiplexed(function: F, /, max_num_models_per_replica: int = ...) -> F: ...
+@overload
+def multiplexed(*, max_num_models_per_replica: int = ...) -> Callable[[F], F]: ...
 
 
 def multiplexed(function: Any = None, /, max_num_models_per_replica: int = 3) -> Any:

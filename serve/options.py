@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypedDict
 
-from greenroom.core.config import ActorOptions, BackendConfig
+from greenroom.core.config import ActorOptions, BackendConfig, LoggingConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.names import wrong_with
+from greenroom.core.scaling_config import AutoscalingConfig
 from greenroom.core.validation import problems_in
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,6 +30,30 @@ _HINTS = {
     "placement_group_strategy": "a replica is one process; say what it takes in actor_options",
     "request_router_config": "queries go to the replica with the fewest",
 }
+
+
+class GivenOptions(TypedDict, total=False):
+    """The options that a user may give, for type checkers."""
+
+    name: str
+    version: str | None
+    num_replicas: int | Literal["auto"] | None
+    autoscaling_config: AutoscalingConfig | Mapping[str, Any] | None
+    user_config: Any
+    max_ongoing_requests: int
+    max_queued_requests: int
+    request_timeout_s: float | None
+    retryable: bool | None
+    health_check_period_s: float
+    health_check_timeout_s: float
+    graceful_shutdown_timeout_s: float
+    graceful_shutdown_wait_loop_s: float
+    max_constructor_retry_count: int
+    logging_config: LoggingConfig | Mapping[str, Any] | None
+    max_replicas_per_host: int | None
+    allow_method_header: bool
+    actor_options: ActorOptions | Mapping[str, Any] | None
+    ray_actor_options: ActorOptions | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
-from typing_extensions import Self
+from typing_extensions import Self, TypeVar
 
 from greenroom.actors.messages import Answer, FailedAnswer, StreamEnded, ValueAnswer
 from greenroom.actors.query_client import PendingQuery
@@ -18,8 +18,10 @@ from greenroom.core.errors import GreenroomError, RequestCancelledError
 from greenroom.serve.answers import decode
 from greenroom.serve.responses import in_event_loop, wake
 
+V_co = TypeVar("V_co", covariant=True, default=Any)  # what the generator yields
 
-class DeploymentResponseGenerator:
+
+class DeploymentResponseGenerator(Generic[V_co]):
     """The values of a generator in a replica, as they are made: for ``for`` and ``async for``.
 
     The generator is at most 768 KiB ahead of what was taken. It ends when this is closed, or
@@ -44,7 +46,7 @@ class DeploymentResponseGenerator:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> V_co:
         if in_event_loop():
             raise RuntimeError(
                 f"a for loop over {self._what} would block the running event loop; use async for"
@@ -61,7 +63,7 @@ class DeploymentResponseGenerator:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> V_co:
         loop = asyncio.get_running_loop()
         while True:
             waiter: asyncio.Future[None] = loop.create_future()
@@ -156,7 +158,8 @@ class DeploymentResponseGenerator:
         if not isinstance(end, StreamEnded):
             raise GreenroomError(f"{self._what} answered a call for a stream with a whole value")
 
-    def _value(self, pickled: bytes) -> Any:
+    def _value(self, pickled: bytes) -> V_co:
+        value: V_co
         value, error = decode(ValueAnswer(0, pickled), self._what)
         if error is not None:
             self.close()

@@ -14,7 +14,9 @@ import contextlib
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from greenroom.actors.messages import Input, ValueAnswer
 from greenroom.actors.query_client import PendingQuery
@@ -22,8 +24,10 @@ from greenroom.core.errors import RequestCancelledError
 from greenroom.serve.answers import Outcome, decode
 from greenroom.serve.checks import check_timeout
 
+R_co = TypeVar("R_co", covariant=True, default=Any)  # what the call returns
 
-class DeploymentResponse:
+
+class DeploymentResponse(Generic[R_co]):
     """The result of a handle's call; await it, or wait for it with :meth:`result`.
 
     Given as an argument to another handle's call, its value is what arrives there; the caller does
@@ -43,7 +47,7 @@ class DeploymentResponse:
         """The request id of the call, which its logs show."""
         return self._pending.request_id
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self, timeout_s: float | None = None) -> R_co:
         """Wait for the value; raises what user code raised, or TimeoutError after ``timeout_s``.
 
         The call goes on after a TimeoutError, and can be waited for again. RuntimeError inside a
@@ -62,7 +66,7 @@ class DeploymentResponse:
                 raise TimeoutError(text) from None
         return self._take()
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, R_co]:
         if not self._pending.future.done():
             yield from self._wait().__await__()
         return self._take()
@@ -90,11 +94,13 @@ class DeploymentResponse:
         state = "done" if self._pending.future.done() else "pending"
         return f"<DeploymentResponse of {self._what}, {state}, request {self.request_id}>"
 
-    def _take(self) -> Any:
+    def _take(self) -> R_co:
+        value: Any
         value, error = self._settle()
         if error is not None:
             raise error.with_traceback(None)  # or each wait would add its frames
-        return value
+        taken: R_co = value
+        return taken
 
     def _settle(self) -> Outcome:
         """Return how the call ended; only once the answer is there."""

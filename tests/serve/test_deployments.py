@@ -3,9 +3,10 @@ import pickle
 import pytest
 
 from greenroom import serve
-from greenroom.core.config import ActorOptions
+from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.serve import config, exceptions, handle
 from greenroom.serve.exceptions import InvalidRequestError
+from greenroom.serve.options import GivenOptions
 
 NESTED: list = []  # deeper than Python recurses
 for _ in range(100_000):
@@ -58,6 +59,11 @@ def test_options_returns_a_changed_copy_and_keeps_the_rest():
 
 def test_num_replicas_none_means_one():
     assert serve.deployment(num_replicas=3)(Plain).options(num_replicas=None).num_replicas == 1
+
+
+def test_type_checkers_know_all_options_and_no_others():
+    known = {*BackendConfig.model_fields, "name", "version", "actor_options", "ray_actor_options"}
+    assert set(GivenOptions.__annotations__) == known
 
 
 @pytest.mark.parametrize("name", ["runtime_config", "config", "max_concurrency"])
