@@ -17,6 +17,7 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.names import MAX_TAG_BYTES, wrong_with
 
 DEFAULT_ADMIN_PORT = 1900
+TEXT, JSON = LOG_FORMATS = ("text", "json")
 DEFAULT_SILENCE_TIMEOUT_S = 5.0
 MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -57,6 +58,7 @@ VARIABLES = {
     "GREENROOM_MEMORY": "memory",
     "GREENROOM_RESOURCES": "resources",
     "GREENROOM_SILENCE_TIMEOUT_S": "silence_timeout_s",
+    "GREENROOM_LOG_FORMAT": "log_format",
     # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
     "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
     "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
@@ -68,6 +70,7 @@ _OF_NO_START = (
     "state_dir",
     "address",
     "key_file",
+    "log_format",
     "crash_after_checkpoint",
     "crash_before_checkpoint",
 )
@@ -94,6 +97,7 @@ class HostSettings:
     memory: float | None = None  # bytes
     resources: Mapping[str, float] = field(default_factory=dict)  # custom ones
     labels: Mapping[str, str] = field(default_factory=dict)
+    log_format: str = TEXT  # of what `start --block` prints
     silence_timeout_s: float = DEFAULT_SILENCE_TIMEOUT_S  # 0: nothing is killed for it
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
@@ -217,6 +221,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         **binding,
         **read_capacity(values),
         silence_timeout_s=_silence_timeout_s(values),
+        log_format=_log_format(values),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
     )
@@ -290,6 +295,13 @@ def _host_name(values: Mapping[str, Any]) -> str:
     if wrong:
         raise InvalidRequestError(f"host_name={name!r}: {wrong}")
     return name
+
+
+def _log_format(values: Mapping[str, Any]) -> str:
+    value = str(values.get("log_format", TEXT))
+    if value not in LOG_FORMATS:
+        raise InvalidRequestError(f"log_format={value!r}: expected one of {', '.join(LOG_FORMATS)}")
+    return value
 
 
 def _silence_timeout_s(values: Mapping[str, Any]) -> float:

@@ -58,6 +58,7 @@ class Supervisor:
         self._processes: dict[str, m.Process] = {}
         self._hosts: dict[str, str] = {}  # by tag, of those that were asked for
         self._unwatch: dict[str, Callable[[], None]] = {}
+        self._shown: dict[str, tuple[m.Process, str]] = {}  # what the log has of each replica
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._starts = Repeats(loop)
         self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
@@ -83,6 +84,7 @@ class Supervisor:
                 sender,
                 on_unreachable=lambda: None,  # whether its host is lost is judged by other signs
             )
+        self._log(message)
         known = self._cluster.replica_reported(
             tag,
             time.monotonic(),
@@ -99,6 +101,18 @@ class Supervisor:
         if not known and message.state != "draining":
             self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))
         self._changed()
+
+    def _log(self, message: cm.ReplicaReported) -> None:
+        """Log a replica's start, or why it could not: once, as reports are repeated."""
+        tag, process = message.replica, message.process
+        if not tag or self._shown.get(tag) == (process, message.state):
+            return
+        self._shown[tag] = (process, message.state)
+        if message.state == "running":
+            logger.info("replica %s (pid %d) runs", tag, process.pid)
+        elif message.state == "failed":
+            reason = message.error.strip().rpartition("\n")[2]
+            logger.error("replica %s (pid %d) could not start: %s", tag, process.pid, reason)
 
     def child_exited(self, address: Address) -> None:
         """Take note of a replica that ended before it reported; the others are watched by pid."""
@@ -120,6 +134,7 @@ class Supervisor:
         logger.info("replica %s (pid %d) is gone", tag, process.pid)
         self._unwatch.pop(tag, lambda: None)()
         del self._processes[tag], self._addresses[tag]
+        self._shown.pop(tag, None)
         if self._is_here(tag):
             self._records.remove(process)
         if not self._stopping:

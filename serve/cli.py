@@ -192,7 +192,8 @@ def main() -> None:
     metavar="S",
     help="How long a process may stand still before it is replaced; 0 for ever [5].",
 )
-@click.option("--block", is_flag=True, help="Stay in the foreground until Ctrl-C.")
+@click.option("--block", is_flag=True, help="Stay until Ctrl-C, and print what happens.")
+@click.option("--log-format", metavar="text|json", help="How --block prints that [text].")
 def start(block: bool, **flags: Any) -> None:
     """Start this host's system, unless it runs."""
     from greenroom.actors.forking import uncollected

@@ -22,6 +22,7 @@ from greenroom.actors.settings import HostSettings, differences, read_settings
 from greenroom.actors.silence import SilenceWatch
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.silence import TICK_S
+from greenroom.serve import events
 from greenroom.serve.display import Progress
 
 
@@ -53,21 +54,30 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
     already has others.
     """
     notify = notifier()
-    if block:
-        interrupt_on_terminate()
+    if not block:
+        click.echo(_start(settings, given)[1])
+        return
+    interrupt_on_terminate()
+    with events.shown(settings) as show:
+        started, told = _start(settings, given)
+        show(events.event("host", told))
+        try:
+            _wait_while_running(settings, notify)
+        except KeyboardInterrupt:
+            if started:
+                show(events.event("host", "stopping"))
+                show(events.event("host", _stop(settings)))
+
+
+def _start(settings: HostSettings, given: Collection[str]) -> tuple[bool, str]:
+    """Start this host's system unless it runs; return whether that was needed, and what to say."""
     with Progress() as progress:  # no thread before the host process was forked
         started = system.start(settings, on_progress=progress.say, is_command=True)
     if not started:
         check_same(settings, given)
+        return False, "already running"
     where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
-    click.echo(f"started: {where}" if started else "already running")
-    if not block:
-        return
-    try:
-        _wait_while_running(settings, notify)
-    except KeyboardInterrupt:
-        if started:
-            stop(settings)
+    return True, f"started: {where}"
 
 
 def check_same(settings: HostSettings, given: Collection[str]) -> None:
@@ -83,9 +93,13 @@ def check_same(settings: HostSettings, given: Collection[str]) -> None:
 def stop(settings: HostSettings) -> None:
     """Drain and stop this host's system."""
     with Progress("stopping"):
-        stopped = system.stop(settings)
+        told = _stop(settings)
+    click.echo(told)
+
+
+def _stop(settings: HostSettings) -> str:
     kept = f"its state stays in {settings.state_dir}"
-    click.echo(f"stopped; {kept}" if stopped else "nothing was running")
+    return f"stopped; {kept}" if system.stop(settings) else "nothing was running"
 
 
 def notifier() -> Callable[[str], None]:
