@@ -11,8 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Hashable
-from functools import partial
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from thespian.actors import ActorExitRequest
@@ -53,9 +52,15 @@ from greenroom.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 
+_OF_MORE = (  # requests that change more than records, from which one sees whether they did
+    am.StopCluster,
+    am.DrainHost,
+    am.RotateKey,
+    am.EvictHost,
+    am.RebalanceHosts,
+)
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
-GIVE_UP_S = 0.5  # for the last answers of a controller to leave
 SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
@@ -74,7 +79,6 @@ class Controller(LoopActor):
         """Recover: take the store's lock, load every record, ask every recorded replica."""
         self._reign = Reign(self.settings, self.loop) if self.settings.leaders else None
         self._unsaved: Unsaved | None = None
-        self._has_failed = False
         try:
             self._store = self._open_store()
         except StoreNotWritableError as error:
@@ -152,10 +156,26 @@ class Controller(LoopActor):
                     raise
                 time.sleep(0.02)  # nothing else can be done before the lock is had
 
-    def handler_failed(self, message: Any, sender: Address, error: Exception) -> None:
-        """Tell a client whose request failed."""
+    def survives(self, message: Any, sender: Address, error: Exception) -> bool:
+        """Answer a request that failed before it had changed anything."""
+        if not isinstance(message, am.Request) or isinstance(message, _OF_MORE):
+            return False
+        if self._unsaved is None and self._cluster.is_torn:
+            return False
+        self.loop.send(sender, failure(message.request_id, error))
+        return True
+
+    def owed(self, message: Any, sender: Address, error: Exception) -> Iterable[Any]:
+        """Return what to answer those whose requests are not saved; all others repeat them."""
         if isinstance(message, am.Request):
-            self.loop.send(sender, failure(message, error))
+            yield sender, failure(message.request_id, error)
+        elif isinstance(error, _NotSavedError):
+            if isinstance(error.error, StaleWriterError):
+                return  # they repeat it to the controller that there is now
+            self._store.close()
+            yield from self._requests.not_saved(error.changes, error.error)
+        elif self._unsaved is None:
+            yield from self._requests.lost(error)
 
     def exiting(self) -> None:
         """Leave the store to the next controller."""
@@ -173,8 +193,6 @@ class Controller(LoopActor):
         if self._unsaved is not None:
             self._dispatch_unsaved(self._unsaved, message, sender)
             return
-        if self._has_failed:
-            return  # whoever sent it sends it again, to the next controller
         if not self._may_act() and not isinstance(message, cm.Identify):
             self._refuse(message, sender)
             return
@@ -197,7 +215,7 @@ class Controller(LoopActor):
         """Say why nothing is done; by default whoever asks does so again, of who leads then."""
         trouble = "" if self._reign is None else self._reign.trouble()
         if trouble and isinstance(message, am.Request):
-            self.loop.send(sender, failure(message, StateNotSavedError(trouble)))
+            self.loop.send(sender, failure(message.request_id, StateNotSavedError(trouble)))
 
     def _dispatch_unsaved(self, unsaved: Unsaved, message: Any, sender: Address) -> None:
         """Answer requests and who asks for the controller; senders of all else send it again."""
@@ -347,44 +365,18 @@ class Controller(LoopActor):
 
     def _turn(self) -> None:
         self._turning = False
-        if self._has_failed:
-            return
         if not self._may_act():
             self.loop.call_later(RENEW_S, self._changed)
             return
-        try:
-            self._advance()
-        except _NotSavedError as failed:
-            self._give_up(failed)
-            return
-        except Exception:
-            # Half a step was taken in memory, and none on disk: start again from the disk.
-            logger.exception("the controller failed in a turn; it starts again")
-            os._exit(1)
+        self._advance()
         self._arm()
-
-    def _give_up(self, failed: _NotSavedError) -> None:
-        """Tell those whose change was not saved, and end; all others repeat what they asked."""
-        self._has_failed = True
-        if isinstance(failed.error, StaleWriterError):
-            os._exit(1)  # they repeat it to the controller that there is now
-        self._store.close()
-        left = self._requests.not_saved(failed.changes, failed.error)
-        for sender, reply in list(left):
-            told = partial(self._told, left, (sender, reply))
-            self.loop.send(sender, reply, on_sent=told, on_failed=told)
-        self.loop.call_later(GIVE_UP_S if left else 0.0, lambda: os._exit(1))
-
-    def _told(self, left: list[Any], entry: Any) -> None:
-        left.remove(entry)
-        if not left:
-            os._exit(1)
 
     def _advance(self) -> None:
         effects = [] if self._stopping else self._cluster.advance(time.monotonic(), time.time())
         changes = self._cluster.take_changes()
         if changes:
             self._save(changes)
+        self._requests.saved()
         for effect in effects:
             if isinstance(effect, AskPolicy):
                 self._policies.ask(effect)
@@ -415,7 +407,6 @@ class Controller(LoopActor):
         except (StoreError, OSError) as error:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
             # so nobody has seen the change.
-            logger.exception("the state could not be saved; the controller starts again")
             raise _NotSavedError(changes, error) from error
         self._crash_for_a_test(self.settings.crash_after_checkpoint)
         log_changes(changes)

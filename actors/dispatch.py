@@ -229,7 +229,7 @@ class Caller:
         entry = self._entries.get(query_id)
         if entry is not None:
             self.cancel(query_id)
-            entry.finish(answer)
+            self._finish(entry, answer)
 
     def let_go(self, query_id: int) -> None:
         """Forget a query that may go on to its end."""
@@ -308,7 +308,7 @@ class Caller:
             return
         for sent in message.answers:
             if isinstance(sent, Piece):
-                self._streamed(sent, sender)
+                self.loop.guarded(self._streamed, sent, sender)
                 continue
             answer = self._joined(sent) if isinstance(sent, PartedAnswer) else arrived(sent)
             entry = self._forget(answer.query_id)
@@ -316,7 +316,11 @@ class Caller:
                 continue
             if entry.stream is not None and not isinstance(answer, StreamEnded):
                 entry.stream.tell_stopped()  # the answer is perhaps of another replica
-            entry.finish(answer)
+            self._finish(entry, answer)
+
+    def _finish(self, entry: _Entry, answer: Answer) -> None:
+        """Pass on the answer; whom it fails with does not keep others from theirs."""
+        self.loop.guarded(entry.finish, answer)
 
     def _joined(self, sent: PartedAnswer) -> Answer:
         entry = self._entries.get(sent.answer.query_id)
@@ -437,7 +441,7 @@ class Caller:
     def _fail(self, entry: _Entry, text: str) -> None:
         if self._forget(entry.query.id) is not None:
             entry.stop()
-            entry.finish(_unavailable(entry.query.id, text))
+            self._finish(entry, _unavailable(entry.query.id, text))
 
     def _expired(self, query: Query) -> None:
         self._time_out(query, f"no answer within {query.timeout_s:.6g} s")

@@ -59,6 +59,7 @@ from greenroom.actors.startup import (
 from greenroom.actors.system import HOST_ROLE, forget_state, kill_system
 from greenroom.actors.transport import base
 from greenroom.actors.unasked import Unasked
+from greenroom.core.backoff import pause_s
 from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ FRONT_STOP_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 25.0
 LEAVE_TIMEOUT_S = 25.0
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
-FRONT_BACKOFF_S = 0.2
+FRONT_BACKOFF_S, MAX_FRONT_BACKOFF_S = 0.2, 10.0  # where one front after the other dies
+FRONT_STABLE_S = 10.0  # one that ran this long did not die of its start
 FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
@@ -95,6 +97,7 @@ class Host:
         self._socket: socket.socket | None = None
         self._front: Process | None = None
         self._front_started_at = 0.0
+        self._front_failures = 0  # in a row
         self._stopping = False
         self._forgetting = False
         self._nudge_at = 0.0
@@ -234,7 +237,9 @@ class Host:
         self._prune()
 
     def _watch_front(self) -> None:
-        if self._front is not None:
+        if self._front is None:  # it had ended before it could be identified
+            self._events.put(self._front_died)
+        else:
             self.port.loop.watch_process(self._front, self._later(self._front_died))
 
     def _watch_logger(self) -> None:
@@ -378,15 +383,30 @@ class Host:
     def _front_died(self) -> None:
         if self._stopping:
             return
-        logger.error("the HTTP front died; starting another")
-        if time.monotonic() - self._front_started_at < FRONT_BACKOFF_S:
-            time.sleep(FRONT_BACKOFF_S)  # it dies at its start: do not spin
+        if time.monotonic() - self._front_started_at > FRONT_STABLE_S:
+            self._front_failures = 0
+        self._front_failures += 1
+        if self._front_failures == 1:
+            logger.error("the HTTP front died; starting another")
+            self._start_front_again()
+            return
+        delay_s = pause_s(self._front_failures - 1, FRONT_BACKOFF_S, MAX_FRONT_BACKOFF_S)
+        logger.error(
+            "the HTTP front died, the %dth time in a row (see front.log); starting another in %g s",
+            self._front_failures,
+            delay_s,
+        )
+        self._later_on(delay_s, self._start_front_again)
+
+    def _start_front_again(self) -> None:
+        if self._stopping:
+            return
         try:
             if self._socket is None:
                 self._hold(self._bind())
         except StartError as error:
             logger.error("%s; trying again", error)  # noqa: TRY400  # no fault of ours to trace
-            self._later_on(FRONT_RETRY_S, self._front_died)
+            self._later_on(FRONT_RETRY_S, self._start_front_again)
             return
         self._start_front()
         self.port.loop.post(self._watch_front)
@@ -411,7 +431,7 @@ class Host:
         while not (self._is_in_cluster() and answers_http(self.settings)):
             if self._starts_over:
                 self._deal_with_deaths()
-            elif self._front is not None and not is_alive(self._front):
+            elif self._front is None or not is_alive(self._front):
                 raise StartError(f"the HTTP front ended: {last_line(self.settings, 'front.log')}")
             self._check_joining(deadline - READY_TIMEOUT_S + JOIN_TIMEOUT_S)
             if time.monotonic() > deadline:

@@ -82,10 +82,20 @@ class Transport(Protocol):
 
 
 class Loop:
-    """One process's loop; ``schedule`` takes Thespian's description of a delivery."""
+    """One process's loop; ``schedule`` takes Thespian's description of a delivery.
 
-    def __init__(self, transport: Transport, schedule: Callable[[Any], None]) -> None:
+    ``on_error`` gets what a callback raises; by default that is logged, and all goes on.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        schedule: Callable[[Any], None],
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
         self.asyncio = transport.loop  # for coroutines
+        self.on_error = on_error
+        self._is_stopped = False
         self.deliveries_at_once = transport.deliveries_at_once
         self._transport = transport
         self._schedule = schedule
@@ -228,12 +238,21 @@ class Loop:
         for fd in list(self._pidfds):
             self._let_go(fd)
 
+    def stop(self) -> None:
+        """Run no callback any more; what was sent still leaves."""
+        self._is_stopped = True
+
     def guarded(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call, and log what it raises: the loop may be somebody else's."""
+        """Call; what it raises does not get out, for the loop may be somebody else's."""
+        if self._is_stopped:
+            return
         try:
             callback(*args)
-        except Exception:
-            logger.exception("callback %r failed", callback)
+        except Exception as error:
+            if self.on_error is not None:
+                self.on_error(error)
+            else:
+                logger.exception("callback %r failed", callback)
 
     def _let_go(self, fd: int) -> None:
         del self._pidfds[fd]

@@ -72,7 +72,7 @@ class Members:
                 KeyFiles(settings.cluster_key),
                 process.incarnation,
                 time.monotonic,
-                self._beat,
+                lambda incarnation: loop.guarded(self._beat, incarnation),
             )
 
     def close(self) -> None:
@@ -265,7 +265,9 @@ class Members:
         if self._port is None:
             settings = self._settings
             asyncio_loop = self._loop.asyncio
-            self._port = Port(settings.admin_port, self._process, asyncio_loop)
+            self._port = Port(
+                settings.admin_port, self._process, asyncio_loop, on_error=self._loop.on_error
+            )
         gate = ActorAddress(parse_address(record.address))
         self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
 

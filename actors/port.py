@@ -69,6 +69,7 @@ class Port:
         process: Process,
         loop: asyncio.AbstractEventLoop,
         way: Way | None = None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.process = process
         self.admin_port = admin_port
@@ -76,7 +77,8 @@ class Port:
             ActorAddress(parse_address(gate)) for gate in (way.gates if way is not None else ())
         ]
         self._transport = base.attach(admin_port, loop, self._arrived, way)
-        self.loop = Loop(self._transport, partial(self._transport.scheduleTransmit, None))
+        schedule = partial(self._transport.scheduleTransmit, None)
+        self.loop = Loop(self._transport, schedule, on_error)
         self.address: Address = self._transport.myAddress
         self._learnt: list[Address] = []
         self._handlers: dict[type, Callable[[Any, Address], None]] = {

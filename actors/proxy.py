@@ -6,7 +6,7 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -77,6 +77,15 @@ class _Caller(NamedTuple):
     unwatch: Callable[[], None]
 
 
+class _QueryFailedError(Exception):
+    """The router raised on a query of this caller's."""
+
+    def __init__(self, caller: str, query_id: int, error: Exception) -> None:
+        super().__init__(f"query {query_id}: {type(error).__name__}: {error}")
+        self.caller = caller
+        self.query_id = query_id
+
+
 _NOBODY = _Recipient(None, "")  # what copies for shadows are answered to
 
 
@@ -133,6 +142,27 @@ class Proxy(LoopActor):
             tickets.NotRepeated: lambda effect: self._metrics.not_repeated(*effect),
             tickets.Starved: self._starved,
         }
+
+    def survives(self, message: Any, sender: Address, error: Exception) -> bool:
+        """Answer a question that failed; it has changed nothing."""
+        if not isinstance(message, AskProxy):
+            return False
+        self.loop.send(sender, AskProxyReply(request_id=message.request_id, value=None))
+        return True
+
+    def owed(self, message: Any, sender: Address, error: Exception) -> Iterable[Any]:
+        """Return the answer to the query that failed; callers send all others to the next proxy.
+
+        That one they would send to the next one as well, which would fail like this one.
+        """
+        if not isinstance(error, _QueryFailedError):
+            return
+        caller = self._callers.get(error.caller)
+        if caller is not None:
+            text = "the router failed on the query; see proxy.log"
+            answers = (FailedAnswer(error.query_id, "GreenroomError", text),)
+            answer = AnswerQueries(incarnation=caller.incarnation, answers=answers)
+            yield pickle.loads(caller.address), answer
 
     @property
     def _controller(self) -> Address | None:
@@ -340,7 +370,10 @@ class Proxy(LoopActor):
         now = time.monotonic()
         for query in message.queries:
             resent = query.id in message.resent
-            self._run(self._router.submit(caller, query, now, resent=resent))
+            try:
+                self._run(self._router.submit(caller, query, now, resent=resent))
+            except Exception as error:
+                raise _QueryFailedError(caller, query.id, error) from error
         for query_id in message.cancelled:
             self._run(self._router.cancel(caller, query_id, now))
         self._arm_deadline()

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SETTLED = 1_000  # answers that are kept for repeats
 ASKED_S = 60.0  # clients repeat what they wait for: who has not for so long is gone
+FAILED = "the controller failed; see controller.log"
 HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
 
 Reply = Callable[[], am.RequestReply | None]
@@ -52,7 +53,7 @@ class Requests:
         self._parked: dict[str, _Parked] = {}  # by request id
         self._answers: list[tuple[Address, am.RequestReply]] = []
         self._settled: dict[str, am.RequestReply] = {}  # by request id, the oldest first
-        self._taken: dict[str, Address] = {}  # by request id, since the last save
+        self._taken: dict[str, Address] = {}  # by request id, of those that are not saved yet
         self._requests: dict[type[am.Request], Callable[[Any], Any]] = {
             am.CreateBackend: self._create_backend,
             am.UpdateBackendConfig: self._update_backend_config,
@@ -104,7 +105,9 @@ class Requests:
         try:
             self._take(message, sender)
         except GreenroomError as error:
-            self._answer(sender, failure(message, error))
+            if self._cluster.is_torn:
+                raise
+            self._answer(sender, failure(message.request_id, error))
 
     def _take(self, message: am.Request, sender: Address) -> None:
         message.check()
@@ -152,7 +155,6 @@ class Requests:
 
     def take_answers(self) -> list[tuple[Address, am.RequestReply]]:
         """Return what is to be answered now; everything that it tells of must be saved."""
-        self._taken.clear()
         now = time.monotonic()
         for request_id, parked in list(self._parked.items()):
             reply = self._reply_to(request_id, parked)
@@ -181,6 +183,14 @@ class Requests:
             logger.exception("the answer to a request that waits failed")
             text = f"{type(error).__name__}: {error}"
             return am.RequestReply(request_id=request_id, error_kind="GreenroomError", error=text)
+
+    def saved(self) -> None:
+        """Take note that what was taken is on disk, or changes nothing there."""
+        self._taken.clear()
+
+    def lost(self, error: Exception) -> list[tuple[Address, am.RequestReply]]:
+        """Return what to answer those whose requests were taken in a turn that failed."""
+        return [(sender, failure(taken, error)) for taken, sender in self._taken.items()]
 
     def not_saved(
         self, changes: Changes, error: Exception
@@ -328,8 +338,8 @@ def _host_of(sender: Address) -> str:
     return host or "127.0.0.1"
 
 
-def failure(message: am.Request, error: Exception) -> am.RequestReply:
+def failure(request_id: str, error: Exception) -> am.RequestReply:
     """Return the answer to a request that raised."""
     kind = type(error).__name__ if isinstance(error, GreenroomError) else "GreenroomError"
-    text = str(error) if kind != "GreenroomError" else f"{type(error).__name__}: {error}"
-    return am.RequestReply(request_id=message.request_id, error_kind=kind, error=text)
+    text = str(error) if kind != "GreenroomError" else f"{FAILED}: {type(error).__name__}: {error}"
+    return am.RequestReply(request_id=request_id, error_kind=kind, error=text)

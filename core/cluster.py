@@ -108,6 +108,7 @@ class Cluster:
             subjects = (BACKEND, tag), ("deployment", tag), (APPLICATION, backend.names[1])
             backend.proven = not any(map(self.goals.pending_for, subjects))
         self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
+        self.is_torn = False  # a change failed when a part of it was made
         for name, record in self.endpoints.items():
             self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(record))
         self.rollouts = Rollouts(self, records.get(ROLLOUT, {}))
@@ -270,17 +271,26 @@ class Cluster:
     # --- Changes --------------------------------------------------------------------------------
 
     def change(self, author: Author, what: str, make: Callable[[], Any], wall_now: float) -> Any:
-        """Make a change and its entry in the history; a repeat of the request makes none."""
+        """Make a change and its entry in the history; a repeat of the request makes none.
+
+        One that raises when it has changed something leaves the cluster torn: nothing of it may be
+        saved, and the last state that was is to be loaded again.
+        """
         if self._before is not None:
             return make()  # a part of the change that is being made
         repeated = self.history.answered(author.request_id)
         if repeated is not None:
             return repeated.answer
-        self._before = {}
+        before = self._before = {}
+        changes = self._changes.size
         try:
             answer = make()
+        except Exception:
+            is_changed = any(self.definition(key) != each for key, each in before.items())
+            self.is_torn = is_changed or self._changes.size != changes
+            raise
         finally:
-            before, self._before = self._before, None
+            self._before = None
         after = {key: self.definition(key) for key in before}
         if after != before:
             self.history.add(author, what, answer, before, after, wall_now, self._changes)

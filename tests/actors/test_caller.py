@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,10 @@ class _Loop:
 
     def send(self, target: Any, message: Any, *_outcome: Any) -> None:
         self.sent.append((target, message))
+
+    def guarded(self, callback: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(Exception):
+            callback(*args)
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         callback()
@@ -101,6 +106,18 @@ def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
     caller, loop, _ = asked()
     tell(caller, "first", begun(FIRST), m.StreamPart(1, b"part"), m.StreamEnded(1, 200))
     assert loop.stopped() == []
+
+
+def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs() -> None:
+    caller, _, answers = asked()
+
+    def fail(_answer: Any) -> None:
+        raise RuntimeError("its own mistake")
+
+    caller.submit(query(2, http_method="GET"), fail)
+    caller.submit(query(3, http_method="GET"), answers.append)
+    tell(caller, "first", m.ValueAnswer(2, b""), m.ValueAnswer(1, b"one"), m.ValueAnswer(3, b""))
+    assert [answer.query_id for answer in answers] == [1, 3]
 
 
 def submitted(loop: _Loop, to: str) -> list[tuple[int, ...]]:

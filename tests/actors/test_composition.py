@@ -253,7 +253,7 @@ def test_a_request_may_make_a_hundred_calls_at_once(ask: Ask) -> None:
     assert json.loads(body) == [2 * number for number in range(100)]
 
 
-@serve.deployment
+@serve.deployment(max_constructor_retry_count=1)
 class Finds:
     """Asks for another deployment by name, in its constructor."""
 

@@ -36,6 +36,7 @@ class FakePort:
 
 class FakeLoop:
     asyncio = None
+    on_error = None
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
@@ -53,7 +54,7 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     now, port = [100.0], FakePort()
     found: list[Any] = []
     monkeypatch.setattr(members.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(members, "Port", lambda *_: port)
+    monkeypatch.setattr(members, "Port", lambda *_, **__: port)
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     records["host"]["b"] = HostRecord(
         name="b", id="1", address="10.0.0.2:1900", capacity={}, labels={}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.world import SimProcess
 
+POISONED = 0.002  # how many queries no router can take
+
 
 class SimCaller:
     """One caller. It sends until the trouble ends."""
@@ -59,6 +61,8 @@ class SimCaller:
             shard_key=rng.choice([None, None, "a", "b"]),
         )
         checks.queries.submitted(uid, query, self.process)
+        if rng.random() < POISONED and not self._simulation.faults.calm:
+            checks.queries.poisoned.add(uid)
         self.caller.submit(query, partial(self._answered, uid))
         if rng.random() < 0.05:
             self.process.call_later(rng.random(), lambda: self._cancel(uid, query_id))

@@ -55,7 +55,11 @@ class CheckedRouter:
         def checked(*args: Any, **kwargs: Any) -> Any:
             self._take(name, args)
             queued = self._queued() if name == "submit" else None
+            self._who.may_raise()
+            if name == "submit" and args[1].request_id in self._checks.queries.poisoned:
+                self._who.raise_here()
             effects = method(*args, **kwargs)
+            self._who.may_raise()
             self._check(effects or [])
             if queued is not None:
                 self._check_queues(queued)

@@ -23,7 +23,7 @@ from tests.simulation.query_checks import QueryChecks
 from tests.simulation.rest import controllers, tag_of, unsettled
 from tests.simulation.rollout_checks import RolloutChecks
 from tests.simulation.shared_disk import SharedDisk
-from tests.simulation.world import InvariantError, SimProcess
+from tests.simulation.world import InjectedError, InvariantError, SimProcess
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -81,8 +81,9 @@ class Checks:
         raise error or InvariantError("an error was logged") from cause
 
     def is_expected(self, error: BaseException) -> bool:
-        """Tell whether a shell may have caught this, because the disk was made to fail."""
-        return isinstance(error, StoreError)
+        """Tell whether a shell may have caught this, because it was made to fail."""
+        made = (StoreError, InjectedError)
+        return isinstance(error, made) or isinstance(error.__cause__, made)
 
     # --- Changes ----------------------------------------------------------------------------------
 

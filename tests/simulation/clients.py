@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors import admin_messages as am
 from greenroom.actors.port import CONTROLLER, Finder, Port
+from greenroom.actors.requests import FAILED
 from greenroom.core.config import BackendConfig
 from tests.simulation.channels import Address
 from tests.simulation.links import OUTSIDE, PORT
@@ -95,6 +96,9 @@ class Client:
         if reply.error_kind == "StateNotSavedError":  # its repeat, some time later, is the same
             if self._controller.is_latest(sender, self._asked_epoch):
                 self.checks.not_saved(request, reply)
+            return
+        if reply.error.startswith(FAILED):  # nor is it known here whether it was made
+            self.checks.counts["request failed with its turn"] += 1
             return
         self._pending = None
         self.checks.told(self.number, request, reply)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimProcess
 
 CALM, ROUGH, STORMY = 0.0, 0.25, 1.5  # faults per second
+RAISING = {"controller", "proxy"}  # whose turns are whole, or have not been
 SPARED = {"client", "admin"}  # the first is its driver; the other has a fault of its own
 
 
@@ -31,6 +32,8 @@ class Faults:
             self._kill_at_a_step,
             self._kill_at_a_step,
             self._kill_at_a_step,
+            self._raise_in_a_turn,
+            self._raise_in_a_turn,
             self._pause,
             self._slow_messages,
             self._slow_disk,
@@ -56,7 +59,7 @@ class Faults:
         self._simulation.disk.trouble = 0.0
         self.of_hosts.end()
         for process in self._world.processes.values():
-            process.dies_in = None
+            process.dies_in = process.raises_in = process.raises_in_change = None
             process.resume()
 
     @property
@@ -88,6 +91,17 @@ class Faults:
 
     def _kill_at_a_step(self) -> None:
         self._victim().dies_in = int(self._rng.expovariate(0.1))
+
+    def _raise_in_a_turn(self) -> None:
+        """Have a turn of a controller or a proxy raise in its midst, wherever that is."""
+        victims = [p for p in self._world.processes.values() if p.role in RAISING]
+        if not victims:
+            return
+        victim = self._rng.choice(victims)
+        if victim.role == "controller" and self._rng.random() < 0.5:
+            victim.raises_in_change = int(self._rng.expovariate(0.5))
+        else:
+            victim.raises_in = int(self._rng.expovariate(0.1))
 
     def _pause(self) -> None:
         victim = self._victim()

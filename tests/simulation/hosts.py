@@ -105,6 +105,16 @@ class WordFile:
         return self._text
 
 
+class RunDir:
+    """The folder of what lasts as long as a host's system runs: files of a word each."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, WordFile] = {}
+
+    def __truediv__(self, name: str) -> WordFile:
+        return self._files.setdefault(name, WordFile())
+
+
 class Bidding(bidding.Bidding):
     """The real one, whose file is an entry in the folder that the leaders share."""
 

@@ -28,6 +28,7 @@ from greenroom.actors import (
     binding,
     candidate,
     capacity,
+    crash_loop,
     leading,
     logs,
     metrics,
@@ -35,16 +36,19 @@ from greenroom.actors import (
     processes,
     pulse,
     settings,
+    state_dir,
     status_file,
     streams,
     user_code,
     user_logging,
 )
+from greenroom.actors.crash_loop import CrashLoop
 from greenroom.actors.pulse import Seen
 from greenroom.actors.transport import addresses, base, key_files
 from greenroom.actors.transport.admission import Trouble
+from greenroom.core.cluster import Cluster
 from greenroom.core.routing import Router
-from greenroom.core.silence import Doing
+from greenroom.core.silence import TICK_S, Doing
 from greenroom.persistence import writer
 from greenroom.persistence.filesystem import FileStore
 from tests.simulation import hosts
@@ -168,6 +172,39 @@ class _Os:
         """A pidfd is only a number."""
 
 
+def _fallible_cluster(world: World) -> type[Cluster]:
+    """Return the core's Cluster, in which a turn may raise between one change and the next."""
+
+    def may_raise(in_change: bool) -> None:
+        if world.current is not None:
+            world.current.may_raise()
+            if in_change:
+                world.current.may_raise_in_change()
+
+    class FallibleCluster(Cluster):
+        def note(self, key: Any) -> None:
+            may_raise(self._before is not None)
+            super().note(key)
+
+        def touch(self, backend: str) -> None:
+            may_raise(self._before is not None)
+            super().touch(backend)
+
+        def put_endpoint(self, record: Any) -> None:
+            super().put_endpoint(record)
+            may_raise(self._before is not None)
+
+        def save(self, kind: str, name: str, record: Any) -> None:
+            may_raise(self._before is not None)
+            super().save(kind, name, record)
+
+        def take_changes(self) -> Any:
+            may_raise(in_change=False)
+            return super().take_changes()
+
+    return FallibleCluster
+
+
 METRICS = ("ended", "dropped", "repeated", "not_repeated")
 
 
@@ -211,6 +248,10 @@ class OwnPulse:
 
     def beat(self) -> None:
         self._seen = self._seen._replace(beats=self._seen.beats + 1, at=self._world.monotonic())
+
+    def keep_beating(self, loop: SimProcess) -> None:
+        self.beat()
+        loop.call_later(TICK_S, self.keep_beating, loop)
 
     @contextlib.contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
@@ -311,8 +352,10 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (key_files.KeyFiles, hosts.Keys),
         (binding.host_id, lambda settings: f"the id of {settings.host_name}"),
         (leading.store_id, lambda settings: "shared" if settings.leaders else ""),
+        (state_dir.write_private, lambda path, text: path.write_text(text)),
         (leading.word_file, lambda _: simulation.word_files[here()]),
         (candidate.Candidate, hosts.Candidate),
+        (crash_loop.CrashLoop, lambda _, role: CrashLoop(simulation.run_dirs[here()], role)),
         (bidding.Bidding, hosts.bidding_in(bids)),
         (bidding.read_bids, lambda _: bids_by_name()),
         (logs.configure_logging, nothing),
@@ -323,6 +366,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (capacity.capacity_of, lambda _: CAPACITY),
         (FileStore, simulation.disk),
         (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
+        (Cluster, _fallible_cluster(world)),
         (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
         (metrics.Metrics, lambda: SimpleNamespace(**dict.fromkeys(METRICS, nothing))),
     ]

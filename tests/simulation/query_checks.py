@@ -25,6 +25,7 @@ class QueryChecks:
         self._answers: Counter[str] = Counter()
         self._runs: Counter[tuple[str, str]] = Counter()  # by query and shadow, "" for none
         self._cancelled: set[str] = set()
+        self.poisoned: set[str] = set()  # on which every router raises
         self._begun: set[str] = set()  # answered in parts, by some replica
         self._streams: dict[str, list[tuple[int, int]]] = {}  # being read: (run, parts in all)
 
@@ -63,6 +64,8 @@ class QueryChecks:
             said = pickle.loads(answer.value) if is_value else answer.text.encode()
             self._expect(said == query.call, f"query {uid} has the answer of {said!r}")
             self._expect(self._runs[uid, ""] > 0, f"query {uid} is answered, and never ran")
+        elif kind == "GreenroomError":
+            self._expect(not self._checks.simulation.faults.calm, f"query {uid} failed: {answer}")
         elif kind == "ReplicaUnavailableError":
             text = getattr(answer, "text", "")
             repeatable = _may_repeat(query)

@@ -29,5 +29,6 @@ def outcome(
         failure = "\n".join([*simulation.world.trace(), where, told])
     counts = simulation.checks.counts
     counts["steps"] = simulation.world.steps
+    counts["turn made to fail"] = simulation.world.raised
     steps = "\n".join(simulation.world.trace())
     return seed, failure, hashlib.sha256(steps.encode()).hexdigest(), counts

@@ -26,7 +26,15 @@ from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
-from tests.simulation.hosts import ALONE, JOINED, LEADERS, HostProcess, WordFile, settings_of
+from tests.simulation.hosts import (
+    ALONE,
+    JOINED,
+    LEADERS,
+    HostProcess,
+    RunDir,
+    WordFile,
+    settings_of,
+)
 from tests.simulation.links import OUTSIDE
 from tests.simulation.processes import Manager, Transport, replaced
 from tests.simulation.shared_disk import SharedDisk
@@ -60,6 +68,7 @@ class Simulation(logging.Handler):
         self.settings = {n: settings_of(n, self.shape, self.leaders) for n in range(self.size)}
         self.settings[OUTSIDE] = self.settings[0]
         self.word_files = {number: WordFile() for number in range(self.size)}
+        self.run_dirs = {number: RunDir() for number in range(self.size)}
         if self.size > 1:
             self._set_clocks()
         self.disk = SharedDisk(self) if self.shape == LEADERS else Disk(world)

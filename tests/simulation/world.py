@@ -43,6 +43,10 @@ class InvariantError(Exception):
     """What must never be has come about."""
 
 
+class InjectedError(Exception):
+    """What a turn may raise at any place, as if there were a mistake in it."""
+
+
 class Timer:
     """What ``call_later`` returns."""
 
@@ -79,6 +83,8 @@ class SimProcess:
         self.watches: dict[int, Watch] = {}  # of addresses on other hosts
         self.blocked_until = 0.0
         self.dies_in: int | None = None  # after so many more things that it does
+        self.raises_in: int | None = None  # after so many more, and calls of its core
+        self.raises_in_change: int | None = None  # after so many more steps of requests
         self.stands_in: tuple[int, float] | None = None  # after how many things, for how long
         self.died_at = float("inf")
         self.stands = False  # in the midst of a turn
@@ -192,6 +198,7 @@ class SimProcess:
 
     def acts(self) -> None:
         """Count what the process does to the outside; die if it was the last of it, or stand."""
+        self.may_raise()
         if self.dies_in is not None:
             self.dies_in -= 1
             if self.dies_in < 0:
@@ -201,6 +208,27 @@ class SimProcess:
             self.stands_in = (left - 1, seconds) if left else None
             if not left:
                 self.world.stand_still(self, seconds)
+
+    def may_raise(self) -> None:
+        """Count a place in which there may be a mistake; raise if it is the one."""
+        if self.raises_in is not None:
+            self.raises_in -= 1
+            if self.raises_in < 0:
+                self.raises_in = None
+                self.raise_here()
+
+    def may_raise_in_change(self) -> None:
+        """Count such a place amid a client's request."""
+        if self.raises_in_change is not None:
+            self.raises_in_change -= 1
+            if self.raises_in_change < 0:
+                self.raises_in_change = None
+                self.raise_here()
+
+    def raise_here(self) -> None:
+        self.world.note(self, "raises in a turn")
+        self.world.raised += 1
+        raise InjectedError
 
 
 class World:
@@ -223,6 +251,7 @@ class World:
         self.links = Links(self)
         self.clocks: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))  # by host
         self.steps = 0
+        self.raised = 0  # turns that were made to fail
         self.slow_until = 0.0  # while messages are slow
         self.on_death: Callable[[SimProcess], None] = lambda _: None
         self.on_order: Callable[[SimProcess, Any, Step], None] = lambda _p, _o, handle: handle()

@@ -1,0 +1,214 @@
+"""What becomes of a turn that fails: one place decides; in process, and with real actors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from thespian.actors import ActorExitRequest
+
+from greenroom import serve
+from greenroom.actors import base as base_module
+from greenroom.actors import control_messages as cm
+from greenroom.actors import messages as m
+from greenroom.actors.base import ANSWER_S, LoopActor
+from greenroom.actors.crash_loop import FIRST_S, MOST_S, STABLE_S, UNKNOWN_S, CrashLoop
+from greenroom.actors.port import CONTROLLER, PROXY
+from greenroom.actors.settings import read_settings
+from tests.actors.by_hand import Hand
+from tests.actors.conftest import deploy
+from tests.support.systems import RunningSystem, alive, wait_until
+
+
+class Ends(BaseException):
+    """What os._exit does here."""
+
+
+class Asked:
+    pass
+
+
+class Actor(LoopActor):
+    """Fails on each message, in the way that the test says."""
+
+    role = "failing"
+
+    def started(self) -> None:
+        self.taken: list[Any] = []
+        self.is_whole = False
+
+    def receiveMsg_Asked(self, message: Any, sender: Any) -> None:
+        self.taken.append(message)
+        raise LookupError("half is done")
+
+    def survives(self, message: Any, sender: Any, error: Exception) -> bool:
+        return self.is_whole
+
+    def owed(self, message: Any, sender: Any, error: Exception) -> Iterable[Any]:
+        return [(sender, f"sorry: {error}")] if sender is not None else []
+
+
+class Transport:
+    """Keeps what is sent."""
+
+    deliveries_at_once = 1
+    is_quiet = False
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, Any]] = []
+        self.later: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
+        self.loop = SimpleNamespace(call_later=self._call_later)
+
+    def _call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        if args == (1,):  # the exit's
+            self.later.append((delay_s, call, args))
+
+    def send(self, target: Any, message: Any, _on_sent: Any, _on_failed: Any) -> bool:
+        self.sent.append((target, message))
+        return True
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Ends
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return codes
+
+
+@pytest.fixture
+def make(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exits: list[int]
+) -> Callable[..., tuple[Any, Transport]]:
+    monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(base_module, "be_as_usual", lambda: None)
+    monkeypatch.setattr(base_module, "configure_logging", lambda *_: None)
+    read_settings().run_dir.mkdir(parents=True)
+
+    def make(kind: Any = Actor) -> tuple[Any, Transport]:
+        actor, transport = kind(), Transport()
+        actor._myRef = SimpleNamespace(
+            transport=transport, _send_intent=lambda _: None, address="itself"
+        )
+        return actor, transport
+
+    return make
+
+
+def test_it_answers_who_waits_and_ends_and_does_nothing_more(make: Any, exits: list[int]) -> None:
+    actor, transport = make()
+    actor.receiveMessage(Asked(), "somebody")
+    assert transport.sent == [("somebody", "sorry: half is done")]
+    ((delay_s, call, args),) = transport.later
+    assert (delay_s, args) == (ANSWER_S, (1,))
+    actor.receiveMessage(Asked(), "another")
+    actor.loop.guarded(lambda: actor.taken.append("a timer"))
+    assert len(actor.taken) == len(transport.sent) == 1
+    with pytest.raises(Ends):
+        call(*args)
+
+
+def test_what_a_timer_raises_ends_it_as_well(make: Any) -> None:
+    actor, transport = make()
+    actor.receiveMessage(ActorStarts(), "somebody")
+    actor.loop.guarded(lambda: 1 / 0)
+    assert [delay_s for delay_s, _, _ in transport.later] == [0.0]
+
+
+class ActorStarts:
+    """A message that nobody knows."""
+
+
+def test_a_message_that_has_changed_nothing_ends_nothing(make: Any) -> None:
+    actor, transport = make()
+    actor.receiveMessage(ActorStarts(), "somebody")
+    actor.is_whole = True
+    for _ in range(3):
+        actor.receiveMessage(Asked(), "somebody")
+    assert len(actor.taken) == 3
+    assert transport.later == []
+
+
+def test_one_process_after_the_other_that_fails_keeps_the_name_for_longer(make: Any) -> None:
+    pauses = []
+    for _ in range(12):
+        actor, transport = make()
+        actor.receiveMessage(Asked(), None)
+        pauses.append(transport.later[0][0])
+    assert pauses[:5] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
+    assert pauses[-1] == MOST_S
+
+
+def test_one_that_cannot_even_begin_waits_too(make: Any) -> None:
+    class Unable(Actor):
+        def started(self) -> None:
+            raise RuntimeError("a record that cannot be read")
+
+    pauses = []
+    for _ in range(3):
+        actor, transport = make(Unable)
+        actor.receiveMessage(Asked(), "somebody")
+        pauses.append(transport.later[0][0])
+        assert transport.sent == []
+    assert pauses == [0.0, FIRST_S, 2 * FIRST_S]
+
+
+def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
+    actor, _ = make()
+    actor.receiveMessage(Asked(), "somebody")
+    with pytest.raises(Ends):
+        actor.receiveMessage(ActorExitRequest(), "the admin")
+
+
+def test_one_that_lived_for_long_begins_the_count_anew(tmp_path: Path) -> None:
+    failures = CrashLoop(tmp_path, "failing")
+    assert [failures.failed(1.0) for _ in range(3)] == [0.0, FIRST_S, 2 * FIRST_S]
+    assert failures.failed(STABLE_S + 1) == 0.0
+
+
+def test_where_the_count_cannot_be_kept_there_is_a_pause_all_the_same(tmp_path: Path) -> None:
+    failures = CrashLoop(tmp_path / "not there", "failing")
+    assert failures.failed(1.0) == UNKNOWN_S
+
+
+def test_a_count_that_is_torn_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "failing.failures").write_text("\x00")
+    assert CrashLoop(tmp_path, "failing").failed(1.0) == 0.0
+
+
+def test_actors_that_fail_are_replaced_and_no_request_is_lost(own_system: RunningSystem) -> None:
+    deploy(own_system, serve.deployment(Hello).bind(), "hello")
+    hand = Hand(own_system.settings.admin_port)
+    try:
+        for kind, broken in (
+            (CONTROLLER, cm.TalliesReported(proxy=None, tallies=None)),  # type: ignore[arg-type]
+            (PROXY, m.AttachCaller(process=None)),  # type: ignore[arg-type]
+        ):
+            for _ in range(2):
+                address = hand.locate(*kind)
+                before, _ = hand.identify(address)
+                hand.send(address, broken)
+                wait_until(lambda process=before: not alive(process.pid), 10, "it ends")
+                assert own_system.get("/hello") == (200, b"hello")
+        wait_until(lambda: not own_system.greenroom("status").returncode, 20, "all is healthy")
+        log = (own_system.settings.logs_dir / "controller.log").read_text()
+        assert "Controller failed on TalliesReported" in log
+        assert "the next controller begins in 0.1 s" in log
+    finally:
+        hand.close()
+
+
+class Hello:
+    def __call__(self) -> str:
+        return "hello"
