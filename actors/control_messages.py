@@ -164,7 +164,7 @@ class ReplicaReported(Message):
     ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
     traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
-    to start it again would end in the same way.
+    to start it again would end in the same way; ``trouble`` is for status to show.
     """
 
     replica: str
@@ -177,6 +177,7 @@ class ReplicaReported(Message):
     error: str = ""
     exception: bytes | None = None
     lasts: bool = False
+    trouble: str = ""
 
 
 @message

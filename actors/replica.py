@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from greenroom.actors.messages import Address
 from greenroom.actors.port import Port
 from greenroom.actors.processes import descendants, kill_all
 from greenroom.actors.queries import Queries
-from greenroom.actors.user_code import Failure, UserCode, import_starlette
+from greenroom.actors.user_code import MAX_THREADS, Failure, UserCode, import_starlette
 from greenroom.actors.user_loop import give_way_to_messages
 from greenroom.core.differences import Place, Plain
 from greenroom.core.errors import DeployFailedError
@@ -40,6 +41,7 @@ from greenroom.core.errors import DeployFailedError
 logger = logging.getLogger(__name__)
 
 EXIT_CHECK_S = 0.02
+TELL_AFTER = 1 / 3  # of health_check_timeout_s without the end of any sync call, while others wait
 
 
 class Replica(LoopActor):
@@ -64,6 +66,7 @@ class Replica(LoopActor):
         self._user_code: UserCode | None = None
         self._queries: Queries | None = None
         self._arrival: Arrival | None = None
+        self._trouble = ""  # that status is to show
 
     # --- Lifecycle, by the controller's orders ------------------------------------------------
 
@@ -94,10 +97,35 @@ class Replica(LoopActor):
             return
         if self._user_code is None or self._state != "running":
             self._report(check_id=message.check_id)
+        elif (failure := self._stuck(self._user_code)) is not None:
+            self._report(check_id=message.check_id, failure=failure)
         else:
             self._user_code.check_health(
                 lambda failure: self._report(check_id=message.check_id, failure=failure)
             )
+
+    def _stuck(self, user_code: UserCode) -> Failure | None:
+        """Take note of sync calls that hang; return why that makes this replica unhealthy.
+
+        What somebody waits for may take as long as it likes, and is only told of.
+        """
+        stuck = user_code.stuck(self._config["max_ongoing_requests"], time.monotonic())
+        most_s = self._config["health_check_timeout_s"]
+        self._trouble = ""
+        if stuck.busy_s >= most_s * TELL_AFTER:
+            self._trouble = (
+                f"all {MAX_THREADS} threads have been busy for {stuck.busy_s:.0f} s, and "
+                f"{stuck.waiting} calls wait for one"
+            )
+            logger.warning("%s: %s", self._tag, self._trouble)
+        if stuck.unwanted_s < most_s:
+            return None
+        text = (
+            f"for {stuck.unwanted_s:.0f} s all sync calls that may run at once have been calls "
+            "that nobody waits for any more: they hang, and nothing else can run"
+        )
+        logger.error("%s: %s", self._tag, text)
+        return Failure(text, text, None)
 
     def receiveMsg_StopReplica(self, message: StopReplica, sender: Address) -> None:
         """Finish what runs, within ``drain_s``, then end the process."""
@@ -281,6 +309,7 @@ class Replica(LoopActor):
                 ongoing=0 if self._queries is None else self._queries.running,
                 error="" if failure is None else failure.traceback,
                 exception=None if failure is None else failure.exception,
+                trouble=self._trouble,
                 lasts=failure is not None and failure.lasts,
             ),
             on_sent=then,

@@ -96,6 +96,7 @@ class Supervisor:
             ongoing=message.ongoing,
             error=message.error,
             exception=message.exception,
+            trouble=message.trouble,
             lasts=message.lasts,
         )
         if not known and message.state != "draining":

@@ -129,6 +129,48 @@ class _Running(NamedTuple):
     reply: Reply
 
 
+class Stuck(NamedTuple):
+    """How sync calls are stuck; zeros where they are not."""
+
+    busy_s: float = 0.0  # all threads are taken, calls wait, and none has ended for so long
+    waiting: int = 0
+    unwanted_s: float = 0.0  # so long all that may run is what nobody waits for any more
+
+
+class _Threads:
+    """What the threads of sync calls do; on user code's loop, but for :meth:`ended`, :meth:`stuck`.
+
+    A call that has begun cannot be ended. One that its caller has given up holds its thread, and
+    its slot, until it returns.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0  # calls that run, or wait for a thread
+        self.unwanted = 0  # of those that run
+        self._ended_at = self._full_at = self._abandoned_at = time.monotonic()
+
+    def began(self) -> None:
+        self.taken += 1
+        if self.taken == MAX_THREADS + 1:
+            self._full_at = time.monotonic()
+
+    def ended(self, _call: object) -> None:
+        self._ended_at = time.monotonic()
+
+    def abandoned(self) -> None:
+        self.unwanted += 1
+        self._abandoned_at = time.monotonic()
+
+    def stuck(self, slots: int, now: float) -> Stuck:
+        waiting = max(self.taken - MAX_THREADS, 0)
+        is_unwanted = self.unwanted >= min(slots, MAX_THREADS)
+        return Stuck(
+            busy_s=now - max(self._ended_at, self._full_at) if waiting else 0.0,
+            waiting=waiting,
+            unwanted_s=now - max(self._ended_at, self._abandoned_at) if is_unwanted else 0.0,
+        )
+
+
 class UserCode:
     """Loads and runs user code on ``loop``, from :meth:`start` on.
 
@@ -145,6 +187,7 @@ class UserCode:
         # It starts threads only when none is idle, so never more than the calls that were let in.
         self._pool = ThreadPoolExecutor(MAX_THREADS, "user")
         self._health_pool = ThreadPoolExecutor(1, "health")
+        self._threads = _Threads()
         self._running: dict[Any, _Running] = {}
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
         self._callable: Any = None
@@ -323,15 +366,27 @@ class UserCode:
             return function(*args, **kwargs)
         return await self._run_in_thread(function, args, kwargs)
 
+    def stuck(self, slots: int, now: float) -> Stuck:
+        """Return how sync calls are stuck, where ``slots`` may run at once; from any thread."""
+        return self._threads.stuck(slots, now)
+
     async def _run_in_thread(self, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
         call = self._pool.submit(copy_context().run, _outcome_of, function, args, kwargs)
+        call.add_done_callback(self._threads.ended)
         future = asyncio.wrap_future(call, loop=self.loop)
+        self._threads.began()
         try:
             result, error = await asyncio.shield(future)
         except asyncio.CancelledError:
             if not call.cancel():  # it runs; its answer is no longer wanted
-                await future
+                self._threads.abandoned()
+                try:
+                    await future
+                finally:
+                    self._threads.unwanted -= 1
             raise
+        finally:
+            self._threads.taken -= 1
         if error is not None:
             raise error
         return await result if inspect.isawaitable(result) else result

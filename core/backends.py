@@ -186,6 +186,7 @@ class Backend(Placing):
         exception: bytes | None,
         now: float,
         lasts: bool = False,
+        trouble: str = "",
     ) -> None:
         """Take a replica's report of itself; ``lasts`` is of an error that no other try mends."""
         replica = self.replicas.get(tag)
@@ -193,6 +194,7 @@ class Backend(Placing):
             return
         replica.reported, replica.recovering = True, False
         replica.address, replica.process, replica.ongoing = address, process, ongoing
+        replica.trouble = trouble
         if replica.state is ReplicaState.RUNNING and state == "draining":
             replica.move(ReplicaEvent.RETIRE, now)  # told to stop by a controller that died
         if check_id:

@@ -26,6 +26,7 @@ class Replica:
     check_id: int = 0
     check_sent_at: float | None = None
     missed_checks: int = 0
+    trouble: str = ""  # in its own words
     reported: bool = False
     recovering: bool = False  # known from the record only
     moving: bool = False  # to be replaced elsewhere

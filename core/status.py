@@ -202,4 +202,5 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "version": backend.release_of(replica.tag).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,
+        **({"trouble": replica.trouble} if replica.trouble else {}),
     }

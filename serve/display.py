@@ -100,6 +100,7 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
     """Return what is not healthy in the controller's report, a line each; empty when all is."""
     problems = [*_saving_problems(report), *_host_problems(report)]
     problems += map(told_of_silence, report.get("silent") or ())
+    problems += _troubles(report)
     for name, application in report.get("applications", {}).items():
         if application["status"] != "RUNNING":
             problems.append(_told(f"application {name!r}", application))
@@ -115,6 +116,13 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         and (state["status"] not in (*_HEALTHY, "DELETING") or state.get("policy_failure"))
     ]
     return problems
+
+
+def _troubles(report: Mapping[str, Any]) -> Iterator[str]:
+    for backend in report.get("backends", {}).values():
+        for replica in backend.get("replicas") or ():
+            if replica.get("trouble"):
+                yield f"replica {replica['tag']}: {replica['trouble']}"
 
 
 def note_silent(report: dict[str, Any], silent: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import sys
@@ -455,6 +456,43 @@ def test_check_health_is_asked_and_its_exception_reported(replica_of: MakeReplic
     assert replica.check(1)[0].error == ""
     replica.value(method="fall_ill")
     assert "RuntimeError: I feel unwell" in replica.check(2)[0].error
+
+
+def test_threads_that_are_all_busy_while_calls_wait_are_told_of(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), health_check_timeout_s=0.6)
+    assert replica.check(1)[0].trouble == ""
+    calls = replica.calls(40, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 32), 10, "all threads are busy")
+    numbers = itertools.count(2)
+    told = wait_until(lambda: replica.check(next(numbers))[0].trouble, 5, "it is told")
+    assert "all 32 threads have been busy" in told
+    assert "8 calls wait" in told
+    assert replica.check(next(numbers))[0].error == "", "somebody waits for these"
+    (gate / "open").touch()
+    assert set(replica.outcomes(calls).values()) == {200}
+    assert replica.check(next(numbers))[0].trouble == ""
+
+
+def test_calls_that_hang_and_that_nobody_waits_for_make_a_replica_unhealthy(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=3, health_check_timeout_s=0.6)
+    calls = replica.calls(3, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 3), 10, "all hang")
+    replica.run(cancelled=[call.ticket for call in calls[:2]])
+    time.sleep(1.0)  # longer than the limit: one of them is still wanted
+    assert replica.check(1)[0].error == ""
+    replica.run(cancelled=[calls[2].ticket])
+    numbers = itertools.count(2)
+    error = wait_until(lambda: replica.check(next(numbers))[0].error, 5, "it is unhealthy")
+    assert "nobody waits for any more" in error
+    (gate / "open").touch()
+    wait_until(lambda: not replica.check(next(numbers))[0].error, 5, "it is well again")
+    assert replica.value(method="quick") == 3
 
 
 class SlowAsyncInit:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.serve.display import show_status
+from greenroom.serve.display import problems_of, show_status
 
 
 def replica(tag: str, state: str, host: str) -> dict[str, Any]:
@@ -36,3 +36,10 @@ def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(
     shown = " ".join(capsys.readouterr().out.split())
     assert "d: 1 of 1 HEALTHY" in shown
     assert "aaaaaa LOST" in shown
+
+
+def test_what_troubles_a_replica_is_a_problem() -> None:
+    running = {**replica("b#1", "RUNNING", "a"), "trouble": "all 32 threads have been busy"}
+    backend = {"status": "HEALTHY", "message": "", "replicas": [running]}
+    told = problems_of({"hosts": [], "applications": {}, "backends": {"b": backend}})
+    assert "replica b#1: all 32 threads have been busy" in told

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import FailedAnswer, StreamEnded, ValueAnswer
-from greenroom.actors.user_code import Failure
+from greenroom.actors.user_code import Failure, Stuck
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.world import Killed, Timer
 
@@ -81,6 +81,10 @@ class ScriptedCode:
         self.loop.call_later(
             rng.random() * 0.2, lambda: self._post(lambda: on_done(BOOM if sick else None))
         )
+
+    def stuck(self, _slots: int, _now: float) -> Stuck:
+        """Return that nothing is: here are no threads."""
+        return Stuck()
 
     def close(self, on_done: OnFailure) -> None:
         self._change(0.01, lambda: None, on_done)
