@@ -58,6 +58,7 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
         click.echo(_start(settings, given)[1])
         return
     interrupt_on_terminate()
+    last: events.Event | None = None
     with events.shown(settings) as show:
         started, told = _start(settings, given)
         show(events.event("host", told))
@@ -66,7 +67,9 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
         except KeyboardInterrupt:
             if started:
                 show(events.event("host", "stopping"))
-                show(events.event("host", _stop(settings)))
+                last = events.event("host", _stop(settings))
+    if last is not None:  # when all that led to it is printed
+        click.echo(last.shown(settings.log_format))
 
 
 def _start(settings: HostSettings, given: Collection[str]) -> tuple[bool, str]:
