@@ -10,23 +10,60 @@ from greenroom.actors.processes import command_line
 from greenroom.actors.settings import HostSettings
 from greenroom.core.errors import StartError
 
+PAGES_BACKLOG = 128
+
 
 def bind_http(settings: HostSettings) -> socket.socket:
-    """Bind the HTTP front's port; StartError names the process that has it."""
-    http_options = settings.http
-    family = socket.AF_INET6 if ":" in http_options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    """Bind the HTTP front's port; StartError names the process that has it.
+
+    The same for the port of our own pages, if they have one; that is for the workers to bind.
+    """
+    http = settings.http
+    listener = _bound(http.host, http.port, "port")
+    if http.pages_address is not None:
+        try:
+            _bound(*http.pages_address, "pages-port").close()
+        except StartError:
+            listener.close()
+            raise
+    return listener
+
+
+def bind_pages(host: str, port: int) -> socket.socket:
+    """Bind the port for our own pages, which all workers of this user share; OSError.
+
+    So a worker has it while those of a dead master are still there.
+    """
+    listener = _make_socket(host)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((http_options.host, http_options.port))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(PAGES_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _make_socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def _bound(host: str, port: int, flag: str) -> socket.socket:
+    listener = _make_socket(host)
+    try:
+        listener.bind((host, port))
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        holder = describe_holder(http_options.port)
+        holder = describe_holder(port)
         reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"
+        variable = f"GREENROOM_HTTP_{flag.upper().replace('-', '_')}"
         raise StartError(
-            f"HTTP port {http_options.port} on {http_options.host} {reason}; choose another with "
-            "--http-port or GREENROOM_HTTP_PORT"
+            f"HTTP port {port} on {host} {reason}; choose another with --http-{flag} or {variable}"
         ) from None
     return listener
 

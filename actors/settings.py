@@ -38,6 +38,8 @@ VARIABLES = {
     "GREENROOM_TLS_CA": "tls_ca",
     "GREENROOM_HTTP_HOST": "http.host",
     "GREENROOM_HTTP_PORT": "http.port",
+    "GREENROOM_HTTP_PAGES_HOST": "http.pages_host",
+    "GREENROOM_HTTP_PAGES_PORT": "http.pages_port",
     "GREENROOM_HTTP_WORKERS": "http.workers",
     "GREENROOM_HTTP_ROOT_PATH": "http.root_path",
     "GREENROOM_HTTP_REQUEST_TIMEOUT_S": "http.request_timeout_s",

@@ -42,6 +42,7 @@ MAX_WAITING_BODY_BYTES = 256 * 1024 * 1024  # of all that a worker has not had a
 MIN_WAITING_BODY_BYTES = 1024 * 1024
 MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
 _OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
+LOOPBACK = "127.0.0.1"
 NO_LIMIT = "none"  # where None cannot be written: in the environment
 
 
@@ -163,10 +164,13 @@ class HTTPOptions(Settings):
     ``middlewares`` are ASGI middlewares around every request, the first one outermost, and ``cors``
     stands around them; both take the forms that core/http_middlewares.py reads. Modules that are
     not installed are looked for in ``middlewares_dir``, by default where the system is started.
+    With ``pages_host`` or ``pages_port`` the pages under ``/-/`` are there alone, but for health.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    pages_host: str | None = None
+    pages_port: int | None = Field(default=None, ge=1, le=65535)
     root_path: str = ""
     request_timeout_s: float | None = Field(default=None, gt=0)
     keep_alive_timeout_s: float = Field(default=90, gt=0)
@@ -187,6 +191,24 @@ class HTTPOptions(Settings):
     @classmethod
     def _read_none(cls, value: Any) -> Any:
         return None if value == NO_LIMIT else value
+
+    @model_validator(mode="after")
+    def _has_pages_elsewhere(self) -> Self:
+        if self.pages_address == (self.host, self.port):
+            raise ValueError(
+                f"pages_host={self.pages_host!r} and pages_port={self.pages_port}: expected an "
+                f"address other than that of all requests, {self.host}:{self.port}"
+            )
+        if self.pages_address is not None and not self.pages_address[1]:
+            raise ValueError("pages_port: must be given where port is 0")
+        return self
+
+    @property
+    def pages_address(self) -> tuple[str, int] | None:
+        """Where the pages under ``/-/`` are; None where requests are."""
+        if self.pages_host is None and self.pages_port is None:
+            return None
+        return self.pages_host or LOOPBACK, self.pages_port or self.port
 
     _read_middlewares = field_validator("middlewares", mode="before")(read_middlewares)
     _read_cors = field_validator("cors", mode="before")(read_cors)

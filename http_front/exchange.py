@@ -29,6 +29,8 @@ Headers = list[tuple[bytes, bytes]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SCOPE_KEY = "greenroom.exchange"
+HEALTH = frozenset({"/-/healthz", "/-/readyz"})  # wherever requests are answered
+PAGES_KEY = "greenroom.pages"  # of what came in where our own pages are alone
 CLIENT_LEFT = 499
 
 _acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch

@@ -19,13 +19,20 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter, time
 from typing import NamedTuple
 
+from greenroom.actors.messages import FailedAnswer
 from greenroom.actors.streams import Stream, StreamFailedError
 from greenroom.core.config import HTTPOptions
-from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
+from greenroom.core.errors import (
+    BodyIncompleteError,
+    BodyTooLargeError,
+    GreenroomError,
+    RouteNotFoundError,
+)
 from greenroom.core.tickets import BODY
 from greenroom.http_front.access_log import AccessLog, Entry
 from greenroom.http_front.answers import (
     error_reply,
+    failed_reply,
     failure_of,
     reply_to,
     retry_after,
@@ -37,6 +44,8 @@ from greenroom.http_front.dispatcher import Dispatcher
 from greenroom.http_front.exchange import (
     CLIENT_LEFT,
     CLOSE,
+    HEALTH,
+    PAGES_KEY,
     SCOPE_KEY,
     App,
     Event,
@@ -54,6 +63,7 @@ from greenroom.http_front.whole import Turn, WholeQuery
 
 _logger = logging.getLogger(__name__)
 
+_NOT_FOUND = FailedAnswer(0, RouteNotFoundError.__name__, "")
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
 
 
@@ -98,6 +108,7 @@ class Front:
         self._ids = RequestIds()
         self._root_path = options.root_path.rstrip("/")
         self._page_paths = pages.paths | {self._root_path + path for path in pages.paths}
+        self.pages_address = options.pages_address
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         self.header_timeout_s = options.header_timeout_s
         # Somewhat later than the router, which answers 408.
@@ -129,6 +140,7 @@ class Front:
             or (limit is not None and len(turn.body) > limit)
             or path in self._page_paths
             or path[:1] != "/"
+            or PAGES_KEY in turn.scope
         ):
             return None
         exchange = Exchange(turn.scope, self._ids, self)
@@ -139,7 +151,9 @@ class Front:
     async def _serve(self, exchange: Exchange, receive: Receive) -> None:
         self.in_flight += 1
         try:
-            await self._guarded(exchange, self._serve_one(exchange, receive))
+            # Where only pages are, only who runs the system is: no middleware is for them.
+            serve = self._take_and_answer if PAGES_KEY in exchange.scope else self._serve_one
+            await self._guarded(exchange, serve(exchange, receive))
         finally:
             self.over(exchange)
 
@@ -182,7 +196,10 @@ class Front:
                 await exchange.reply(reply)
                 return
             self.resolve(exchange)
-            if exchange.path in self._pages.paths:
+            is_page = exchange.path in self._pages.paths
+            if not self._is_here(exchange, is_page=is_page):
+                await exchange.reply(failed_reply(_NOT_FOUND, exchange))
+            elif is_page:
                 await self._pages.app(self._scope_for_page(exchange), _no_body, exchange.send)
             else:
                 await self._answer(exchange)
@@ -238,6 +255,12 @@ class Front:
         if self._root_path or exchange.path[:1] != "/":
             exchange.resolve_target(self._root_path)
 
+    def _is_here(self, exchange: Exchange, *, is_page: bool) -> bool:
+        """Return whether it may be asked for where it was: pages may have a place of their own."""
+        if PAGES_KEY in exchange.scope:
+            return is_page
+        return not is_page or self.pages_address is None or exchange.path in HEALTH
+
     def _scope_for_page(self, exchange: Exchange) -> Scope:
         # Falcon would fail to decode a query that is not ASCII, and no page has one.
         scope = {**exchange.scope, "path": exchange.path, "query_string": b""}
@@ -279,6 +302,8 @@ class Front:
     async def _open_socket(self, exchange: Exchange, receive: Receive) -> None:
         await receive()  # websocket.connect
         reply = self.refusal(exchange)
+        if reply is None and PAGES_KEY in exchange.scope:
+            reply = failed_reply(_NOT_FOUND, exchange)
         if reply is not None:
             await refuse(exchange, reply)
             return

@@ -23,6 +23,7 @@ from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.answers import declared_length, is_valid_header
 from greenroom.http_front.exchange import (
+    HEALTH,
     SCOPE_KEY,
     App,
     Event,
@@ -35,7 +36,6 @@ from greenroom.http_front.exchange import (
 
 Serve = Callable[[Exchange, Receive], Awaitable[None]]
 ANSWER_KEY = "greenroom.answer"
-HEALTH = frozenset({"/-/healthz", "/-/readyz"})
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
 

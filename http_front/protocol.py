@@ -43,6 +43,7 @@ from greenroom.http_front.chunks import BadChunksError, ChunkedBody, Trailers
 from greenroom.http_front.departures import Departures
 from greenroom.http_front.exchange import (
     CLOSE,
+    PAGES_KEY,
     STATUS_LINES,
     App,
     Event,
@@ -127,9 +128,9 @@ class Connections:
         self.proxies = TrustedProxies(trusted)
         self._warned_at: dict[str, float] = {}
 
-    def make(self) -> FrontProtocol:
-        """Make the protocol of a new connection; called on the loop."""
-        return FrontProtocol(self)
+    def make(self, *, for_pages: bool = False) -> FrontProtocol:
+        """Make the protocol of a new connection, perhaps one for our own pages alone."""
+        return FrontProtocol(self, for_pages=for_pages)
 
     def run(self, running: Any) -> asyncio.Task[None]:
         """Run what answers a request, in a task."""
@@ -337,8 +338,9 @@ class FrontProtocol(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, shared: Connections) -> None:
+    def __init__(self, shared: Connections, *, for_pages: bool = False) -> None:
         self.shared = shared
+        self._for_pages = for_pages
         self.accepted_at = shared.loop.time()
         self._idle_since = self.accepted_at
         self._was_served = False
@@ -712,6 +714,8 @@ class FrontProtocol(asyncio.Protocol):
         }
         if self._is_forwarded:
             self.shared.proxies.apply(scope)
+        if self._for_pages:
+            scope[PAGES_KEY] = True
         return scope
 
     def _open_socket(self) -> None:

@@ -24,11 +24,13 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from gunicorn.workers.base import Worker
 
+from greenroom.actors.http_port import bind_pages
 from greenroom.actors.open_files import MOST, raise_limit
 from greenroom.http_front.front import Front
 from greenroom.http_front.protocol import Connections
@@ -78,8 +80,11 @@ class Listener:
         connections: Connections,
         most: int,
         tls: ssl.SSLContext | None = None,
+        *,
+        for_pages: bool = False,
     ) -> None:
         self._socket = listening
+        self._make = partial(connections.make, for_pages=True) if for_pages else connections.make
         self._connections = connections
         self._most = most
         self._tls = tls
@@ -129,7 +134,7 @@ class Listener:
                 return
         opening = self._loop.create_task(
             self._loop.connect_accepted_socket(
-                self._connections.make, accepted, ssl=self._tls, **self._handshake_s
+                self._make, accepted, ssl=self._tls, **self._handshake_s
             )
         )
         self._opening[opening] = None
@@ -162,6 +167,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._most = most_connections(raise_limit())
         self._is_quick = False
         self._told = asyncio.Event()  # to stop
+        self._pages_socket: socket.socket | None = None
         self._loop = new_loop()
         asyncio.set_event_loop(self._loop)
         super().init_process()
@@ -225,6 +231,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         ]
         for listener in self._listeners:
             listener.open()
+        self._open_pages(tls)
         ticking = asyncio.create_task(self._tick())
         try:
             await self._until_told()
@@ -232,6 +239,25 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         finally:
             ticking.cancel()
             connections.departures.close()
+
+    def _open_pages(self, tls: ssl.SSLContext | None) -> None:
+        """Listen where our own pages are alone, now or later: all else does not wait for it."""
+        if self._front.pages_address is None or not self.alive:
+            return
+        try:
+            listening = bind_pages(*self._front.pages_address)
+        except OSError as error:
+            host, port = self._front.pages_address
+            self._connections.warn(
+                f"the pages under /-/ cannot be served: port {port} on {host} cannot be had: "
+                f"{error.strerror}"
+            )
+            self._loop.call_later(ACCEPT_AGAIN_S, self._open_pages, tls)
+            return
+        self._pages_socket = listening
+        listener = Listener(listening, self._connections, self._most, tls, for_pages=True)
+        self._listeners.append(listener)
+        listener.open()
 
     def _tls_context(self) -> ssl.SSLContext | None:
         if not self.cfg.certfile:
@@ -306,3 +332,5 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._loop.close()
         for each in self.sockets:
             each.close()
+        if self._pages_socket is not None:
+            self._pages_socket.close()

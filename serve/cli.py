@@ -97,6 +97,8 @@ def _http_more(function: F) -> F:
         ("header-timeout-s", float, "S", "How long a request's headers may take [30]."),
         ("keep-alive-timeout-s", float, "S", "How long idle connections are kept [90]."),
         ("request-timeout-s", float, "S", "How long an answer may take [no limit]."),
+        ("pages-port", int, "PORT", "Port for the pages under /-/ alone [with the rest]."),
+        ("pages-host", str, "HOST", "Address for them, if given one [127.0.0.1]."),
         ("root-path", str, "PATH", "The prefix that a proxy shows this server under [none]."),
     ):
         function = click.option(f"--http-{name}", type=kind, metavar=metavar, help=text)(function)
