@@ -117,8 +117,10 @@ def _called(value: Any) -> Iterator[Callable[..., Any]]:
     elif inspect.isfunction(value):
         yield value
         yield inspect.unwrap(value)
-    elif callable(value) and not inspect.isbuiltin(value):
-        yield from _called(vars(type(value)).get("__call__"))
+    elif hasattr(value, "__wrapped__"):  # by functools.lru_cache, say
+        yield from _called(inspect.unwrap(value))
+    elif inspect.isfunction(call := vars(type(value)).get("__call__")):
+        yield call
 
 
 def _within_function(function: Any) -> Iterator[Any]:

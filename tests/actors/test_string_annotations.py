@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import urllib.error
 import urllib.request
@@ -149,3 +150,23 @@ def test_other_apps_are_left_alone() -> None:
     string_annotations.evaluate(bare)
     assert string_annotations.unresolved(bare) == ""
     assert bare.__annotations__["scope"] == "Nothing"
+
+
+def test_dependencies_that_are_no_python_functions_are_no_obstacle() -> None:
+    app = FastAPI()
+
+    @functools.lru_cache
+    def settings() -> dict[str, int]:
+        return {"a": 1}
+
+    class Called:
+        def __call__(self, x: int = 1) -> int:
+            return x
+
+    needed = [settings, Called(), functools.partial(Called(), x=2)]
+
+    @app.get("/", dependencies=[Depends(each) for each in needed])
+    def get() -> None: ...
+
+    string_annotations.evaluate(app)
+    assert string_annotations.unresolved(app) == ""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import fastapi
 import pytest
@@ -49,3 +53,50 @@ def test_locks_of_anything_else_are_still_refused_by_name() -> None:
     holder.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match=r"argument 1\.lock is <unlocked"):
         pack_code("it", Holder, (holder,), {}, None)
+
+
+LATE = """
+import functools
+from typing import NewType, ParamSpec, Callable
+
+UserId = NewType("UserId", int)
+PS = ParamSpec("PS")
+
+@functools.lru_cache(maxsize=7)
+def settings():
+    "What there is to set."
+    return object()
+
+@functools.cache
+def factorial(n):
+    return n * factorial(n - 1) if n else 1
+
+def typed(f: Callable[PS, UserId]) -> Callable[PS, UserId]:
+    return f
+
+class Model:
+    @functools.cached_property
+    def facts(self):
+        return [factorial(number) for number in range(5)]
+
+    def __call__(self):
+        assert settings() is settings()
+        assert settings.cache_info()[:3] == (1, 1, 7), settings.cache_info()
+        assert settings.__name__ == "settings" and settings.__doc__ == "What there is to set."
+        assert self.facts is self.facts
+        return self.facts, typed(UserId)(3), factorial.cache_info().currsize
+"""
+
+
+def test_cached_functions_and_properties_and_new_types_travel_by_value(
+    app_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (app_dir / "late.py").write_text(LATE)
+    monkeypatch.syspath_prepend(str(app_dir))
+    stored = tmp_path / "code"
+    model = importlib.import_module("late").Model
+    stored.write_bytes(pack_code("it", model, (), {}, None).pickled)
+    load = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))[0]()())"
+    command = [sys.executable, "-c", load, str(stored)]
+    loaded = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert loaded.stdout == "([1, 1, 2, 6, 24], 3, 5)\n", loaded.stderr

@@ -59,6 +59,32 @@ def made(x): return x
 """,
         [("times(2", "times(3"), ("range(n)", "range(n + 1)")],
     ),
+    "cached": (
+        """
+@functools.lru_cache(maxsize=3)
+def settings(): return {"a", "b"}
+@functools.cache
+def factorial(n): return n * factorial(n - 1) if n else 1
+UserId = NewType("UserId", int)
+PS = ParamSpec("PS")
+def typed(f: Callable[PS, UserId]) -> Callable[PS, UserId]: return f
+class Model:
+    @functools.cached_property
+    def p(self): return 1
+class made(BaseModel):
+    x: int = 1
+    @computed_field
+    @functools.cached_property
+    def y(self) -> int: return settings() and factorial(self.x) and Model().p and typed(len)
+""",
+        [
+            ("maxsize=3", "maxsize=4"),
+            ('{"a", "b"}', '{"a", "c"}'),
+            ("n * factorial", "n + factorial"),
+            ("def p(self): return 1", "def p(self): return 2"),
+            ('"UserId", int', '"UserId", str'),
+        ],
+    ),
     "classes": (
         """
 class Base(abc.ABC):
