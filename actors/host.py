@@ -18,6 +18,7 @@ import queue
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ from greenroom.actors.admin_messages import RequestReply, StopCluster
 from greenroom.actors.control_messages import MeetController, StopHost
 from greenroom.actors.front_process import FRONT_ROLE, start_front
 from greenroom.actors.http_port import answers_http, bind_http, describe_holder, url_of
-from greenroom.actors.logs import configure_logging, prune_replica_logs
+from greenroom.actors.logs import configure_logging, prune_replica_logs, rotate_logs
 from greenroom.actors.membership import Membership
 from greenroom.actors.messages import Address, Process
 from greenroom.actors.open_files import require_open_files
@@ -64,6 +65,7 @@ from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
+ROTATE_EVERY_S = 10.0
 PRUNE_EVERY_S = 60.0  # logs and folders that nobody needs, and actors that nobody knows
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
@@ -235,6 +237,15 @@ class Host:
         self._watch_front()
         self.membership.begin()
         self._prune()
+        if self.settings.log_max_bytes:
+            # On a thread of its own: what is silent for long, as on a slow disk, is killed.
+            threading.Thread(target=self._rotate_logs, name="greenroom-logs", daemon=True).start()
+
+    def _rotate_logs(self) -> None:
+        settings = self.settings
+        while True:
+            rotate_logs(settings.logs_dir, settings.log_max_bytes, settings.log_files)
+            time.sleep(ROTATE_EVERY_S)
 
     def _watch_front(self) -> None:
         if self._front is None:  # it had ended before it could be identified

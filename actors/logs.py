@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import itertools
 import logging
 import os
 import re
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,6 +23,8 @@ from greenroom.actors.state_dir import make_private, open_private
 OUR_LOGGER = logging.getLogger("greenroom")
 KEPT_PER_DEPLOYMENT = 20
 _REPLICA = "replica-"
+ACCESS_LOG = "access.log"
+_PIECE = 1024 * 1024
 
 # What ends a line or steers a terminal, and what no file takes; tabs and line feeds are left.
 _escapable = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -114,7 +120,48 @@ def prune_replica_logs(
             gone[_deployment(path.stem)].append((_written_at(path), path))
     for paths in gone.values():
         for _, path in sorted(paths, reverse=True)[keep:]:
-            path.unlink(missing_ok=True)
+            for each in (*logs_dir.glob(f"{glob.escape(path.name)}.*"), path):
+                each.unlink(missing_ok=True)
+
+
+def rotate_logs(logs_dir: Path, max_bytes: int, files: int) -> None:
+    """Move what is in logs of over ``max_bytes`` to files of their own, ``files`` of each at most.
+
+    Many processes may have such a log open, some of them only as their standard output: so it is
+    copied, and then emptied. What is written in between is lost. The access log, which has the most
+    lines, is rotated by those who write it, and loses none.
+    """
+    for path in logs_dir.glob("*.log"):
+        try:
+            if path.name != ACCESS_LOG and path.lstat().st_size > max_bytes:
+                _copy_and_empty(path, files)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            OUR_LOGGER.warning("the log %s cannot be rotated: %s", path, error)
+
+
+def make_room(path: Path, files: int) -> Path:
+    """Move the earlier parts of a log to the next numbers, ``files`` at most; return the first."""
+    parts = [path.with_name(f"{path.name}.{number}") for number in range(1, files + 1)]
+    for older, newer in reversed(list(itertools.pairwise(parts))):
+        with contextlib.suppress(FileNotFoundError):
+            older.replace(newer)
+    return parts[0]
+
+
+def _copy_and_empty(path: Path, files: int) -> None:
+    if files:
+        copy = path.with_name(f"{path.name}.new")
+        copy.unlink(missing_ok=True)  # of a rotation that was interrupted
+        try:
+            with path.open("rb") as source, os.fdopen(open_private(copy), "ab") as target:
+                shutil.copyfileobj(source, target, _PIECE)
+                copy.replace(make_room(path, files))
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
+    os.truncate(path, 0)
 
 
 def _deployment(stem: str) -> str:

@@ -17,6 +17,8 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.names import MAX_TAG_BYTES, wrong_with
 
 DEFAULT_ADMIN_PORT = 1900
+DEFAULT_LOG_MAX_BYTES = 64 * 1024 * 1024
+DEFAULT_LOG_FILES = 4
 TEXT, JSON = LOG_FORMATS = ("text", "json")
 DEFAULT_SILENCE_TIMEOUT_S = 5.0
 MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
@@ -61,6 +63,8 @@ VARIABLES = {
     "GREENROOM_RESOURCES": "resources",
     "GREENROOM_SILENCE_TIMEOUT_S": "silence_timeout_s",
     "GREENROOM_LOG_FORMAT": "log_format",
+    "GREENROOM_LOG_MAX_BYTES": "log_max_bytes",
+    "GREENROOM_LOG_FILES": "log_files",
     # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
     "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
     "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
@@ -100,6 +104,8 @@ class HostSettings:
     resources: Mapping[str, float] = field(default_factory=dict)  # custom ones
     labels: Mapping[str, str] = field(default_factory=dict)
     log_format: str = TEXT  # of what `start --block` prints
+    log_max_bytes: int = DEFAULT_LOG_MAX_BYTES  # then a log is rotated; 0: never
+    log_files: int = DEFAULT_LOG_FILES  # of each log, besides the one that is written
     silence_timeout_s: float = DEFAULT_SILENCE_TIMEOUT_S  # 0: nothing is killed for it
     crash_after_checkpoint: float = 0.0
     crash_before_checkpoint: float = 0.0
@@ -224,6 +230,8 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any)
         **read_capacity(values),
         silence_timeout_s=_silence_timeout_s(values),
         log_format=_log_format(values),
+        log_max_bytes=_count("log_max_bytes", values, DEFAULT_LOG_MAX_BYTES),
+        log_files=_count("log_files", values, DEFAULT_LOG_FILES),
         crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
         crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
     )
@@ -303,6 +311,13 @@ def _log_format(values: Mapping[str, Any]) -> str:
     value = str(values.get("log_format", TEXT))
     if value not in LOG_FORMATS:
         raise InvalidRequestError(f"log_format={value!r}: expected one of {', '.join(LOG_FORMATS)}")
+    return value
+
+
+def _count(name: str, values: Mapping[str, Any], default: int) -> int:
+    value = int(_number(name, values, default, int))
+    if value < 0:
+        raise InvalidRequestError(f"{name}={value}: expected 0 or more")
     return value
 
 

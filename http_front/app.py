@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import falcon
 import falcon.asgi
 
+from greenroom.actors.logs import ACCESS_LOG
 from greenroom.actors.messages import FailedAnswer
 from greenroom.core.errors import GreenroomError, NotRunningError
 from greenroom.http_front.access_log import AccessLog
@@ -40,7 +41,11 @@ def make_app(settings: HostSettings, dispatcher: Dispatcher) -> Front:
         dispatcher,
         Asker(settings.http.request_timeout_s, dispatcher),
         make_pages(dispatcher),
-        AccessLog(settings.logs_dir / "access.log"),
+        AccessLog(
+            settings.logs_dir / ACCESS_LOG,
+            max_bytes=settings.log_max_bytes,
+            files=settings.log_files,
+        ),
     )
 
 

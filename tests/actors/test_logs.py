@@ -19,6 +19,7 @@ from greenroom.actors.logs import (
     open_log,
     prune_replica_logs,
     replica_log,
+    rotate_logs,
 )
 from greenroom.actors.processes import identify
 from greenroom.actors.settings import read_settings
@@ -126,3 +127,69 @@ def test_all_logs_of_a_running_system_are_for_their_owner_only(
     }
     assert {"host.log", "front.log", "proxy.log", "access.log"} <= modes.keys()
     assert set(modes.values()) == {"0o600"}, modes
+
+
+def test_a_log_that_a_process_prints_to_is_rotated_and_stays_its(logs_dir: Path) -> None:
+    path = logs_dir / "replica-a#b#c#d.log"
+    program = "for line in iter(input, 'end'): print(line, flush=True)"
+    with path.open("ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=output, text=True
+        )
+    try:
+        assert child.stdin is not None
+        for letter in "abcd":
+            child.stdin.write(letter * 100 + "\n")
+            child.stdin.flush()
+            wait_until(lambda letter=letter: letter in path.read_text(), 5, "printed")
+            rotate_logs(logs_dir, 50, 2)
+            assert path.read_text() == ""
+    finally:
+        child.communicate("end\n")
+    parts = {each.name: each.read_text() for each in logs_dir.iterdir()}
+    assert parts == {
+        path.name: "",
+        f"{path.name}.1": "d" * 100 + "\n",
+        f"{path.name}.2": "c" * 100 + "\n",
+    }
+    assert {each.stat().st_mode & 0o777 for each in logs_dir.glob("*.log.*")} == {0o600}
+    prune_replica_logs(logs_dir, [], keep=0)
+    assert not [*logs_dir.iterdir()]
+
+
+def test_what_is_small_or_rotated_by_others_is_left_alone(logs_dir: Path) -> None:
+    (logs_dir / "access.log").write_text("x" * 100)
+    (logs_dir / "proxy.log").write_text("x" * 50)
+    (logs_dir / "status").write_text("x" * 100)
+    rotate_logs(logs_dir, 50, 2)
+    assert sorted(each.name for each in logs_dir.iterdir()) == ["access.log", "proxy.log", "status"]
+
+
+def test_a_log_that_cannot_be_copied_stays_as_it_is(
+    logs_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logs_dir / "proxy.log"
+    log.write_text("x" * 100)
+    (logs_dir / "proxy.log.1").mkdir()
+    (logs_dir / "proxy.log.2").mkdir()
+    (logs_dir / "proxy.log.2" / "kept").touch()
+    rotate_logs(logs_dir, 50, 2)
+    assert log.read_text() == "x" * 100
+    assert f"{log} cannot be rotated" in caplog.text
+    assert not (logs_dir / "proxy.log.new").exists()
+
+
+def test_a_host_rotates_logs_of_the_size_that_it_is_told(tmp_path: Path) -> None:
+    running = RunningSystem(
+        tmp_path / "state", GREENROOM_LOG_MAX_BYTES="5000", GREENROOM_LOG_FILES="1"
+    )
+    logs_dir = running.settings.logs_dir
+    logs_dir.mkdir(parents=True)
+    for name in ("front.log", "access.log"):
+        (logs_dir / name).write_text("x" * 6000)
+    running.start()
+    try:
+        wait_until((logs_dir / "front.log.1").exists, 5, "the front's log is rotated")
+        wait_until((logs_dir / "access.log.1").exists, 5, "the access log is rotated")
+    finally:
+        running.stop()

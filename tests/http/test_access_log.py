@@ -160,3 +160,66 @@ def test_after_a_torn_write_the_next_line_begins_on_its_own(tmp_path, monkeypatc
     torn, whole = (tmp_path / "access.log").read_text().splitlines()
     assert len(torn) == 10
     assert json.loads(whole)["request_id"] == "id"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_workers_rotate_their_log_and_lose_no_line(tmp_path):
+    path = tmp_path / "access.log"
+    ids = [f"request-{number}" for number in range(400)]
+
+    async def write():
+        logs = [AccessLog(path, max_bytes=2000, files=100) for _ in range(3)]
+        for number, request_id in enumerate(ids):
+            log = logs[number % 3]
+            log.add(entry(request_id))
+            log.flush()
+        for log in logs:
+            log.close()
+
+    asyncio.run(write())
+    parts = [each.read_text() for each in tmp_path.iterdir()]
+    found = [json.loads(line)["request_id"] for part in parts for line in part.splitlines()]
+    assert sorted(found) == sorted(ids)
+    assert len(parts) > 10
+    assert max(map(len, parts)) < 3000
+
+
+@pytest.mark.parametrize("files", [0, 1, 2])
+def test_of_a_rotated_log_so_many_files_are_kept(tmp_path, files):
+    path = tmp_path / "access.log"
+
+    async def write():
+        log = AccessLog(path, max_bytes=1000, files=files)
+        for number in range(50):
+            log.add(entry(str(number)))
+            log.flush()
+        log.add(entry("last"))
+        log.close()
+
+    asyncio.run(write())
+    assert names(tmp_path) == ["access.log", *(f"access.log.{n}" for n in range(1, files + 1))]
+    assert '"last"' in path.read_text()
+
+
+def test_a_log_that_was_moved_or_deleted_is_made_anew(tmp_path):
+    path = tmp_path / "access.log"
+
+    async def write():
+        log = AccessLog(path)
+        for request_id, then in (("a", path.unlink), ("b", lambda: path.rename(tmp_path / "b"))):
+            log.add(entry(request_id))
+            log.flush()
+            then()
+        log.add(entry("c"))
+        log.close()
+
+    asyncio.run(write())
+    assert json.loads(path.read_text())["request_id"] == "c"
+    assert json.loads((tmp_path / "b").read_text())["request_id"] == "b"
+
+
+def entry(request_id):
+    return Entry(0.0, request_id, "GET", "/", 200, 0.001, 1, None)
