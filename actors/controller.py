@@ -236,6 +236,7 @@ class Controller(LoopActor):
             self._reign.renew()
 
     def _status(self) -> dict[str, Any]:
+        self._cluster.now = time.monotonic()
         return {
             "controller": self._shown(),
             "saving": saving(self.settings),

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Replica(LoopActor):
         self._applied_id = 0  # the newest that user code has taken too
         self._state = "idle"
         self._failure: Failure | None = None  # of the constructor
+        self._sickness = ""  # what its last health check raised
         self._refusal: Failure | None = None  # of reconfigure, on the newest settings
         self._user_code: UserCode | None = None
         self._queries: Queries | None = None
@@ -100,9 +102,16 @@ class Replica(LoopActor):
         elif (failure := self._stuck(self._user_code)) is not None:
             self._report(check_id=message.check_id, failure=failure)
         else:
-            self._user_code.check_health(
-                lambda failure: self._report(check_id=message.check_id, failure=failure)
-            )
+            self._user_code.check_health(partial(self._checked, message.check_id))
+
+    def _checked(self, check_id: int, failure: Failure | None) -> None:
+        text = "" if failure is None else failure.text
+        if failure is not None and text != self._sickness:
+            logger.error("%s failed its health check: %s", self._tag, failure.traceback)
+        elif self._sickness and not text:
+            logger.info("%s passes its health check again", self._tag)
+        self._sickness = text
+        self._report(check_id=check_id, failure=failure)
 
     def _stuck(self, user_code: UserCode) -> Failure | None:
         """Take note of sync calls that hang; return why that makes this replica unhealthy.

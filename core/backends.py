@@ -29,6 +29,7 @@ from greenroom.core.replicas import Replica
 from greenroom.core.tables import BackendTable, ReplicaTable
 
 RESEND_S = 1.0
+SLOW_START_S = 10.0  # from then on the status tells of a constructor
 SILENT_START_S = 30.0  # a process that has not reported by then is taken for broken
 KILL_MARGIN_S = 1.0  # past the drain time, before SIGKILL
 SILENT_EXIT_S = 5.0  # past that; one that has never reported is then taken for gone
@@ -149,8 +150,35 @@ class Backend(Placing):
         if not failures:
             return error
         of_how_many = f" of {self._tries}" if self._may_be_given_up else ""
-        last_line = error.strip().rpartition("\n")[2]
-        return f"{failures}{of_how_many} tries to start it have failed, the last one: {last_line}"
+        told = f"{failures}{of_how_many} tries to start it have failed"
+        return f"{told}, the last one: {_last_line(error)}"
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether a replica that runs has failed its health checks, and waits to be replaced."""
+        return any(r.missed_checks >= MAX_MISSED_CHECKS for r in self._running())
+
+    @property
+    def sickness(self) -> str:
+        """What failed in health checks, until they pass; else ''."""
+        for replica in self._running():
+            if replica.check_error:
+                count = f"{replica.missed_checks} of {MAX_MISSED_CHECKS} times"
+                told = f"the health check of {replica.tag} failed {count}"
+                return f"{told}, the last time: {_last_line(replica.check_error)}"
+        return self.retries.check_error
+
+    def slow_starts(self, now: float) -> str:
+        """Return which constructor takes long, and for how long it has; else ''."""
+        for replica in self.replicas.values():
+            took_s = now - replica.since
+            is_starting = replica.state is ReplicaState.STARTING and replica.reported
+            if is_starting and took_s >= SLOW_START_S:
+                return f"the constructor of {replica.tag} has been running for {took_s:.0f} s"
+        return ""
+
+    def _running(self) -> list[Replica]:
+        return [r for r in self.replicas.values() if r.state is ReplicaState.RUNNING]
 
     def table(self) -> BackendTable:
         """Return what routers are told."""
@@ -323,6 +351,9 @@ class Backend(Placing):
         replica.check_sent_at = None
         replica.ask_at = now + self.config.health_check_period_s
         replica.missed_checks = replica.missed_checks + 1 if error else 0
+        replica.check_error = error
+        if not error:
+            self.retries.passed(replica.since)
         replica.config_id = max(replica.config_id, config_id)  # its report may have been lost
         replica.told_config_id = min(replica.told_config_id, config_id)  # or it is told again
         if error:
@@ -374,7 +405,13 @@ class Backend(Placing):
             return replica.since + RELEASE_TIMEOUT_S
         if replica.state is ReplicaState.LOST:
             return float("inf")
+        if replica.state is ReplicaState.STARTING:
+            return min(replica.ask_at, self._start_ends_at(replica))
         return replica.ask_at
+
+    def _start_ends_at(self, replica: Replica) -> float:
+        limit_s = self.config.constructor_timeout_s if replica.reported else SILENT_START_S
+        return replica.since + limit_s
 
     def _missed_at(self, sent_at: float) -> float:
         return sent_at + self.config.health_check_timeout_s
@@ -385,11 +422,14 @@ class Backend(Placing):
     def _give_up_silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for replica in self.replicas.values():
-            silent = replica.state is ReplicaState.STARTING and not replica.reported
-            if silent and now >= replica.since + SILENT_START_S:
+            if replica.state is ReplicaState.STARTING and now >= self._start_ends_at(replica):
+                error = "its process did not report"
+                if replica.reported:
+                    limit = f"constructor_timeout_s={self.config.constructor_timeout_s:g}"
+                    error = f"its constructor did not return within {limit}"
                 replica.recovering, since = False, replica.since
                 replica.move(ReplicaEvent.FAILED, now)
-                self._failed(replica, "its process did not report", None, since, now)
+                self._failed(replica, error, None, since, now)
                 effects.append(Kill(replica.tag))
         return effects
 
@@ -398,14 +438,20 @@ class Backend(Placing):
             if replica.state is not ReplicaState.RUNNING:
                 continue
             sent_at = replica.check_sent_at
-            if sent_at is not None and now >= self._missed_at(sent_at):
+            is_silent = sent_at is not None and now >= self._missed_at(sent_at)
+            if is_silent:
                 replica.check_sent_at = None
                 replica.missed_checks += 1
-            if replica.missed_checks >= MAX_MISSED_CHECKS:
-                error = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
-                self.retries.last_error, since = error, replica.since
-                replica.move(ReplicaEvent.RETIRE, now)
-                self._ended_amid_update(replica, error, since, now)
+                replica.check_error = f"no answer within {self.config.health_check_timeout_s:g} s"
+            if replica.missed_checks < MAX_MISSED_CHECKS:
+                continue
+            if not (is_silent or self.updating) and now < self.retries.replace_at:
+                continue  # one that answers may be better than the next that fails as well
+            told = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+            error, since = f"{told}, the last one: {_last_line(replica.check_error)}", replica.since
+            self.retries.replaced(error, replica.host, since, now)
+            replica.move(ReplicaEvent.RETIRE, now)
+            self._ended_amid_update(replica, error, since, now)
 
     def _choose(self, now: float) -> None:
         self._start_due_at, self.waiting = float("inf"), ""
@@ -512,6 +558,10 @@ class Backend(Placing):
         ReplicaState.STOPPED: _stopped,
         ReplicaState.LOST: _await_host,
     }
+
+
+def _last_line(error: str) -> str:
+    return error.strip().rpartition("\n")[2]
 
 
 def _running(replicas: list[Replica]) -> int:

@@ -75,6 +75,7 @@ class Cluster:
         own_host: str = "",
     ) -> None:
         self.placement = placement or anywhere()
+        self.now = now  # when it was last looked at
         Hosts.prepare(self, records.get(HOST, {}), own_host)
         self.endpoints = Endpoints(records.get("endpoint", {}))
         self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
@@ -349,6 +350,7 @@ class Cluster:
 
     def advance(self, now: float, wall_now: float = 0.0) -> list[Effect]:
         """Take the next steps of what was touched or is due; ``wall_now`` is for the history."""
+        self.now = now
         self._touched |= self._schedule.take(now)
         self.listeners.advance(now)
         self.hosts.advance(now)

@@ -104,6 +104,7 @@ class BackendConfig(Settings):
     graceful_shutdown_timeout_s: float = Field(default=20, ge=0)
     graceful_shutdown_wait_loop_s: float = Field(default=2, ge=0)
     max_constructor_retry_count: int = Field(default=20, ge=1)
+    constructor_timeout_s: float = Field(default=1800, gt=0)
     logging_config: LoggingConfig | None = None
     max_replicas_per_host: int | None = Field(default=None, ge=1)
     allow_method_header: bool = Field(default=True, strict=True)

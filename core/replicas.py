@@ -27,6 +27,7 @@ class Replica:
     check_sent_at: float | None = None
     missed_checks: int = 0
     trouble: str = ""  # in its own words
+    check_error: str = ""  # of the last health check, if it failed
     reported: bool = False
     recovering: bool = False  # known from the record only
     moving: bool = False  # to be replaced elsewhere

@@ -17,6 +17,7 @@ from greenroom.core.backoff import pause_s
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 SERVED_BACKOFF_S = 1.0  # the longest pause of code that had started
+REPLACE_S, MAX_REPLACE_S = 60.0, 300.0  # between replacements that mend nothing
 STABLE_S = 30.0  # a replica that ran this long was no crash loop
 BRIEF_S = 1.0  # one that ran for less has hardly served
 BRIEF_LIVES = 20  # so many of these in a row are let pass
@@ -26,26 +27,28 @@ WITH_HOST_S = 3.0  # from a replica's end to that of its host: the one is heard 
 class _Row:
     """Failures in a row; the first ``free`` ones are followed by a start at once."""
 
-    def __init__(self, free: int = 0, most_s: float = MAX_BACKOFF_S) -> None:
+    def __init__(
+        self, free: int = 0, most_s: float = MAX_BACKOFF_S, first_s: float = BACKOFF_S
+    ) -> None:
         self.count = 0
         self.start_at = 0.0  # no new replica before
         self._free = free
-        self._most_s = most_s
-        self._last_at = float("-inf")
+        self._first_s, self._most_s = first_s, most_s
+        self.last_at = float("-inf")
         self._recent: list[tuple[float, set[str]]] = []  # when, and on which hosts
 
     def add(self, host: str, began_at: float, now: float) -> None:
         """Count what began then and has failed now, unless it began before the last failure."""
         self._recent = [each for each in self._recent if each[0] >= now - WITH_HOST_S]
-        if began_at < self._last_at:
+        if began_at < self.last_at:
             if self._recent:
                 self._recent[-1][1].add(host)
             return
         self.count += 1
-        self._last_at = now
+        self.last_at = now
         self._recent.append((now, {host}))
         if self.count > self._free:
-            self.start_at = now + pause_s(self.count - self._free, BACKOFF_S, self._most_s)
+            self.start_at = now + pause_s(self.count - self._free, self._first_s, self._most_s)
 
     def forgive(self, host: str, now: float) -> int:
         kept = [
@@ -60,7 +63,7 @@ class _Row:
 
     def clear(self) -> None:
         self.count, self.start_at, self._recent = 0, 0.0, []
-        self._last_at = float("-inf")
+        self.last_at = float("-inf")
 
 
 class _Failures:
@@ -94,6 +97,8 @@ class Retries:
         self.last_error = ""
         self._newest, self._old = _Failures(), _Failures()
         self._ended = _Row()  # replicas of the newest release that ran, while it may go back
+        self._unhealthy = _Row(free=1, most_s=MAX_REPLACE_S, first_s=REPLACE_S)
+        self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
 
     @property
     def failures(self) -> int:
@@ -119,7 +124,8 @@ class Retries:
         """Forget what the newest release did: there is another one, or it is asked for again."""
         self._newest = _Failures()
         self._ended.clear()
-        self.last_error = ""
+        self._unhealthy.clear()
+        self.last_error = self.check_error = ""
 
     def went_back(self) -> None:
         """Count an earlier release as the newest again."""
@@ -153,6 +159,22 @@ class Retries:
     def ended_amid_update(self, host: str, began_at: float, now: float) -> None:
         """Count a replica that ran and was lost while its release may be taken back."""
         self._ended.add(host, began_at, now)
+
+    @property
+    def replace_at(self) -> float:
+        """Before when what answers, and fails its health checks, is not to be replaced."""
+        return self._unhealthy.start_at
+
+    def replaced(self, error: str, host: str, began_at: float, now: float) -> None:
+        """Count a replica that is replaced because it failed its health checks."""
+        self._unhealthy.add(host, began_at, now)
+        self.check_error = self.last_error = error
+
+    def passed(self, began_at: float) -> None:
+        """Take note of a good health check, by a replica that has run since ``began_at``."""
+        if began_at >= self._unhealthy.last_at:
+            self._unhealthy.clear()
+            self.check_error = ""
 
     def host_lost(self, host: str, now: float) -> bool:
         """Count no more what has just died on a host that is lost; tell whether anything had."""

@@ -149,7 +149,7 @@ def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
 
 
 def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
-    status, message = _health(backend)
+    status, message = _health(backend, cluster.now)
     shown = {"status": status, "message": message}
     if failure := cluster.autoscaler.policy_failure(backend.record.tag):
         shown["policy_failure"] = failure.strip().rpartition("\n")[2]
@@ -158,7 +158,7 @@ def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     return shown
 
 
-def _health(backend: Backend) -> tuple[str, str]:
+def _health(backend: Backend, now: float) -> tuple[str, str]:
     if failure := backend.record.failure or backend.record.update_failure:
         return "DEPLOY_FAILED", failure
     if backend.record.deleting:
@@ -167,14 +167,14 @@ def _health(backend: Backend) -> tuple[str, str]:
         message = f"{backend.running} of {backend.wanted} replicas run"
         return backend.rescaling, f"{message}; {backend.waiting}" if backend.waiting else message
     if backend.settled:
-        return "HEALTHY", ""
+        return "UNHEALTHY" if backend.is_sick else "HEALTHY", backend.sickness
     newest = [r for r in backend.replicas.values() if r.release == backend.record.release]
     live = [r for r in newest if r.state in LIVE]
     wait = f"{sum(r.state == 'RUNNING' for r in live)} of {backend.wanted} replicas run"
     if backend.updating:
         old = len(backend.replicas) - len(newest)
         wait += f" the new version, {old} an old one"
-    message = f"{wait}; {backend.trouble}" if backend.trouble else wait
+    message = "; ".join(filter(None, (wait, backend.slow_starts(now), backend.trouble)))
     return ("UNHEALTHY" if backend.record.ran else "UPDATING"), message
 
 

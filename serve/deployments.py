@@ -148,7 +148,8 @@ def deployment(
     ``autoscaling_config`` (None), ``user_config``, ``max_ongoing_requests``
     (100), ``max_queued_requests`` (-1: unlimited), ``request_timeout_s``, ``retryable`` (None),
     ``health_check_period_s``, ``health_check_timeout_s``, ``graceful_shutdown_timeout_s``,
-    ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count``, ``logging_config``,
+    ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count`` (20),
+    ``constructor_timeout_s`` (1800), ``logging_config``,
     ``allow_method_header`` (True: HTTP requests may name a method in X-Serve-Call-Method), and
     ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory`` and
     ``resources``. These amounts are counted and nothing more: ``num_gpus`` assigns no device.

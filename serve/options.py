@@ -49,6 +49,7 @@ class GivenOptions(TypedDict, total=False):
     graceful_shutdown_timeout_s: float
     graceful_shutdown_wait_loop_s: float
     max_constructor_retry_count: int
+    constructor_timeout_s: float
     logging_config: LoggingConfig | Mapping[str, Any] | None
     max_replicas_per_host: int | None
     allow_method_header: bool

@@ -1,5 +1,7 @@
 """Whole lives of a backend's replicas, seen through a cluster with a world around it."""
 
+import re
+
 import pytest
 
 from greenroom.core import status
@@ -404,6 +406,70 @@ def test_three_failed_checks_replace_a_replica() -> None:
     assert "failed 3 health checks" in backend(world).trouble
     world.settle()
     assert world.running("b") != [sick]
+
+
+def be_sick(world: World, seconds: float) -> int:
+    """Have every replica fail its checks; return how many were replaced."""
+    end, before = world.now + seconds, set(backend(world).replicas)
+    seen = set(before)
+    while world.now < end:
+        for process in world.processes.values():
+            process.sick = True
+        world.flush()
+        world.work()
+        world.flush()
+        seen |= backend(world).replicas.keys()
+        world.now = min(world.cluster.next_due_at() or end, world.now + 1.0)
+    return len(seen - before)
+
+
+def test_where_fresh_replicas_fail_their_checks_too_they_are_replaced_less_and_less_often() -> None:
+    world = running_world(health_check_period_s=10)
+    first_hour = be_sick(world, 3_600)
+    assert 8 < first_hour < 20
+    world.sent(Check)
+    next_hour = be_sick(world, 3_600)
+    assert next_hour <= 12, "one in five minutes"
+    serving = sum(isinstance(effect, Check) for effect in world.effects)
+    assert serving > 330, "and they serve, and are checked, nearly all of the time"
+    for process in world.processes.values():
+        process.sick = False
+    world.wait(20)
+    assert status.backends(world.cluster)["b"]["message"] == ""
+    be_sick(world, 40)
+    assert len(world.sent(Stop)) >= 1, "the first one is replaced at once again"
+
+
+def test_the_status_tells_what_a_health_check_raised_until_one_passes() -> None:
+    world = running_world(health_check_period_s=10)
+
+    def shown() -> tuple[str, str]:
+        state = status.backends(world.cluster)["b"]
+        return state["status"], state["message"]
+
+    be_sick(world, 12)
+    assert shown()[0] == "HEALTHY"
+    told = r"the health check of b#\w{6} failed 1 of 3 times, the last time: boom"
+    assert re.fullmatch(told, shown()[1])
+    be_sick(world, 25)
+    assert shown()[1].endswith("failed 3 health checks, the last one: boom")
+    be_sick(world, 65)
+    assert shown()[0] == "UNHEALTHY", "it serves on, for the next one would fail as well"
+    assert shown()[1].endswith("the last time: boom")
+
+
+def test_a_constructor_without_end_is_told_and_ended() -> None:
+    world = world_with(constructor_timeout_s=100)
+    world.flush()
+    first = next(iter(world.processes))
+    world.wait(65)
+    world.turn()
+    message = status.backends(world.cluster)["b"]["message"]
+    assert message == f"0 of 1 replicas run; the constructor of {first} has been running for 65 s"
+    world.wait(36)
+    assert first not in world.processes
+    assert "did not return within constructor_timeout_s=100" in backend(world).trouble
+    world.settle()
 
 
 def test_one_good_check_makes_up_for_earlier_ones() -> None:
