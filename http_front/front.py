@@ -109,6 +109,8 @@ class Front:
         self._root_path = options.root_path.rstrip("/")
         self._page_paths = pages.paths | {self._root_path + path for path in pages.paths}
         self.pages_address = options.pages_address
+        # What a proxy in front of us was told to keep to itself it knows by the very bytes.
+        self._raw_page_paths = {(self._root_path + path).encode() for path in pages.paths}
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         self.header_timeout_s = options.header_timeout_s
         # Somewhat later than the router, which answers 408.
@@ -196,7 +198,7 @@ class Front:
                 await exchange.reply(reply)
                 return
             self.resolve(exchange)
-            is_page = exchange.path in self._pages.paths
+            is_page = exchange.raw_path in self._raw_page_paths
             if not self._is_here(exchange, is_page=is_page):
                 await exchange.reply(failed_reply(_NOT_FOUND, exchange))
             elif is_page:

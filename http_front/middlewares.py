@@ -51,12 +51,13 @@ class Chain:
         self._answer = answer
         self._converse = converse
         root_path = options.root_path.rstrip("/")
-        self._passed_by = HEALTH | {root_path + path for path in HEALTH}
+        self._passed_by = {path.encode() for path in HEALTH}
+        self._passed_by |= {(root_path + path).encode() for path in HEALTH}
         self._app = wrapped(options, self._inside)
 
     async def serve(self, exchange: Exchange, receive: Receive) -> None:
         """Answer a request; raises BrokenAnswerError when the answer is not one."""
-        if exchange.path in self._passed_by:
+        if exchange.raw_path in self._passed_by:
             await self._answer(exchange, receive)
             return
         exchange.scope[SCOPE_KEY] = exchange

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -156,11 +157,20 @@ class Connections:
                 _logger.exception("a connection that waits could not be closed")
 
     def make_room(self) -> bool:
-        """Close the connections that have waited longest for a request; False if none waits."""
+        """Close the connections that have waited longest for a request; False if none waits.
+
+        One whose request is here, and has only not been read yet, does not wait.
+        """
         waiting = [each for each in self.connections if each.waiting_since is not None]
-        for each in nsmallest(EVICTED, waiting, key=lambda each: each.waiting_since):
+        longest = nsmallest(EVICTED, waiting, key=lambda each: each.waiting_since)
+        unread = select.poll()
+        for each in longest:
+            unread.register(each.fileno(), select.POLLIN)
+        ready = {fd for fd, _ in unread.poll(0)}
+        idle = [each for each in longest if not each.waiting_since or each.fileno() not in ready]
+        for each in idle:
             each.close()
-        return bool(waiting)
+        return bool(idle)
 
     def warn(self, text: str) -> None:
         """Log what goes on for as long as it does, at most once every LOG_EVERY_S seconds."""
@@ -351,6 +361,7 @@ class FrontProtocol(asyncio.Protocol):
         self._is_reading = False  # and so the next request's turn comes by itself
         self._is_closing = False  # what comes is not for us any more
         self._is_paused = False
+        self._successor: FrontSocket | None = None
         self._writable: asyncio.Event | None = None  # while nothing can be written
         self._sending = Sending()
         self._fd = -1
@@ -398,6 +409,7 @@ class FrontProtocol(asyncio.Protocol):
         self._unwatch()
         self.resume_writing()
         self._drop_request()
+        self._parser = None  # it holds this object as well
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -428,6 +440,10 @@ class FrontProtocol(asyncio.Protocol):
             parts.append(body)
             parts.append(tail)
             self.transport.write(b"".join(parts))
+
+    def fileno(self) -> int:
+        """Return the connection's file descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())
 
     def close(self) -> None:
         """Close; what was written still leaves."""
@@ -486,7 +502,7 @@ class FrontProtocol(asyncio.Protocol):
         if pause:
             self.transport.pause_reading()
             # The client's end would lie behind what is not read.
-            self._fd = self.transport.get_extra_info("socket").fileno()
+            self._fd = self.fileno()
             self.shared.departures.watch(self._fd, self.transport.abort)
         else:
             self._unwatch()
@@ -546,6 +562,8 @@ class FrontProtocol(asyncio.Protocol):
                     return data
         except RefusedRequestError as refusal:
             self._refuse(refusal)
+        if data and self._successor is not None:
+            self._successor.data_received(data)
         return b""
 
     def _take_head(self, data: bytes) -> bytes:
@@ -593,7 +611,7 @@ class FrontProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, within the limits; called by the parser."""
-        name = name.lower()
+        name, value = name.lower(), value.rstrip(b" \t")  # llhttp strips only what is in front
         self._headers.append((name, value))
         if len(name) + len(value) > MAX_HEADER_BYTES:
             raise self._refused(431, f"a header has over {MAX_HEADER_BYTES} bytes")
@@ -723,14 +741,15 @@ class FrontProtocol(asyncio.Protocol):
         scope = self._make_scope("websocket", "wss" if self._scheme == "https" else "ws", "1.1")
         del scope["method"]
         self._is_closing = True
+        self._parser = None
         self._unwatch()
         if self._is_paused:
             self._is_paused = False
             self.transport.resume_reading()
         self.shared.connections.discard(self)
-        socket_protocol = FrontSocket(self.shared, scope)
-        self.transport.set_protocol(socket_protocol)
-        socket_protocol.connection_made(self.transport)
+        self._successor = FrontSocket(self.shared, scope)
+        self.transport.set_protocol(self._successor)
+        self._successor.connection_made(self.transport)
 
     # --- Bodies ---------------------------------------------------------------------------------
 
@@ -820,6 +839,7 @@ class FrontProtocol(asyncio.Protocol):
         request.is_complete = True
         request.wake()
         self._let_go(request)
+        self._leave = nothing
         self._was_served = True
         self._idle_since = self.shared.loop.time()
         if not request.keep_alive:

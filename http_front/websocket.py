@@ -373,6 +373,10 @@ class FrontSocket(asyncio.Protocol):
         """See :class:`.protocol.FrontProtocol`; one that is refused may make room for another."""
         return 0.0 if self._is_deaf else None
 
+    def fileno(self) -> int:
+        """Return the connection's file descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())
+
     def close(self) -> None:
         """Close at once."""
         self.transport.close()

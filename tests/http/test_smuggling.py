@@ -94,6 +94,92 @@ REFUSED = {
     "HTTP/2 with a request line": get(version=b"HTTP/2.0"),
     "no version": b"GET /first\r\n\r\n",
     "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a list of lengths with a gap": post(b"Content-Length: 3,", body=b"abc"),
+    "two lengths with a space": post(b"Content-Length: 3 3", body=b"abc"),
+    "a length with a fraction": post(b"Content-Length: 3.0", body=b"abc"),
+    "a length with an exponent": post(b"Content-Length: 3e0", body=b"abc"),
+    "a length after a vertical tab": post(b"Content-Length:\x0b3", body=b"abc"),
+    "a length before a form feed": post(b"Content-Length: 3\x0c", body=b"abc"),
+    "a length before a NUL": post(b"Content-Length: 3\0", body=b"abc"),
+    "a length that overflows 64 bits": post(b"Content-Length: 18446744073709551619", body=b"abc"),
+    "a length in quotes": post(b'Content-Length: "3"', body=b"abc"),
+    "a length and one after a tab": post(b"Content-Length: 3", b"Content-Length\t: 4", body=b"abc"),
+    "a length in another case": post(b"Content-Length: 3", b"CONTENT-LENGTH: 4", body=b"abc"),
+    "a coding with a parameter": post(b"Transfer-Encoding: chunked;q=1", body=END),
+    "a coding and a comma": post(b"Transfer-Encoding: chunked,", body=END),
+    "a comma and a coding": post(b"Transfer-Encoding: ,chunked", body=END),
+    "a coding before a vertical tab": post(b"Transfer-Encoding: chunked\x0b", body=END),
+    "a coding before a tab": post(b"Transfer-Encoding: chunked\t", body=END),
+    "a coding before a NUL": post(b"Transfer-Encoding: chunked\0", body=END),
+    "a coding with a space in it": post(b"Transfer-Encoding: chun ked", body=END),
+    "a coding with a Kelvin sign": post("Transfer-Encoding: chun\u212aed".encode(), body=END),
+    "identity before chunked": post(b"Transfer-Encoding: identity, chunked", body=END),
+    "identity, then chunked": post(
+        b"Transfer-Encoding: identity", b"Transfer-Encoding: chunked", body=END
+    ),
+    "a coding after a tab in the name": post(b"Transfer-Encoding\t: chunked", body=END),
+    "a coding after a vertical tab in the name": post(b"Transfer-Encoding\x0b: chunked", body=END),
+    "a coding after a NUL": post(b"\0Transfer-Encoding: chunked", body=END),
+    "a carriage return in the name": post(b"Transfer-Encoding\r: chunked", body=END),
+    "chunks with an upgrade and a length": post(
+        b"Connection: upgrade",
+        b"Upgrade: foo",
+        b"Content-Length: 5",
+        b"Transfer-Encoding: chunked",
+        body=END,
+    ),
+    "two lengths with an upgrade": post(
+        b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 0", b"Content-Length: 3"
+    ),
+    "chunks in HTTP/1.0 that is kept": post(
+        b"Connection: keep-alive", b"Transfer-Encoding: chunked", body=END
+    ).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "space before the first header": b"GET /first HTTP/1.1\r\n Host: x\r\n\r\n",
+    "a tab before a header": b"GET /first HTTP/1.1\r\nHost: x\r\n\tA: b\r\n\r\n",
+    "a carriage return more": b"GET /first HTTP/1.1\r\nHost: x\r\n\r\r\n",
+    "a carriage return more behind the version": b"GET /first HTTP/1.1\r\r\nHost: x\r\n\r\n",
+    "a DEL in a value": post(b"A: b\x7fc"),
+    "an escape in a value": post(b"A: \x1b[2J"),
+    "bytes in a name": post(b"\xc3\xa9: b"),
+    "a bracket in a name": post(b"A(b): c"),
+    "a chunk's size that overflows": chunked(b"FFFFFFFFFFFFFFFF3\r\nabc\r\n" + END),
+    "a chunk's size with many zeros": chunked(b"0" * 20 + b"3\r\nabc\r\n" + END),
+    "a chunk's size before a NUL": chunked(b"3\0\r\nabc\r\n" + END),
+    "a chunk's extension with a NUL": chunked(b"3;\0\r\nabc\r\n" + END),
+    "a chunk's extension without end": chunked(b"3;" + b"a" * 5000 + b"\r\nabc\r\n" + END),
+    "a chunk's extension after a space": chunked(b"3 ;a\r\nabc\r\n" + END),
+    "a chunk shorter than its size": chunked(b"4\r\nabc\r\n" + END),
+    "a chunk that ends in a carriage return": chunked(b"3\r\nabc\r" + END),
+    "an empty chunk line": chunked(b"\r\n" + ABC + END),
+    "a last chunk before a line feed": chunked(ABC + b"0\n\r\n"),
+    "an end of chunks that is a line feed": chunked(ABC + b"0\r\n\n"),
+    "a trailer that is folded": chunked(ABC + b"0\r\nA: b\r\n c\r\n\r\n"),
+    "a trailer without a colon": chunked(ABC + b"0\r\nabc\r\n\r\n"),
+    "a trailer with a line feed": chunked(ABC + b"0\r\nA: b\nC: d\r\n\r\n"),
+    "a coding after the last chunk": chunked(ABC + b"0\r\nTransfer-Encoding: x\r\n\r\n"),
+    "two spaces before the target": get(b" /first"),
+    "two spaces before the version": get(b"/first "),
+    "a space before the method": b" " + get(),
+    "a space behind the version": get(version=b"HTTP/1.1 "),
+    "a tab behind the method": b"GET\t/first HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a tab before the version": b"GET /first\tHTTP/1.1\r\nHost: x\r\n\r\n",
+    "a version in small letters": get(version=b"http/1.1"),
+    "a version with a space": get(version=b"HTTP/ 1.1"),
+    "a version with a zero": get(version=b"HTTP/01.1"),
+    "a version without its second number": get(version=b"HTTP/1"),
+    "a later version": get(version=b"HTTP/1.2"),
+    "an early version": get(version=b"HTTP/0.9"),
+    "HTTP/3": get(version=b"HTTP/3.0"),
+    "RTSP": get(version=b"RTSP/1.0"),
+    "ICE": b"SOURCE /first ICE/1.0\r\nHost: x\r\n\r\n",
+    "two empty lines before": b"\r\n\r\n" + get(),
+    "a line feed before": b"\n" + get(),
+    "a carriage return before": b"\r" + get(),
+    "a method in small letters": b"get /first HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an unknown method": b"STEAL /first HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a DEL in the target": get(b"/fi\x7frst"),
+    "a tunnel": b"CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\r\n\r\n",
     "a bad method": b'G"ET /first HTTP/1.1\r\nHost: x\r\n\r\n',
 }
 
@@ -124,6 +210,32 @@ READ_IN_ONE_WAY = {
     "an empty host": (get(host=b""), b""),
     "an IPv6 host": (get(host=b"[::1]:80"), b""),
     "a URL": (get(b"http://x/first"), b""),
+    "an empty line before": (b"\r\n" + get(), b""),
+    "space behind a length": (post(b"Content-Length: 3 \t", body=b"abc"), b"abc"),
+    "space behind a coding": (post(b"Transfer-Encoding: chunked ", body=ABC + END), b"abc"),
+    "chunks of a GET": (
+        b"GET /first HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + ABC + END,
+        b"abc",
+    ),
+    "a quoted extension": (chunked(b'3;a="b;c"\r\nabc\r\n' + END), b"abc"),
+    "a length that is expected": (
+        post(b"Expect: 100-continue", b"Content-Length: 3", body=b"abc"),
+        b"abc",
+    ),
+    "another expectation": (post(b"Expect: much", b"Content-Length: 3", body=b"abc"), b"abc"),
+    "a coding that Connection names": (
+        post(b"Connection: transfer-encoding", b"Transfer-Encoding: chunked", body=ABC + END),
+        b"abc",
+    ),
+    "a length with an underscore in its name": (
+        post(b"Content_Length: 7", b"Content-Length: 3", body=b"abc"),
+        b"abc",
+    ),
+    "a length of nothing": (post(b"Content-Length: 0"), b""),
+    "an upgrade with a length": (
+        post(b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 3", body=b"abc"),
+        b"abc",
+    ),
     "a URL with its port": (get(b"http://X:80/first"), b""),
     "a URL with a query": (get(b"http://x/fir%73t?http://other/a#b"), b""),
 }
@@ -148,6 +260,22 @@ def test_it_is_read_in_the_right_way_and_so_is_what_follows(front, request_bytes
     assert statuses(received) == [200, 200]
     first, second = re.findall(rb'"path": "(.*?)".*?"body_size": (\d+)', received)
     assert (first, second) == ((b"/first", b"%d" % len(body)), (b"/second", b"0"))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /first HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /first HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, close\r\n\r\n",
+        b"GET /first HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        b"POST /first HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc",
+        b"POST /first HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+    ],
+)
+def test_what_follows_the_last_request_of_a_connection_is_not_read(front, request_bytes):
+    before = front.ask("/seen").json["asked"]
+    assert statuses(front.exchange(request_bytes + SECOND)) == [200]
+    assert front.ask("/seen").json["asked"] == before + 2
 
 
 @pytest.mark.parametrize("length", [b"9" * 30, b"9" * 5000])

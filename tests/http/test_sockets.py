@@ -1,6 +1,7 @@
 """WebSockets as the front sees them, with the replica's side by hand."""
 
 import asyncio
+import contextlib
 import os
 import struct
 
@@ -196,6 +197,22 @@ async def echo(_scope, receive, send):
         await send({**event, "type": "websocket.send"})
 
 
+def opening(path=b"/", **headers):
+    fields = {
+        "Host": "test",
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        **headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return b"GET " + path + b" HTTP/1.1\r\n" + lines.encode() + b"\r\n"
+
+
+REQUEST = opening()
+
+
 class Client:
     """A connection to a worker's protocol in this process, and what has come over it."""
 
@@ -204,16 +221,7 @@ class Client:
         self._writer = writer
 
     async def open(self, path=b"/", **headers):
-        fields = {
-            "Host": "test",
-            "Upgrade": "websocket",
-            "Connection": "Upgrade",
-            "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-            **headers,
-        }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        self.send(b"GET " + path + b" HTTP/1.1\r\n" + lines.encode() + b"\r\n")
+        self.send(opening(path, **headers))
         head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)
         return int(head.split(b" ")[1])
 
@@ -235,6 +243,7 @@ class Client:
         code = None
         while (got := await self.read()) is not None:
             if got[0] == CLOSE:
+                self.send(frame(got[1], CLOSE))
                 code = int.from_bytes(got[1][:2], "big")
         return code
 
@@ -255,7 +264,15 @@ def frame(payload, opcode=BYTES, *, fin=True):
     return bytes([0x80 * fin | opcode]) + length + mask + masked
 
 
-def speak(test, app=echo):
+async def look(connections):
+    """Do what a worker does once a second."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(0.05)
+        connections.give_up(loop.time(), served_too=False, fresh_s=30)
+
+
+def speak(test, app=echo, *, opening_timeout_s=5.0, send_timeout_s=5.0):
     """Run ``test(client)`` against the worker's protocol around ``app``."""
 
     async def run():
@@ -263,8 +280,8 @@ def speak(test, app=echo):
             app,
             keep_alive_s=5,
             header_timeout_s=5,
-            send_timeout_s=5,
-            opening_timeout_s=5,
+            send_timeout_s=send_timeout_s,
+            opening_timeout_s=opening_timeout_s,
             max_message_bytes=2**20,
             max_waiting_bytes=2**20,
             trusted=["127.0.0.1"],
@@ -273,9 +290,11 @@ def speak(test, app=echo):
         loop = asyncio.get_running_loop()
         server = await loop.create_server(connections.make, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        looking = asyncio.create_task(look(connections))
         try:
             await asyncio.wait_for(test(Client(reader, writer)), 20)
         finally:
+            looking.cancel()
             writer.close()
             server.close()
             while connections.tasks or connections.connections:
@@ -485,3 +504,59 @@ def test_a_failing_app_is_500_or_1011():
 
     speak(at_once, failing)
     speak(later, failing)
+
+
+def test_an_opening_that_nobody_answers_is_refused_in_time():
+    cancelled = asyncio.Event()
+
+    async def silent(_scope, _receive, _send):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def refused(client):
+        assert await client.open() == 503
+        await client._reader.read()  # to the end
+        await cancelled.wait()
+
+    speak(refused, silent, opening_timeout_s=0.2)
+
+
+def test_what_comes_before_the_opening_is_answered_is_taken_after_it_and_has_a_bound():
+    gate = asyncio.Event()
+
+    async def late(scope, receive, send):
+        await gate.wait()
+        await echo(scope, receive, send)
+
+    async def eager(client):
+        client.send(REQUEST + frame(b"early"))
+        gate.set()
+        await client._reader.readuntil(b"\r\n\r\n")
+        assert await client.read() == (BYTES, b"early")
+
+    async def flooding(client):
+        client.send(REQUEST)
+        client.send(frame(b"x" * 100_000))
+        assert b" 400 " in await client._reader.read()
+
+    speak(eager, late)
+    gate.clear()
+    speak(flooding, late)
+
+
+def test_pings_whose_pongs_are_not_read_are_not_read_either_and_the_client_is_cut():
+    async def pinging(client):
+        assert await client.open() == 101
+        client._reader._transport.pause_reading()
+        sent = 0
+        pings = frame(b"x" * 125, PING) * 1000
+        while not client._writer.transport.is_closing():
+            client.send(pings)
+            with contextlib.suppress(ConnectionError):
+                await client._writer.drain()
+            sent += len(pings)
+            assert sent < 50_000_000
+
+    speak(pinging, send_timeout_s=0.3)

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import socket
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ class WireSocket:
     """What is watched while nothing is read of a wire."""
 
     peer = ""
+    acknowledged = 0
 
     def fileno(self):
         return OPEN[0]
@@ -35,6 +37,10 @@ class WireSocket:
         return self.peer
 
     getsockname = getpeername
+
+    def getsockopt(self, level, option, size):
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return struct.pack("=120xQ", self.acknowledged)[:size]
 
 
 class Wire(asyncio.Transport):
@@ -46,9 +52,10 @@ class Wire(asyncio.Transport):
         self.closed = False
         self.paused = False
         self.unsent = 0
+        self.socket = WireSocket()
 
     def get_extra_info(self, name, default=None):
-        return WireSocket() if name == "socket" else default
+        return self.socket if name == "socket" else default
 
     def get_write_buffer_size(self):
         return self.unsent
@@ -246,6 +253,35 @@ def test_and_not_those_before_it(server):
     assert server.wire.closed
 
 
+def test_a_client_that_takes_too_little_of_an_answer_is_cut(server):
+    server.say(WHOLE)
+    server.let_answer()
+    server.wire.unsent = 1000
+    assert not server.give_up_after(0)
+    server.wire.socket.acknowledged = int(500 * SEND_TIMEOUT_S)
+    assert not server.give_up_after(SEND_TIMEOUT_S), "it takes 500 bytes a second"
+    server.wire.socket.acknowledged += int(499 * SEND_TIMEOUT_S)
+    assert not server.give_up_after(2 * SEND_TIMEOUT_S - 1)
+    assert server.give_up_after(2 * SEND_TIMEOUT_S)
+
+
+def test_a_client_with_nothing_to_take_may_wait_for_an_answer(server):
+    server.say(WHOLE)
+    for seconds in (0, 1000, 2000):
+        assert not server.give_up_after(seconds)
+
+
+def test_what_is_sent_ahead_is_not_read_before_its_turn(server):
+    server.say(WHOLE + WHOLE * 1000)
+    assert server.asked == ["/"]
+    assert server.wire.paused
+    for _ in range(1000):
+        server.let_answer()
+        if len(server.asked) == 1001:
+            break
+    assert not server.wire.paused
+
+
 def test_head_and_body_leave_together(server):
     written = []
     server.wire.write = written.append
@@ -262,6 +298,9 @@ def test_head_and_body_leave_together(server):
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 101 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
         (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+        (b"GET / RTSP/1.0\r\nHost: a\r\n\r\n", 400),
+        (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /  HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     ],
 )

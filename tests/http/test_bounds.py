@@ -1,0 +1,230 @@
+"""What clients can make a worker keep, and for how long."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.http.test_upgrades import HIDDEN, OPENING, framed, head, statuses
+
+MIB = 1024 * 1024
+GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def read_all(connection):
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(MIB):
+            received += piece
+    return received
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+FILES = 256
+MANY = 300
+
+
+@pytest.fixture
+def few_files(start_front, until):
+    """Give a front whose worker may have FILES files open."""
+    front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="60")
+    resource.prlimit(front.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+    (worker,) = front.workers()
+    os.kill(worker, signal.SIGKILL)  # the next one inherits it
+    until("another worker is here", lambda: front.workers() not in ([], [worker]))
+    assert front.ask("/echo").status == 200
+    return front
+
+
+WAITING = {
+    "silent": b"",
+    "half of a head": b"GET / HTTP/1.1\r\nHost: x\r\nX-Half",
+    "kept": GET % b"kept",
+    "openings with a length": head(b"GET", b"/", *OPENING, b"Content-Length: 5"),
+    "failing openings": head(b"GET", b"/", *OPENING[:3]),
+}
+
+
+def test_however_many_connections_wait_health_is_reachable(few_files):
+    (worker,) = few_files.workers()
+    for name, sent in WAITING.items():
+        with contextlib.ExitStack() as stack:
+            for _ in range(MANY):
+                connection = stack.enter_context(few_files.connect())
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(sent)
+            for _ in range(3):
+                assert few_files.ask("/-/healthz").status == 200, name
+            assert psutil.Process(worker).num_fds() < FILES
+    lines = few_files.stderr_path.read_text().splitlines()
+    assert len([line for line in lines if "its most" in line]) == 1, "a line a minute"
+
+
+def test_when_all_are_busy_another_is_refused_and_served_when_there_is_room(
+    few_files, tmp_path, until
+):
+    gate = tmp_path / "gate"
+    with contextlib.ExitStack() as stack:
+        for _ in range(MANY):
+            connection = stack.enter_context(few_files.connect())
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(GET % b"gate%b" % os.fsencode(gate))
+        with few_files.connect() as another:
+            assert statuses(read_all(another)) == [503]
+        gate.touch()
+    until("there is room", lambda: few_files.ask("/echo").status == 200)
+
+
+# --- requests sent ahead --------------------------------------------------------------------------
+
+
+def test_what_is_sent_ahead_of_a_slow_answer_waits_unread_and_is_served(front, tmp_path):
+    gate = tmp_path / "gate"
+    many = 6000  # of 42 bytes
+    before = rss(front)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(front.connect()) for _ in range(4)]
+        for connection in slow:
+            connection.sendall(GET % b"gate%b" % os.fsencode(gate))
+            sending = threading.Thread(
+                target=connection.sendall, args=((GET % b"status/200") * many,)
+            )
+            sending.daemon = True
+            sending.start()
+        assert front.ask("/-/healthz").status == 200
+        assert rss(front) - before < 12 * MIB, "it was 12 MB a connection"
+        gate.touch()
+        received = b""
+        while received.count(b"HTTP/1.1 200 ") < many + 1:
+            received += slow[0].recv(MIB)
+    assert front.ask("/echo").status == 200
+
+
+def connections(worker):
+    open_ones = psutil.Process(worker).net_connections("tcp")
+    return [each for each in open_ones if each.status == psutil.CONN_ESTABLISHED]
+
+
+def rss(front):
+    return sum(psutil.Process(worker).memory_info().rss for worker in front.workers())
+
+
+# --- clients that do not read ---------------------------------------------------------------------
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut(start_front, until):
+    front = start_front(GREENROOM_HTTP_SEND_TIMEOUT_S="0.5", GREENROOM_HTTP_HEADER_TIMEOUT_S="1")
+    (worker,) = front.workers()
+    with front.connect() as deaf, front.connect() as slow:
+        deaf.sendall(GET % b"large/50000000")
+        slow.sendall(GET % b"large/3000000")
+        received = b""
+        while len(received) < 3_000_000:  # for longer than the limit
+            received += slow.recv(200_000)
+            time.sleep(0.05)
+        until("only the slow one is left", lambda: len(connections(worker)) == 1)
+        assert len(read_all(deaf)) < 50_000_000
+
+
+def test_pipelined_answers_that_are_not_read_hold_up_the_requests(start_front, until):
+    front = start_front()
+    with front.connect() as deaf:
+        deaf.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            deaf.sendall((GET % b"large/100000") * 400_000)  # 16 MB, for 40 GB of answers
+        before = front.ask("/seen").json["asked"]
+        assert front.ask("/seen").json["asked"] == before + 1
+        assert rss(front) < 200 * MIB
+
+
+# --- bodies that wait -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coding", ["length", "chunks"])
+def test_bodies_that_wait_have_a_budget(start_front, tmp_path, coding):
+    gate = tmp_path / "gate"
+    front = start_front(GREENROOM_HTTP_MAX_WAITING_BODY_BYTES=str(5 * MIB))
+    line, body = framed(b"x" * 1_000_000, coding)
+    request = head(b"POST", b"/gate" + os.fsencode(gate), line) + body
+    with contextlib.ExitStack() as stack:
+        waiting = []
+        for _ in range(8):
+            connection = stack.enter_context(front.connect())
+            connection.sendall(request)
+            waiting.append(connection)
+            front.ask("/-/healthz")
+        answers = [read_all(connection) for connection in waiting[5:]]
+        assert [statuses(answer) for answer in answers] == [[503]] * 3
+        assert all(b"retry-after: 1\r\n" in answer for answer in answers)
+        assert b"no room" in answers[0]
+        gate.touch()
+        for connection in waiting[:5]:
+            assert b" 200 " in connection.recv(1000)
+        for _ in range(3):
+            assert front.ask("/echo", "POST", body=b"x" * 1_000_000).status == 200
+    lines = front.stderr_path.read_text().count("max_waiting_body_bytes")
+    assert lines == 1
+
+
+def test_a_client_that_leaves_gives_its_share_of_the_budget_back(start_front, tmp_path, until):
+    front = start_front(GREENROOM_HTTP_MAX_WAITING_BODY_BYTES=str(2 * MIB))
+    for number in range(5):
+        cancelled = front.ask("/seen").json["cancelled"]
+        with front.connect() as connection:
+            line, body = framed(b"x" * 1_000_000, "length")
+            connection.sendall(head(b"POST", b"/hang", line) + body)
+            until(
+                "it is asked",
+                lambda n=number: front.ask("/seen").json["asked_paths"].count("/hang") > n,
+            )
+        until("it is given up", lambda seen=cancelled: front.ask("/seen").json["cancelled"] > seen)
+    assert front.ask("/echo", "POST", body=b"x" * 1_000_000).status == 200
+
+
+# --- trailers -------------------------------------------------------------------------------------
+
+CHUNKED = head(b"POST", b"/first", b"Transfer-Encoding: chunked") + b"3\r\nabc\r\n0\r\n"
+TRAILERS = (
+    b"X-Remote-User: root\r\nAuthorization: x\r\nX-Serve-Call-Method: wipe\r\n"
+    b"X-Request-Timeout-Seconds: nonsense\r\nExpect: 100-continue\r\nHost: other\r\n\r\n"
+)
+LAST = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("cut", [0, 1, len(TRAILERS) // 2, len(TRAILERS)])
+def test_trailers_never_become_headers(front, cut):
+    with front.connect() as connection:
+        connection.sendall(CHUNKED + TRAILERS[:cut])
+        front.ask("/-/healthz")
+        connection.sendall(TRAILERS[cut:] + LAST)
+        received = read_all(connection)
+    assert statuses(received) == [200, 200]
+    headers = re.findall(rb'"headers": \[(.*?)\]', received)
+    assert headers == [b'"host", "transfer-encoding"', b'"host", "connection"']
+
+
+@pytest.mark.parametrize(
+    "trailers", [b"X: " + b"y" * 70_000, b"X: y\r\n" * 12_000], ids=["one", "many"]
+)
+def test_trailers_have_a_limit(front, trailers):
+    with front.connect() as connection:
+        connection.sendall(CHUNKED)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(trailers + b"\r\n\r\n" + HIDDEN)
+        assert statuses(read_all(connection)) == [431]
+
+
+# --- our own pages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/-%2fmetrics", "/%2d/metrics", "/-/%6detrics", "/-%2Fhealthz"])
+def test_a_page_has_one_spelling(front, path):
+    answer = front.ask(path)
+    assert answer.json["raw_path"] == path, "it is a query like any other"
