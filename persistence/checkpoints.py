@@ -47,20 +47,33 @@ class Checkpoints:
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
+        self._unreadable: dict[str, str] = {}  # keys whose values are whole, and no records
+
+    @property
+    def lost(self) -> dict[tuple[str, str], str]:
+        """The records and the code that are damaged beyond repair, by kind and name, and how.
+
+        ``("", "")`` stands for what is missing without a trace. Deleting or saving one again ends
+        it.
+        """
+        found = {**self._store.lost, **self._unreadable}
+        return {_kind_and_name(key): reason for key, reason in sorted(found.items())}
 
     def load(self, kind: str) -> dict[str, object]:
-        """Return every record of ``kind`` by name, sorted.
+        """Return every record of ``kind`` by name, sorted, but for those that are ``lost`` then.
 
-        Raises CorruptValueError for the first damaged one: a file store has then set that file
-        aside, so that calling again loads the others. Raises NewerFormatError,
-        OlderFormatError and RecordRefusedError naming the key; nothing is changed.
+        Raises NewerFormatError, OlderFormatError and RecordRefusedError naming the key; nothing is
+        changed.
         """
         prefix = _key(_record_kind(kind), "")
         records: dict[str, object] = {}
         for key in self._store.list(prefix):
-            value = self._store.get(key)
-            if value is not None:  # a reader's store may lose a key between the two calls
-                records[key.removeprefix(prefix)] = _decode(key, value)
+            try:
+                value = self._store.get(key)
+                if value is not None:  # a reader's store may lose a key between the two calls
+                    records[key.removeprefix(prefix)] = _decode(key, value)
+            except CorruptValueError as error:
+                self._unreadable[key] = str(error)
         return records
 
     def check_schema(self) -> None:
@@ -99,12 +112,27 @@ class Checkpoints:
             key = _key(CODE, code_digest(blob))
             if not self._holds(key, blob):
                 values[key] = blob
-        self._store.apply(values, [_key(kind, name) for kind, name in deletes])
+        deleted = [_key(kind, name) for kind, name in deletes]
+        self._store.apply(values, deleted)
+        for key in (*values, *deleted):
+            self._unreadable.pop(key, None)
+
+    def give_up(self, kind: str, name: str) -> None:
+        """Delete a lost record, and keep a note of it; see KVStore."""
+        self._store.give_up(_key(kind, name))
+        self._unreadable.pop(_key(kind, name), None)
+
+    def settle(self) -> bool:
+        """Do some of the work that was left for later; see KVStore."""
+        return self._store.settle()
 
     def load_code(self, digest: str) -> bytes:
         """Return the blob with this digest; raises CorruptValueError where it is lost."""
         key = _key(CODE, digest)
-        blob = self._store.get(key)
+        try:
+            blob = self._store.get(key)
+        except CorruptValueError as error:
+            raise CorruptValueError(f"{error}: deploy that code again") from error
         if blob is None or code_digest(blob) != digest:
             raise CorruptValueError(
                 f"{key} {'is missing' if blob is None else 'holds other code'}, expected the code "
@@ -122,6 +150,11 @@ class Checkpoints:
 def code_digest(blob: bytes) -> str:
     """Return the name that a code blob is stored under: its sha256, in hexadecimal."""
     return hashlib.sha256(blob).hexdigest()
+
+
+def _kind_and_name(key: str) -> tuple[str, str]:
+    kind, _, name = key.partition("/")
+    return kind, name
 
 
 def _record_kind(kind: str) -> str:

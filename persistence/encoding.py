@@ -11,24 +11,36 @@ import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from greenroom.persistence.errors import NewerFormatError
 from greenroom.persistence.kv import Batch
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the files and folders that this code writes; it reads no newer one."""
 
 _MAGIC = b"UNDR"
 _HEADER = struct.Struct(">4sHQ")  # magic, version, bytes of payload
 _CHECKSUM = struct.Struct(">I")
 _OVERHEAD = _HEADER.size + _CHECKSUM.size
-_ENTRY = struct.Struct(">?BQ")  # a put (or a delete), bytes of key, bytes of value
-_MAX_NAME = 241  # a name set aside gets a prefix, and file systems stop at 255 bytes
+_CHANGE = struct.Struct(">?BQ")  # a put (or a delete), bytes of key, bytes of value
+_ENTRY = struct.Struct(">QQQ")  # the numbers of an Entry, before its changes
+_HEAD = struct.Struct(">QQ")
+_MAX_NAME = 241  # file systems stop at 255 bytes, and a name may have to grow some day
 
 
 class FrameError(ValueError):
     """These bytes are not a whole frame; the text says why."""
+
+
+class Entry(NamedTuple):
+    """One change in the journal."""
+
+    number: int  # one more than that of the change before
+    since: int  # the first entry that is in the journal with it
+    keys: int  # that there are after it
+    batch: Batch
 
 
 def frame(payload: bytes) -> bytes:
@@ -68,14 +80,14 @@ def check_version(version: int, path: Path) -> None:
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Return the change as the payload of a redo file."""
+    """Return the change as bytes."""
     parts = []
     for key, value in batch.puts.items():
         name = key.encode()
-        parts += [_ENTRY.pack(True, len(name), len(value)), name, value]
+        parts += [_CHANGE.pack(True, len(name), len(value)), name, value]
     for key in batch.deletes:
         name = key.encode()
-        parts += [_ENTRY.pack(False, len(name), 0), name]
+        parts += [_CHANGE.pack(False, len(name), 0), name]
     return b"".join(parts)
 
 
@@ -85,8 +97,8 @@ def decode_batch(payload: bytes) -> Batch:
     deletes: list[str] = []
     at = 0
     while at < len(payload):
-        is_put, key_size, value_size = _ENTRY.unpack_from(payload, at)
-        key_at = at + _ENTRY.size
+        is_put, key_size, value_size = _CHANGE.unpack_from(payload, at)
+        key_at = at + _CHANGE.size
         value_at = key_at + key_size
         at = value_at + value_size
         key = payload[key_at:value_at].decode()
@@ -95,6 +107,32 @@ def decode_batch(payload: bytes) -> Batch:
         else:
             deletes.append(key)
     return Batch(puts=puts, deletes=tuple(deletes))
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return the payload of a file in the journal."""
+    return _ENTRY.pack(entry.number, entry.since, entry.keys) + encode_batch(entry.batch)
+
+
+def decode_entry(payload: bytes) -> Entry:
+    """Return what ``encode_entry`` was given."""
+    if len(payload) < _ENTRY.size:
+        raise FrameError(f"holds {len(payload)} bytes, no entry of a journal")
+    number, since, keys = _ENTRY.unpack_from(payload)
+    return Entry(number, since, keys, decode_batch(payload[_ENTRY.size :]))
+
+
+def encode_head(number: int, keys: int) -> bytes:
+    """Return the payload of the head: the last change that was carried out, and the keys since."""
+    return _HEAD.pack(number, keys)
+
+
+def decode_head(payload: bytes) -> tuple[int, int]:
+    """Return what ``encode_head`` was given."""
+    if len(payload) != _HEAD.size:
+        raise FrameError(f"holds {len(payload)} bytes, no head")
+    number, keys = _HEAD.unpack(payload)
+    return number, keys
 
 
 def file_name(key: str) -> str:

@@ -44,6 +44,10 @@ class StoreMissingError(StoreNotReadableError):
     """There is no store there yet: nothing was ever saved, or the path is wrong."""
 
 
+class OtherStoreError(StoreError):
+    """Another store, or an older copy, is in the place of the one that was used: bring it back."""
+
+
 class StoreClosedError(StoreError):
     """The store was closed, or this process inherited it through a fork: open it again."""
 

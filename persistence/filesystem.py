@@ -1,16 +1,20 @@
 """A store on a file system: one file per key, changed all or nothing, by one writer at a time.
 
 Theory of operation. A file is only ever replaced whole: written under a temporary name, fsynced,
-renamed over the old one; then its folder is fsynced. That alone makes a change of one key atomic
-and durable. A larger change is first written, whole, to the redo file in that same way: from that
-rename on it has happened, and what follows (each value, then the redo file's removal) only
-carries it out. Whoever finds a redo file carries it out again, which changes nothing where it was
-done before: the writer that opens next, or this one, where its disk failed half-way. The removal is
-fsynced before ``apply`` returns: a redo file that came back would undo later changes.
+renamed over the old one; then its folder is fsynced. A change of any size is first written, whole,
+to the journal in that way: from that rename on it has happened, and it costs two fsyncs. Then it is
+carried out in ``copies/``, which is not waited for. The values themselves follow when there is time
+(``settle``), or the journal too long: what a later entry changes again is left out.
 
-A reader takes no lock. Every file it opens is whole, and keys named in a redo file that it finds
-are taken from there, so once it has seen one key of a batch it sees them all. Several calls are
-not one snapshot, though: a change may fall between them.
+So each value is on disk twice, as journal.py says, and whoever opens the store for writing compares
+the two, and makes what is damaged, torn or missing anew from the other one. What is damaged in both
+stays where it is, is named in ``lost``, and raises CorruptValueError until it is put or deleted:
+it is never taken for something that was not there. The journal also says how many keys there are,
+so that even those of which no trace is left are missed.
+
+A reader takes no lock and repairs nothing. Keys named in the journal are taken from there, so once
+it has seen one key of a batch it sees them all. Several calls are not one snapshot, though: a
+change may fall between them.
 """
 
 from __future__ import annotations
@@ -19,18 +23,22 @@ import builtins
 import errno
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from greenroom.persistence.disk import Disk
 from greenroom.persistence.encoding import (
+    FORMAT_VERSION,
+    Entry,
     FrameError,
     decode_batch,
-    encode_batch,
+    encode_entry,
+    encode_head,
     frame,
-    key_of,
     unframe,
 )
 from greenroom.persistence.errors import (
@@ -42,9 +50,11 @@ from greenroom.persistence.errors import (
     StoreNotReadableError,
     StoreNotWritableError,
 )
-from greenroom.persistence.folder import Folder
+from greenroom.persistence.folder import Folder, copy_of
+from greenroom.persistence.journal import read_journal
 from greenroom.persistence.kv import Batch, check_key, checked_batch
-from greenroom.persistence.writer import Writer, epoch_on_disk
+from greenroom.persistence.repair import Repair, keys_in
+from greenroom.persistence.writer import Claim, Writer, claim_on_disk, lease_on_disk
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +65,17 @@ _REMEDIES = {
     errno.EIO: "see to the disk",
 }
 _TRIED_BYTES = 64 * 1024  # what has to be free for writing to begin again
+KEPT_CHANGES = 256  # in the journal
+KEPT_BYTES = 8 * 1024 * 1024  # of values there, but for the last change
+UNNAMED = ""  # in ``lost``: keys of which no trace is left
+
+
+class _Kept(NamedTuple):
+    """A change in the journal."""
+
+    number: int
+    keys: tuple[str, ...]
+    size: int
 
 
 class FileStore:
@@ -65,9 +86,15 @@ class FileStore:
         self._disk = disk
         self._writer = writer
         self._is_closed = False
-        # Whether a redo file may be left, or its removal not yet be durable.
-        self._is_unfinished = writer is not None
         self._before = 0  # changes of the writer that were there before the batch
+        self._lost: dict[str, str] = {}
+        # What only a writer has:
+        self._is_unfinished = False  # a change failed half-way: look at what is on disk again
+        self._keys: set[str] = set()
+        self._journal: deque[_Kept] = deque()
+        self._newest: dict[str, tuple[int, bytes | None]] = {}  # by key: entry, value
+        self._last = 0  # the number of the last entry
+        self._superfluous: set[int] = set()  # entries that are in values, to be removed
 
     @classmethod
     def open(
@@ -82,14 +109,15 @@ class FileStore:
     ) -> FileStore:
         """Open the store of ``namespace`` under the folder ``path``.
 
-        A writer makes what is missing, takes the lock, fences every earlier writer, and carries out
-        a batch that one of them left; it blocks for some fsyncs, and holds the lock until ``close``
-        or the end of this process. A reader changes nothing. With ``after`` other hosts share the
-        folder, and the writer of that epoch is superseded, though it may live; StaleWriterError
-        where there is another one by now, or where it has renewed its ``lease`` since the one that
-        :meth:`look` returned. Raises StoreLockedError,
-        NewerFormatError, CorruptValueError, StoreNotWritableError (writer), StoreNotReadableError
-        or its subclass StoreMissingError where there is no store yet (reader).
+        A writer makes what is missing, takes the lock, fences every earlier writer, carries out
+        a batch that one of them left, and repairs what is damaged; it reads everything, blocks for
+        some fsyncs, and holds the lock until ``close`` or the end of this process. A reader
+        changes nothing. With ``after`` other hosts share the folder, and the writer of that epoch
+        is superseded, though it may live; StaleWriterError where there is another one by now, or
+        where it has renewed its ``lease`` since the one that :meth:`look` returned. Raises
+        StoreLockedError, NewerFormatError, CorruptValueError, StoreNotWritableError (writer),
+        StoreNotReadableError or its subclass StoreMissingError where there is no store yet
+        (reader).
         """
         check_key(namespace, what="namespace")
         disk = disk or Disk()
@@ -103,60 +131,102 @@ class FileStore:
         """The number of this writer, higher than every earlier one's; 0 for a reader."""
         return self._writer.epoch if self._writer else 0
 
+    @property
+    def store_id(self) -> str:
+        """What tells this store from any other, for as long as it exists; "" for a reader."""
+        return self._writer.store_id if self._writer else ""
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """The keys that could not be repaired, and why; see KVStore. A reader knows of none."""
+        if UNNAMED in self._lost and self._writer is not None:
+            with suppress(OSError):  # it stands until the contrary is seen
+                self._lost[UNNAMED] = self._writer.notes()
+                if not self._lost[UNNAMED]:
+                    del self._lost[UNNAMED]
+        return self._lost
+
     def get(self, key: str) -> bytes | None:
         """Return the value last applied, or None; see KVStore.
 
-        A damaged file is set aside (by a writer), then CorruptValueError names it; from then on the
-        key is absent. Raises NewerFormatError, or StoreNotReadableError where the system refuses.
+        What is damaged or missing is taken from its copy, and repaired by a writer. Raises
+        CorruptValueError where that is damaged too, until the key is put or deleted;
+        NewerFormatError, or StoreNotReadableError where the system refuses.
         """
         check_key(key)
         self._check_open()
         with _system_errors(self._not_readable):
-            batch = self._batch_under_way()
-            if batch and key in batch.puts:
-                return batch.puts[key]
-            if batch and key in batch.deletes:
-                return None
-            return self._read(self._folder.value(key))
+            if self._writer is None:
+                return self._read_beside_writer(key)
+            self._look_again(self._writer)
+            if key in self._newest:
+                return self._newest[key][1]
+            return self._read(self._writer, key) if key in self._keys else None
 
     def list(self, prefix: str = "") -> builtins.list[str]:
         """Return the keys that start with ``prefix``, sorted; see KVStore.
 
-        Costs one pass over the names of all keys. Ignores files that no key is spelled like.
+        Ignores files that no key is spelled like.
         """
         self._check_open()
         with _system_errors(self._not_readable):
-            keys = {key_of(name) for name in self._disk.names(self._folder.values)} - {None}
-            if batch := self._batch_under_way():
-                keys = (keys | batch.puts.keys()) - set(batch.deletes)
-        return sorted(key for key in keys if key is not None and key.startswith(prefix))
+            if self._writer is None:
+                keys = self._keys_beside_writer()
+            else:
+                self._look_again(self._writer)
+                keys = self._keys
+        return sorted(key for key in keys if key.startswith(prefix))
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing, durable on return; see KVStore.
 
-        Two fsyncs for one key, four and one per put for more. Raises StaleWriterError once another
-        writer opened the store, StoreNotWritableError for a reader and where the disk refuses.
+        Two fsyncs; some more where :meth:`settle` was not called for hundreds of changes. Raises
+        StaleWriterError once another writer opened the store, StoreNotWritableError for a reader
+        and where the disk refuses.
         """
         batch = checked_batch(puts, deletes)
         self._check_open()
-        if self._writer is None:
+        writer = self._writer
+        if writer is None:
             raise StoreNotWritableError(
                 f"the store {self._folder.root} was opened with read_only=True; open it for "
                 "writing, in the one process that should"
             )
         if not batch:
             return
-        with _system_errors(self._not_saved):
-            if self._is_unfinished:
-                self._finish(self._writer, self._read_redo())
-            self._before = self._writer.changes
-            if len(batch) == 1:
-                self._carry_out(self._writer, batch)
-                return
-            self._is_unfinished = True
-            self._writer.write(self._folder.redo, frame(encode_batch(batch)))
-            self._writer.sync(self._folder.root)
-            self._finish(self._writer, batch)
+        with _system_errors(partial(_nothing_saved, self._folder.root)):
+            self._look_again(writer)
+            self._make_room(writer)
+        self._before = writer.changes
+        try:
+            with _system_errors(self._not_saved):
+                entry = self._next_entry(batch)
+                self._write_entry(writer, entry)
+                self._keep(entry)
+                self._carry_out(writer, entry)
+        except BaseException:
+            self._is_unfinished = writer.changes != self._before
+            raise
+
+    def give_up(self, key: str) -> None:
+        """Delete a lost key, and keep a note of it; see KVStore."""
+        if self._writer is None or key not in self._lost:
+            return
+        with _system_errors(self._not_writable):
+            self._writer.note(f"{key} is given up: {self._lost[key]}")
+            self._lost[UNNAMED] = self._writer.notes()
+        self.apply({}, [key])
+
+    def settle(self) -> bool:
+        """Have the values follow one change; see KVStore."""
+        self._check_open()
+        if self._writer is None:
+            return False
+        with _system_errors(partial(_nothing_saved, self._folder.root)):
+            self._look_again(self._writer)
+            if len(self._journal) > 1:
+                self._settle_oldest(self._writer)
+        return len(self._journal) > 1
 
     def renew(self, lease: bytes) -> None:
         """Write the lease, as :meth:`look` returns it; raises what ``apply`` does."""
@@ -177,7 +247,20 @@ class FileStore:
         folder = Folder(Path(path), namespace, disk)
         store = FileStore(folder, disk, writer=None)
         with _system_errors(store._not_readable):
-            return epoch_on_disk(folder, disk), store._read(folder.lease) or b""
+            return claim_on_disk(folder, disk).epoch, lease_on_disk(folder, disk)
+
+    @staticmethod
+    def claimed(
+        path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
+    ) -> Claim:
+        """Return which store is there and who wrote to it last; of none, empty.
+
+        Needs no open store. Raises CorruptValueError or StoreNotReadableError.
+        """
+        disk = disk or Disk()
+        folder = Folder(Path(path), namespace, disk)
+        with _system_errors(FileStore(folder, disk, writer=None)._not_readable):
+            return claim_on_disk(folder, disk)
 
     @staticmethod
     def try_to_write(
@@ -225,59 +308,233 @@ class FileStore:
         cls, folder: Folder, disk: Disk, after: int | None, lease: bytes | None
     ) -> FileStore:
         with _system_errors(partial(_nothing_saved, folder.root)):
-            is_complete = folder.check_format()
+            version = folder.check_format()
             folder.make()
             writer = Writer.claim(folder, disk, after, lease)
             store = cls(folder, disk, writer)
             try:
-                store._recover(writer, is_complete=is_complete)
+                store._recover(writer, version)
             except BaseException:
                 store.close()
                 raise
         return store
 
-    def _recover(self, writer: Writer, *, is_complete: bool) -> None:
-        # What a killed writer renamed is visible now, and must not be lost once somebody saw it.
-        writer.sync(self._folder.values)
-        self._finish(writer, self._read_redo())
-        if not is_complete:
-            writer.write(self._folder.format, self._folder.format_text())
-            writer.sync(self._folder.root)
+    def _recover(self, writer: Writer, version: int) -> None:
+        self._settle_on(writer, version)
+        if version < FORMAT_VERSION:
+            if redo := self._read_redo():
+                self.apply(redo.puts, redo.deletes)
+                writer.remove(self._folder.redo)
+                writer.sync(self._folder.root)
+            text = self._folder.format_text()
+            for path in (copy_of(self._folder.format), self._folder.format):
+                writer.write(path, text)
+                writer.sync(self._folder.root)
+        else:
+            self._repair_format(writer)
         if kept := sorted(self._disk.names(self._folder.corrupt)):
-            _log.warning("Damaged files are kept in %s: %s", self._folder.corrupt, kept)
+            _log.warning("What could not be repaired is kept in %s: %s", self._folder.corrupt, kept)
 
-    def _finish(self, writer: Writer, batch: Batch | None) -> None:
-        if batch:
-            self._carry_out(writer, batch)
-            writer.remove(self._folder.redo)
-        writer.sync(self._folder.root)
+    def _repair_format(self, writer: Writer) -> None:
+        text = self._folder.format_text()
+        for path in (self._folder.format, copy_of(self._folder.format)):
+            try:
+                is_sound = self._disk.read(path) == text
+            except FileNotFoundError:
+                is_sound = False
+            if not is_sound:
+                _log.warning("%s was damaged or missing, and is written anew", path)
+                writer.write(path, text)
+                writer.sync(self._folder.root)
+
+    def _look_again(self, writer: Writer) -> None:
+        if self._is_unfinished:
+            self._settle_on(writer, FORMAT_VERSION)
+
+    def _settle_on(self, writer: Writer, version: int) -> None:
+        """Find out what the values are, and make both copies say so."""
+        # What a killed writer renamed is visible now, and must not be lost once somebody saw it.
+        for folder in (self._folder.values, self._folder.copies, self._folder.journal):
+            writer.sync(folder)
+        journal = read_journal(self._folder, self._disk)
+        # Without any of it the values may lack what it said.
+        journal.trusts_copies |= version == FORMAT_VERSION and not journal.last
+        repair = Repair(self._folder, self._disk, writer, journal)
+        repair.make()
+        self._keys, self._lost, self._last = repair.keys, repair.lost, journal.last
+        self._superfluous = {*journal.superfluous}
+        self._journal.clear()
+        self._newest.clear()
+        if repair.begins_anew:
+            for number, problem in journal.damaged.items():
+                _log.warning("Change %d of the journal was damaged: %s", number, problem)
+            self._superfluous.update(entry.number for entry in journal.entries)
+            entry = self._next_entry(Batch(puts={}))  # the values have all
+            self._write_entry(writer, entry)
+            self._keep(entry)
+        for entry in () if repair.begins_anew else journal.entries:
+            self._keep(entry)
+        if repair.begins_anew or journal.is_headless:
+            self._write_head(writer)
+            writer.sync(self._folder.root)  # from now on a power cut leaves a head, if an old one
+        self._remove_superfluous(writer)
         self._is_unfinished = False
+        self._tell(writer, repair, is_expected=version < FORMAT_VERSION)
 
-    def _carry_out(self, writer: Writer, batch: Batch) -> None:
-        for key, value in batch.puts.items():
-            writer.write(self._folder.value(key), frame(value))
-        for key in batch.deletes:
-            writer.remove(self._folder.value(key))
-        writer.sync(self._folder.values)
+    def _tell(self, writer: Writer, repair: Repair, *, is_expected: bool) -> None:
+        if repair.made and not is_expected:
+            _log.warning("Repaired in the store %s: %s", self._folder.root, repair.told())
+        if repair.doubts:
+            writer.note("; ".join(repair.doubts))
+        if notes := writer.notes():
+            self._lost[UNNAMED] = notes
+        for key, reason in self._lost.items():
+            _log.error("Lost in the store %s: %s: %s", self._folder.root, key or "?", reason)
 
-    def _batch_under_way(self) -> Batch | None:
-        # A writer knows whether it left one, and so saves itself the look.
-        return self._read_redo() if self._writer is None or self._is_unfinished else None
+    # --- The journal ----------------------------------------------------------------------------
+
+    def _next_entry(self, batch: Batch) -> Entry:
+        number = self._last + 1
+        since = self._journal[0].number if self._journal else number
+        more = sum(key not in self._keys for key in batch.puts)
+        fewer = sum(key in self._keys for key in batch.deletes)
+        return Entry(number, since, len(self._keys) + more - fewer, batch)
+
+    def _write_entry(self, writer: Writer, entry: Entry) -> None:
+        writer.write(self._folder.entry(entry.number), frame(encode_entry(entry)))
+        writer.sync(self._folder.journal)
+
+    def _keep(self, entry: Entry) -> None:
+        """Take an entry that is in the journal into account."""
+        number, _, _, batch = entry
+        self._last = max(self._last, number)
+        self._journal.append(
+            _Kept(number, (*batch.puts, *batch.deletes), sum(map(len, batch.puts.values())))
+        )
+        self._newest.update((key, (number, value)) for key, value in batch.puts.items())
+        self._newest.update((key, (number, None)) for key in batch.deletes)
+        self._keys.update(batch.puts)
+        self._keys.difference_update(batch.deletes)
+
+    def _carry_out(self, writer: Writer, entry: Entry) -> None:
+        for key, value in entry.batch.puts.items():
+            writer.write(self._folder.copy(key), frame(value), durable=False)
+        for key in entry.batch.deletes:
+            writer.remove(self._folder.copy(key))
+            if key in self._lost:  # its damaged file would have it lost again
+                writer.remove(self._folder.value(key))
+        for key in (*entry.batch.puts, *entry.batch.deletes):
+            self._lost.pop(key, None)
+        self._write_head(writer)
+        self._remove_superfluous(writer)
+
+    def _write_head(self, writer: Writer) -> None:
+        head = encode_head(self._last, len(self._keys))
+        writer.write(self._folder.head, frame(head), durable=False)
+
+    def _remove_superfluous(self, writer: Writer) -> None:
+        for number in sorted(self._superfluous):
+            writer.remove(self._folder.entry(number))
+        self._superfluous.clear()
+
+    def _make_room(self, writer: Writer) -> None:
+        """Have the values follow until the journal is short enough for another entry."""
+        while self._journal and (
+            len(self._journal) >= KEPT_CHANGES
+            or sum(kept.size for kept in self._journal) > KEPT_BYTES
+        ):
+            self._settle_oldest(writer)
+
+    def _settle_oldest(self, writer: Writer) -> None:
+        number, keys, _ = self._journal[0]
+        newest = {key: self._newest[key][1] for key in keys if self._newest[key][0] == number}
+        for key, value in newest.items():
+            if value is None:
+                writer.remove(self._folder.value(key))
+            else:
+                writer.write(self._folder.value(key), frame(value))
+        if newest:
+            writer.sync(self._folder.values)
+        if None in newest.values():
+            # A name that came back after a power cut would be a key that came back.
+            writer.sync(self._folder.copies)
+        for key in newest:
+            del self._newest[key]
+        self._journal.popleft()
+        self._superfluous.add(number)  # and removed when another entry says that it may be
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def _keys_beside_writer(self) -> set[str]:
+        journal = read_journal(self._folder, self._disk)
+        newest = journal.newest()
+        values, copies = keys_in(self._disk, self._folder)
+        keys = copies if journal.trusts_copies else values | copies
+        return {key for key in keys | newest.keys() if newest.get(key, b"") is not None}
+
+    def _read_beside_writer(self, key: str) -> bytes | None:
+        journal = read_journal(self._folder, self._disk)
+        newest = journal.newest()
+        if key in newest:
+            return newest[key]
+        paths = [self._folder.value(key), self._folder.copy(key)]
+        value, problems = self._first_sound(paths[::-1] if journal.trusts_copies else paths)
+        if value is None and problems:
+            raise self._corrupt(key, problems)
+        return value
+
+    def _read(self, writer: Writer, key: str) -> bytes:
+        path, copy = self._folder.value(key), self._folder.copy(key)
+        value, problems = self._first_sound([path, copy])
+        if value is None:
+            problems = problems or {path: "is missing", copy: "is missing"}
+            error = self._corrupt(key, problems)
+            if key not in self._lost:
+                _log.error("Lost in the store %s: %s", self._folder.root, error)
+            self._lost[key] = " and ".join(f"{each} {why}" for each, why in problems.items())
+            raise error
+        self._lost.pop(key, None)
+        if problems:
+            with _system_errors(self._not_writable):
+                writer.write(path, frame(value))
+                writer.sync(path.parent)
+            _log.warning("Repaired in the store %s: %s", self._folder.root, path.name)
+        return value
+
+    def _first_sound(self, paths: Iterable[Path]) -> tuple[bytes | None, dict[Path, str]]:
+        """Return the first value that is whole, and what is the matter with those before."""
+        problems: dict[Path, str] = {}
+        refused: OSError | None = None
+        for path in paths:
+            try:
+                return unframe(self._disk.read(path), path), problems
+            except FileNotFoundError:
+                problems[path] = "is missing"
+            except OSError as error:
+                refused = error
+                problems[path] = f"cannot be read: {error}"
+            except FrameError as error:
+                problems[path] = f"is damaged: {error}"
+        if refused is not None:
+            raise refused
+        return None, {} if set(problems.values()) == {"is missing"} else problems
+
+    def _corrupt(self, key: str, problems: Mapping[Path, str]) -> CorruptValueError:
+        told = " and ".join(f"{path} {problem}" for path, problem in problems.items())
+        return CorruptValueError(
+            f"key {key!r} is lost: {told}. Nothing of it was used. Put a sound copy back in its "
+            "place, or save the key again"
+        )
 
     def _read_redo(self) -> Batch | None:
-        payload = self._read(self._folder.redo)
-        return None if payload is None else decode_batch(payload)
-
-    def _read(self, path: Path) -> bytes | None:
         try:
-            return unframe(self._disk.read(path), path)
+            return decode_batch(unframe(self._disk.read(self._folder.redo), self._folder.redo))
         except FileNotFoundError:
             return None
         except FrameError as error:
-            kept = self._writer.set_aside(path) if self._writer else path
             raise CorruptValueError(
-                f"{path} is damaged: {error}. Nothing of it was used, and it is kept as {kept}. "
-                "Put a sound copy back in its place, or save its key again"
+                f"{self._folder.redo} is damaged: {error}. It was written by an older version that "
+                "did not come to an end; remove it, and repeat what was done last"
             ) from error
 
     def _check_open(self) -> None:

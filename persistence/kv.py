@@ -19,6 +19,14 @@ class KVStore(Protocol):
     after ``close``.
     """
 
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """The keys whose values are damaged beyond repair, and how; "" stands for unknown keys.
+
+        They are listed, and getting one raises CorruptValueError, until it is put or deleted.
+        """
+        ...
+
     def get(self, key: str) -> bytes | None:
         """Return the value last applied, or None where there is none.
 
@@ -36,6 +44,18 @@ class KVStore(Protocol):
         Blocks for a few fsyncs. Deleting an absent key does nothing; a key in both is a ValueError;
         a value that is not bytes is a TypeError. Where a StoreError is raised the whole change may
         or may not have been made: repeating it is safe.
+        """
+        ...
+
+    def give_up(self, key: str) -> None:
+        """Delete a lost key; a note stands for it in ``lost`` until a person removes that."""
+        ...
+
+    def settle(self) -> bool:
+        """Do some of the work that ``apply`` left for later; return whether there is more.
+
+        Blocks for a few fsyncs. It need not be called, and changes nothing that can be seen; raises
+        StoreError.
         """
         ...
 

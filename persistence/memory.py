@@ -15,6 +15,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._closed = False
+        self.lost: Mapping[str, str] = {}  # nothing ever is
 
     def get(self, key: str) -> bytes | None:
         """Return the value last applied, or None; see KVStore."""
@@ -34,6 +35,14 @@ class MemoryStore:
         self._values.update(batch.puts)
         for key in batch.deletes:
             self._values.pop(key, None)
+
+    def give_up(self, key: str) -> None:
+        """Delete a key; see KVStore."""
+        self.apply({}, [key])
+
+    def settle(self) -> bool:
+        """Do nothing; see KVStore."""
+        return False
 
     def close(self) -> None:
         """Refuse every later call."""

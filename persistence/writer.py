@@ -6,22 +6,38 @@ the epoch alone decides: whoever opens writes a higher number and a token of its
 file, and every writer reads that file before each rename and each unlink. Anything but its own
 claim there means that it was superseded, and it refuses. Look and change are one, under a lock that
 holds across hosts, as are the look and the change that make a claim.
+
+The epoch file has a copy, written before it, which counts where the file itself is damaged or
+missing. The number there may be that of an opening that died: too high, which does no harm.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from greenroom.persistence.disk import Disk
 from greenroom.persistence.encoding import FrameError, frame, unframe
 from greenroom.persistence.errors import CorruptValueError, StaleWriterError, StoreClosedError
-from greenroom.persistence.folder import Folder
+from greenroom.persistence.folder import Folder, copy_of
 from greenroom.persistence.lock import ChangeLock, WriterLock
 
+_log = logging.getLogger(__name__)
+
 _TEMPORARY = ".tmp"
+_NOTE = ".note"
+
+
+class Claim(NamedTuple):
+    """What the epoch file says; nothing where there is none."""
+
+    epoch: int = 0
+    token: str = ""
+    store_id: str = ""  # made with the store, and the same ever after
 
 
 class Writer:
@@ -33,18 +49,19 @@ class Writer:
         disk: Disk,
         lock: WriterLock | None,
         change: ChangeLock,
-        epoch: int,
+        before: Claim,
     ) -> None:
-        self.epoch = epoch
+        self.epoch = before.epoch + 1
+        self.store_id = before.store_id or os.urandom(8).hex()
         self.changes = 0  # that were begun: names given or removed
         self._change = change
         self._folder = folder
         self._disk = disk
         self._lock = lock
-        self._set_aside = 0
-        token = f"{epoch} {os.urandom(8).hex()}"
-        self._claim = frame(token.encode())
-        self._temporary = f".{token.replace(' ', '-')}{_TEMPORARY}"
+        self._notes = 0
+        token = os.urandom(8).hex()
+        self._claim = frame(f"{self.epoch} {token} {self.store_id}".encode())
+        self._temporary = f".{self.epoch}-{token}{_TEMPORARY}"
 
     @classmethod
     def claim(
@@ -55,16 +72,16 @@ class Writer:
         With ``after`` other hosts share the folder: the writer of that epoch is superseded, whether
         or not it lives, and StaleWriterError raised where there is another one, or another
         ``lease`` of it than this, where one is given. Raises StoreLockedError, or CorruptValueError
-        where the epoch file is damaged.
+        where the epoch file and its copy are damaged.
         """
         lock = WriterLock.acquire(folder.lock) if after is None else None
         change = ChangeLock(folder.change)
         try:
             with change.held():
-                epoch = _epoch_to_follow(folder, disk, after)
+                before = _claim_to_follow(folder, disk, after)
                 if lease is not None:
                     _check_lease(folder, disk, lease)
-                writer = cls(folder, disk, lock, change, epoch + 1)
+                writer = cls(folder, disk, lock, change, before)
                 writer._fence()
             writer._remove_leftovers()
         except BaseException:
@@ -74,9 +91,12 @@ class Writer:
             raise
         return writer
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Give ``path`` new content in one step; the name is durable only after ``sync``."""
-        temporary = self._write_temporary(path, content)
+    def write(self, path: Path, content: bytes, *, durable: bool = True) -> None:
+        """Give ``path`` new content in one step; the name is durable only after ``sync``.
+
+        What is not written as ``durable`` is not waited for: a power cut may leave anything there.
+        """
+        temporary = self._write_temporary(path, content, durable=durable)
         with self._guarded():
             self._disk.rename(temporary, path)
 
@@ -89,16 +109,22 @@ class Writer:
         """Make the names in ``folder`` durable."""
         self._disk.fsync_dir(folder)
 
-    def set_aside(self, path: Path) -> Path:
-        """Move a damaged file out of the way; return where it is now.
+    def note(self, text: str) -> None:
+        """Keep a word on what could not be repaired, until a person removes it."""
+        self._notes += 1
+        self.write(self._folder.corrupt / f"{self.epoch}-{self._notes}{_NOTE}", text.encode())
+        self.sync(self._folder.corrupt)
 
-        Not made durable: if the move is lost, the damage is found again.
-        """
-        self._set_aside += 1
-        kept = self._folder.corrupt / f"{self.epoch}-{self._set_aside}-{path.name}"
-        with self._guarded():
-            self._disk.rename(path, kept)
-        return kept
+    def notes(self) -> str:
+        """Return what notes there are, and where."""
+        names = sorted(n for n in self._disk.names(self._folder.corrupt) if n.endswith(_NOTE))
+        if not names:
+            return ""
+        texts = [self._disk.read(self._folder.corrupt / n).decode(errors="replace") for n in names]
+        return (
+            f"{'; '.join(texts)}. Deploy again what is not there, then remove "
+            f"{self._folder.corrupt}/*{_NOTE}"
+        )
 
     def release(self) -> None:
         """Give the locks up; every later change raises StoreClosedError."""
@@ -118,27 +144,37 @@ class Writer:
             yield
 
     def _check_claim(self) -> None:
-        if self._disk.read(self._folder.epoch) != self._claim:
+        if self._read_epoch() == self._claim:
+            return
+        if claim_on_disk(self._folder, self._disk) == _decoded(self._claim, self._folder.epoch):
+            _log.warning("%s was damaged, and is written anew", self._folder.epoch)
+            self._fence()
+        else:
             raise StaleWriterError(
                 f"this writer of {self._folder.root} has epoch {self.epoch}, and "
                 f"{self._folder.epoch} now names another writer. Nothing more is written from "
                 "here: end this process"
             )
 
+    def _read_epoch(self) -> bytes:
+        try:
+            return self._disk.read(self._folder.epoch)
+        except FileNotFoundError:
+            return b""
+
     def _fence(self) -> None:
         # Unguarded, for it is what the guard looks at.
-        self._disk.rename(
-            self._write_temporary(self._folder.epoch, self._claim), self._folder.epoch
-        )
-        self._disk.fsync_dir(self._folder.root)
+        for path in (copy_of(self._folder.epoch), self._folder.epoch):
+            self._disk.rename(self._write_temporary(path, self._claim), path)
+            self._disk.fsync_dir(self._folder.root)
 
     def _remove_leftovers(self) -> None:
-        for folder in (self._folder.root, self._folder.values):
+        for folder in (self._folder.root, *self._folder.folders):
             for name in self._disk.names(folder):
                 if name.startswith(".") and name.endswith(_TEMPORARY):
                     self.remove(folder / name)
 
-    def _write_temporary(self, path: Path, content: bytes) -> Path:
+    def _write_temporary(self, path: Path, content: bytes, *, durable: bool = True) -> Path:
         # One name per writer and folder: what a failed write leaves, the next one reuses.
         temporary = path.with_name(self._temporary)
         fd = self._disk.create(temporary)
@@ -146,45 +182,61 @@ class Writer:
             rest = memoryview(content)
             while rest:
                 rest = rest[self._disk.write(fd, rest) :]
-            self._disk.fsync(fd)
+            if durable:
+                self._disk.fsync(fd)
         finally:
             self._disk.close(fd)
         return temporary
 
 
-def _epoch_to_follow(folder: Folder, disk: Disk, after: int | None) -> int:
-    epoch = epoch_on_disk(folder, disk)
-    if after not in {None, epoch}:
+def _claim_to_follow(folder: Folder, disk: Disk, after: int | None) -> Claim:
+    before = claim_on_disk(folder, disk)
+    if after not in {None, before.epoch}:
         raise StaleWriterError(
             f"{folder.root} was to be taken over from epoch {after}, and {folder.epoch} names "
-            f"{epoch}: another host was quicker"
+            f"{before.epoch}: another host was quicker"
         )
-    return epoch
+    return before
 
 
 def _check_lease(folder: Folder, disk: Disk, lease: bytes) -> None:
-    try:
-        raw = disk.read(folder.lease)
-    except FileNotFoundError:
-        raw = frame(b"")
-    if raw != frame(lease):
+    if lease_on_disk(folder, disk) != lease:
         raise StaleWriterError(
             f"{folder.root} was to be taken over, and {folder.lease} was renewed since it was "
             "looked at: its writer was only slow"
         )
 
 
-def epoch_on_disk(folder: Folder, disk: Disk) -> int:
-    """Return the epoch of the last writer, 0 for none; CorruptValueError."""
+def lease_on_disk(folder: Folder, disk: Disk) -> bytes:
+    """Return the last lease; nothing where there is none or it is damaged.
+
+    It needs no copy: whoever leads writes it anew within a second, and if nobody does it is over.
+    """
     try:
-        raw = disk.read(folder.epoch)
-    except FileNotFoundError:
-        return 0
-    try:
-        return int(unframe(raw, folder.epoch).split()[0])
-    except FrameError as error:
-        # Not set aside: counting from 1 again must be a person's decision.
-        raise CorruptValueError(
-            f"{folder.epoch} is damaged ({error}), so the next epoch is unknown. Make sure that "
-            "no other writer runs, then remove that file: epochs start again at 1"
-        ) from error
+        return unframe(disk.read(folder.lease), folder.lease)
+    except (FileNotFoundError, FrameError):
+        return b""
+
+
+def claim_on_disk(folder: Folder, disk: Disk) -> Claim:
+    """Return the claim of the last writer; CorruptValueError where it and its copy are damaged."""
+    damage: list[str] = []
+    for path in (folder.epoch, copy_of(folder.epoch)):
+        try:
+            return _decoded(disk.read(path), path)
+        except FileNotFoundError:
+            continue
+        except FrameError as error:
+            damage.append(f"{path} is damaged ({error})")
+    if not damage:
+        return Claim()
+    # Not repaired: counting from 1 again must be a person's decision.
+    raise CorruptValueError(
+        f"{' and '.join(damage)}, so the next epoch is unknown. Make sure that no other writer "
+        "runs, then remove what is damaged: epochs start again at 1"
+    )
+
+
+def _decoded(raw: bytes, path: Path) -> Claim:
+    epoch, *rest = unframe(raw, path).decode().split()
+    return Claim(int(epoch), *rest)

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,20 @@ class DyingDisk(SteppingDisk):
                 (folder / name).write_bytes(self._contents.get(file, b""))
             else:
                 self._leave(folder / name, loses)
+
+
+def copy_with_damage(
+    store: Path, to: Path, names: Iterable[Path | str], damage: Callable[[Path], None]
+) -> None:
+    """Copy a store that is closed, and damage some of its files there.
+
+    The other files are the same ones, for a store only ever replaces a file.
+    """
+    shutil.copytree(store, to, copy_function=os.link)
+    for name in names:
+        (to / name).unlink()
+        shutil.copyfile(store / name, to / name)
+        damage(to / name)
 
 
 def open_store(path: Path, **options: Any) -> FileStore:

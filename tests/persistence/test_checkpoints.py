@@ -170,15 +170,37 @@ def test_damaged_code_is_written_anew(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_others_load_after_a_damaged_record_was_named(tmp_path: Path) -> None:
+def test_the_others_load_beside_a_damaged_record_which_is_named_until_it_is_saved_again(
+    tmp_path: Path,
+) -> None:
+    open_store(tmp_path).close()
+    for folder in ("values", "copies"):
+        (tmp_path / "default" / folder / "goal%2F1").write_bytes(b"torn")
+    for _ in range(2):
+        store = open_store(tmp_path)
+        checkpoints = Checkpoints(store)
+        checkpoints.save({("goal", "2"): 2})
+        assert checkpoints.load("goal") == {"2": 2}
+        assert checkpoints.lost.keys() == {("goal", "1")}
+        assert "goal%2F1 is damaged" in checkpoints.lost["goal", "1"]
+        store.close()
     store = open_store(tmp_path)
     checkpoints = Checkpoints(store)
-    checkpoints.save({("goal", "1"): 1, ("goal", "2"): 2})
-    (tmp_path / "default" / "values" / "goal%2F1").write_bytes(b"torn")
-    with pytest.raises(CorruptValueError, match="goal%2F1"):
-        checkpoints.load("goal")
-    assert checkpoints.load("goal") == {"2": 2}
+    checkpoints.load("goal")
+    checkpoints.save({("goal", "1"): 1})
+    assert not checkpoints.lost
+    assert checkpoints.load("goal") == {"1": 1, "2": 2}
     store.close()
+
+
+def test_what_is_whole_and_no_record_is_named_until_it_is_deleted(store: KVStore) -> None:
+    store.apply({"goal/1": VERSION + b"no pickle", "goal/2": b""})
+    checkpoints = Checkpoints(store)
+    checkpoints.save({("goal", "3"): 3})
+    assert checkpoints.load("goal") == {"3": 3}
+    assert checkpoints.lost.keys() == {("goal", "1"), ("goal", "2")}
+    checkpoints.save({}, [("goal", "1"), ("goal", "2")])
+    assert not checkpoints.lost
 
 
 @pytest.mark.parametrize(
@@ -250,12 +272,12 @@ def test_another_schema_is_refused_before_unpickling_naming_both(
     "value",
     [b"", VERSION, VERSION + b"not a pickle", VERSION + pickle.dumps([1, 2])[:-3]],
 )
-def test_bytes_that_are_no_record_are_refused(
+def test_bytes_that_are_no_record_are_lost_and_said_so(
     store: KVStore, checkpoints: Checkpoints, value: bytes
 ) -> None:
     store.apply({"goal/1": value})
-    with pytest.raises(CorruptValueError, match="goal/1"):
-        checkpoints.load("goal")
+    assert checkpoints.load("goal") == {}
+    assert "goal/1" in checkpoints.lost["goal", "1"]
 
 
 @pytest.mark.parametrize("kind", ["", "a/b", CODE])

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from greenroom.persistence import filesystem
 from greenroom.persistence.disk import Disk
 from greenroom.persistence.errors import NothingSavedError, StoreNotWritableError
 from greenroom.persistence.filesystem import FileStore
@@ -89,10 +90,12 @@ def reopened(path: Path) -> dict[str, bytes | None]:
         store.close()
     root = path / "default"
     assert {file.name for file in root.iterdir()} == {
-        *("change", "format", "lock", "epoch", "values", "corrupt")
+        *("change", "format", "format.copy", "lock", "epoch", "epoch.copy", "head"),
+        *("journal", "values", "copies", "corrupt"),
     }
     assert not [*(root / "corrupt").iterdir()]
-    assert not [file for file in (root / "values").iterdir() if file.name.startswith(".")]
+    for folder in ("journal", "values", "copies"):
+        assert not [file for file in (root / folder).iterdir() if file.name.startswith(".")]
     return state
 
 
@@ -142,8 +145,12 @@ def test_a_change_is_made_wholly_or_not_at_all(template: Path, change: Change, d
             return
 
 
+@pytest.mark.parametrize("kept", [1, 3], ids=lambda kept: f"journal of {kept}")
 @pytest.mark.parametrize("death", DEATHS)
-def test_every_change_whose_apply_returned_is_there(template: Path, death: str) -> None:
+def test_every_change_whose_apply_returned_is_there(
+    template: Path, death: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "KEPT_CHANGES", kept)  # the values follow within these changes
     changes: list[Change] = [
         ({"a": b"1", "b": b"1"}, ["c"]),
         ({"a": b"2"}, []),
@@ -203,8 +210,8 @@ def test_dying_again_while_recovering_changes_nothing(template: Path, death: str
         died = die(path, first, "a kill", applying(path, [change], []))
         if not died:
             return
-        if not (path / "default" / "redo").exists():
-            continue
+        if not (path / "default" / "journal" / "000000000003").exists():
+            continue  # it was not made
         for second, copy in copies(path):
             recovering = die(copy, second, death, applying(copy, [], []))
             assert reopened(copy) == done, f"died at step {first}, then at step {second}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.persistence.disk import Disk
-from greenroom.persistence.encoding import encode_batch, frame
+from greenroom.persistence.encoding import Entry, encode_entry, frame
 from greenroom.persistence.errors import (
     NothingSavedError,
     StaleWriterError,
@@ -82,7 +82,7 @@ def test_an_impossible_namespace_is_refused(tmp_path: Path) -> None:
         FileStore.open(tmp_path, namespace="")
 
 
-def test_a_put_of_one_key_syncs_twice_and_needs_no_redo_file(tmp_path: Path) -> None:
+def test_a_change_of_any_size_syncs_twice(tmp_path: Path) -> None:
     calls: list[str] = []
 
     class RecordingDisk(UnsyncedDisk):
@@ -98,8 +98,10 @@ def test_a_put_of_one_key_syncs_twice_and_needs_no_redo_file(tmp_path: Path) -> 
 
     store = open_store(tmp_path, disk=RecordingDisk())
     calls.clear()
-    store.apply({"a": b"1"})
-    assert calls == ["fsync", "rename a", "fsync_dir values"]
+    store.apply({"a": b"1", "b": b"1"}, ["c"])
+    durable, rest = calls[:3], calls[3:]
+    assert durable == ["fsync", "rename 000000000002", "fsync_dir journal"]
+    assert rest == ["rename a", "rename b", "rename head"]
     store.close()
 
 
@@ -187,7 +189,6 @@ def test_a_writer_of_an_older_epoch_is_refused(tmp_path: Path) -> None:
             stale.apply(puts, deletes)
         assert state_of(current) == before
     current.apply({"a": b"3"})
-    assert stale.get("a") == b"3"
     stale.close()
     current.close()
 
@@ -198,6 +199,7 @@ def test_of_two_writers_that_drew_the_same_epoch_one_is_refused(tmp_path: Path) 
     epoch = tmp_path / "default" / "epoch"
     first_claim = epoch.read_bytes()
     epoch.unlink()
+    epoch.with_name("epoch.copy").unlink()
     second = open_store(tmp_path)
     assert first.epoch == second.epoch
     assert epoch.read_bytes() != first_claim
@@ -213,8 +215,8 @@ def test_a_writer_superseded_half_way_through_a_batch_stops(tmp_path: Path) -> N
 
     class SupersededDisk(SteppingDisk):
         def step(self, number: int) -> None:
-            redo = tmp_path / "default" / "redo"
-            if not successors and redo.exists():
+            entry = tmp_path / "default" / "journal" / "000000000002"
+            if not successors and entry.exists():
                 successors.append(open_store(tmp_path))
                 successors[0].apply({"a": b"newer", "b": b"newer"})
 
@@ -228,14 +230,19 @@ def test_a_writer_superseded_half_way_through_a_batch_stops(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_flock")
-def test_a_stale_writer_sets_nothing_aside(tmp_path: Path) -> None:
-    stale = open_store(tmp_path)
-    stale.apply({"a": b"1"})
-    current = open_store(tmp_path)
-    (tmp_path / "default" / "values" / "a").write_bytes(b"torn")
+def test_a_stale_writer_repairs_nothing(tmp_path: Path) -> None:
+    open_store(tmp_path).apply({"a": b"1"})
+    path = tmp_path / "default" / "values" / "a"
+    for folder in ("journal", "values"):  # so that values have it
+        for each in (tmp_path / "default" / folder).iterdir():
+            each.unlink()
+    stale, current = open_store(tmp_path), open_store(tmp_path)
+    path.write_bytes(b"torn")
     with pytest.raises(StaleWriterError):
         stale.get("a")
-    assert (tmp_path / "default" / "values" / "a").exists()
+    assert path.read_bytes() == b"torn"
+    assert current.get("a") == b"1"
+    assert path.read_bytes() != b"torn"
     stale.close()
     current.close()
 
@@ -243,7 +250,8 @@ def test_a_stale_writer_sets_nothing_aside(tmp_path: Path) -> None:
 def test_temporary_files_of_dead_writers_are_removed_by_the_next(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     root = tmp_path / "default"
-    leftovers = [root / ".1-dead.tmp", root / "values" / ".1-dead.tmp"]
+    folders = [root, *(root / name for name in ("values", "copies", "journal"))]
+    leftovers = [folder / ".1-dead.tmp" for folder in folders]
     for path in leftovers:
         path.write_bytes(b"half")
     open_store(tmp_path, read_only=True).close()
@@ -304,19 +312,24 @@ def test_a_reader_may_not_write(tmp_path: Path) -> None:
 def test_a_system_that_refuses_to_read_is_named(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.apply({"a": b"1"})
-    (tmp_path / "default" / "values" / "a").unlink()
-    (tmp_path / "default" / "values" / "a").mkdir()
-    with pytest.raises(StoreNotReadableError, match="Is a directory"):
-        store.get("a")
     store.close()
+    for folder in ("values", "copies", "journal"):
+        for path in (tmp_path / "default" / folder).iterdir():
+            path.unlink()
+    for folder in ("values", "copies"):
+        (tmp_path / "default" / folder / "a").mkdir()
+    reader = open_store(tmp_path, read_only=True)
+    with pytest.raises(StoreNotReadableError, match="Is a directory"):
+        reader.get("a")
 
 
 def test_a_reader_sees_a_batch_that_a_dead_writer_left_and_changes_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.apply({"a": b"1", "b": b"1"})
     store.close()
-    left = Batch(puts={"a": b"2", "c": b"2"}, deletes=("b",))
-    (tmp_path / "default" / "redo").write_bytes(frame(encode_batch(left)))
+    left = Entry(3, 1, 2, Batch(puts={"a": b"2", "c": b"2"}, deletes=("b",)))
+    path = tmp_path / "default" / "journal" / "000000000003"
+    path.write_bytes(frame(encode_entry(left)))
     before = files_under(tmp_path)
     reader = open_store(tmp_path, read_only=True)
     assert reader.list() == ["a", "c"]

@@ -58,13 +58,13 @@ def test_a_writer_that_has_renewed_since_it_was_looked_at_is_not_superseded(tmp_
 
 def test_a_batch_that_was_cut_short_by_a_successor_is_carried_out_by_it(tmp_path: Path) -> None:
     class Superseded(Disk):
-        """Is superseded right after its batch is in the redo file."""
+        """Is superseded right after its batch is in the journal."""
 
         successor: FileStore | None = None
 
         def rename(self, old: Path, new: Path) -> None:
             super().rename(old, new)
-            if new.name == "redo":
+            if new.name == "000000000002":
                 self.successor = FileStore.open(tmp_path, after=1)
 
     disk = Superseded()

@@ -56,6 +56,8 @@ class Store:
 
     def __init__(self, disk: Disk, epoch: int) -> None:
         self.epoch = epoch
+        self.store_id = "its only disk"
+        self.lost: Mapping[str, str] = {}
         self._disk = disk
         self._owner = disk.world.current
 
@@ -90,6 +92,9 @@ class Store:
         if mishap < 4.0:
             raise StoreNotWritableError("the disk took it, perhaps")
         self._owner.acts()
+
+    def settle(self) -> bool:
+        return False
 
     def close(self) -> None:
         """Let the next one have it."""

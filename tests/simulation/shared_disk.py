@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimProcess
 
 LOCK_PATIENCE_S = 2.0
+ROT = 0.5  # the chance of a damaged file at an opening
 OUT_OF_REACH_S = 0.3  # until an operation fails
 
 
@@ -39,12 +41,42 @@ class SharedDisk:
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self.files: dict[str, bytes] = {}
         self.locked_by: SimProcess | None = None  # the change lock
+        self.claim: tuple[Any, bytes] = (None, b"")  # the last one, and whose
+        self.is_rotten = False  # until an opening has repaired it
+        self.rot = random.Random(self.world.seed)  # of its own, so that it changes nothing else
 
     def open(self, path: Path, **how: Any) -> Store:
         """Stand in for FileStore.open."""
         self._path = path
+        self._damage()
         files = Files(self)
-        return Store(FileStore.open(path, **how, disk=files), files)
+        store = FileStore.open(path, **how, disk=files)
+        self.is_rotten &= bool(how.get("read_only"))
+        return Store(store, files)
+
+    def _damage(self) -> None:
+        """Have a file rot that was whole: one at a time, for each opening repairs what it finds.
+
+        Not one that a writer who died may have left as the only trace of a change, nor the lease,
+        which a leader that lives writes anew.
+        """
+        if self.is_rotten or self.rot.random() > ROT:
+            return
+        newest = max((name for name in self.files if "/journal/" in name), default="")
+        sound = [
+            name
+            for name in sorted(self.files)
+            if name != newest and not name.endswith((".tmp", "/head", "/lease"))
+        ]
+        if sound:
+            name = self.rot.choice(sound)
+            self.is_rotten = True
+            self.world.note("faults", f"{name} rots")
+            if self.rot.random() < 0.3:
+                del self.files[name]
+            else:
+                cut = self.rot.randrange(len(self.files[name]) + 1)
+                self.files[name] = self.files[name][:cut] + bytes(self.rot.randrange(3))
 
     def try_to_write(self, _path: Path, **_: Any) -> None:
         """Stand in for FileStore.try_to_write."""
@@ -132,9 +164,13 @@ class Files(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         self._acts()
-        if new.name == "epoch":
-            claim = self._shared.files[str(old)]
-            self._shared.simulation.checks.leaders.claims(self.process, claim, new)
+        if new.name == "epoch.copy":
+            pass  # a writer's first step, before it has claimed anything
+        elif new.name == "epoch":
+            claim = self.process, self._shared.files[str(old)]
+            if claim != self._shared.claim:  # else the writer repairs the file
+                self._shared.simulation.checks.leaders.claims(*claim, new)
+            self._shared.claim = claim
         else:
             self._changes(new)
         self._shared.files[str(new)] = self._shared.files.pop(str(old))
@@ -162,7 +198,7 @@ class Files(Disk):
         if self.change is None:
             return
         puts, deletes = self.change
-        if path.name == "redo" or (path.parent.name == "values" and len(puts) + len(deletes) == 1):
+        if path.parent.name == "journal":
             self.change = None
             self._shared.on_applied(puts, deletes)
 
