@@ -24,6 +24,7 @@ class Listen(Message):
     listener: Process
     host: str
     seen: int
+    store: str = ""  # whose tables these are: see Changed
 
 
 @message
@@ -31,7 +32,8 @@ class Changed(Message):
     """Controller to proxy: newer snapshots by key (None: deleted), with their snapshot ids.
 
     ``upto`` is what the proxy has seen once it holds them. What is not in a ``complete`` one does
-    not exist. A repeat, or one that a newer one has overtaken, is harmless.
+    not exist. A repeat, or one that a newer one has overtaken, is harmless. ``store`` is the id of
+    the controller's store, so that another one in its place is noticed.
     """
 
     controller: Process
@@ -39,6 +41,7 @@ class Changed(Message):
     upto: int
     complete: bool
     epoch: int = 0
+    store: str = ""
 
 
 @message

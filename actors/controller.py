@@ -39,16 +39,19 @@ from greenroom.core.cluster import Cluster
 from greenroom.core.effects import AskPolicy
 from greenroom.core.errors import StateNotSavedError
 from greenroom.core.leases import RENEW_S
-from greenroom.core.long_poll import News
+from greenroom.core.long_poll import News, epoch_of
+from greenroom.core.lost import SOFT
 from greenroom.core.placement import Placement
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.errors import (
+    OtherStoreError,
     StaleWriterError,
     StoreError,
     StoreLockedError,
     StoreNotWritableError,
 )
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.writer import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ _OF_MORE = (  # requests that change more than records, from which one sees whet
 )
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
+SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
 SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
@@ -89,11 +93,19 @@ class Controller(LoopActor):
     def _recover(self) -> None:
         self._checkpoints = Checkpoints(self._store)
         records = {kind: self._checkpoints.load(kind) for kind in KINDS}
+        for kind, name in self._checkpoints.lost:
+            if kind in SOFT:
+                self._checkpoints.give_up(kind, name)
         own_host = self.settings.host_name
         placement = Placement()
         placement.set_host(own_host, capacity_of(self.settings), self.settings.labels)
         self._cluster = Cluster(
-            records, self._store.epoch, time.monotonic(), placement, own_host=own_host
+            records,
+            self._store.epoch,
+            time.monotonic(),
+            placement,
+            own_host=own_host,
+            lost=self._checkpoints.lost,
         )
         self.epoch = self._epoch if self._reign is not None else 0
         self._members = Members(
@@ -132,6 +144,7 @@ class Controller(LoopActor):
         self._watched: set[str] = set()  # proxies
         self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
         self._wake: Timer | None = None
+        self._settling: Timer | None = None
         self._turning = False
         self._stopping = False
         for expected in self._cluster.listeners.expected():
@@ -231,15 +244,43 @@ class Controller(LoopActor):
         return self._reign is None or self._reign.may_act()
 
     def receiveMsg_Superseded(self, message: cm.Superseded, _sender: Address) -> None:
-        """Look whether there is a later controller, and step down if so."""
-        if self._reign is not None and message.epoch > self._epoch:
-            self._reign.renew()
+        """Look whether there is a later controller, and step down if so.
+
+        Where this one is the last that the store knows of, the store is not what it was.
+        """
+        if self._reign is not None and message.epoch > self._epoch and self._reign.renew():
+            self._refuse_store(f"it is obeyed from epoch {message.epoch} on", Claim(message.epoch))
+
+    def _refuse_store(self, known: str, claim: Claim) -> None:
+        """Leave a store alone that is not the one that was used; proxies keep their tables."""
+
+        def look() -> None:
+            there = FileStore.claimed(self.settings.store_dir, namespace=NAMESPACE)
+            if there.epoch < claim.epoch or claim.store_id not in {"", there.store_id}:
+                raise OtherStoreError(
+                    f"{self.settings.store_dir / NAMESPACE} is not the store that was used: it is "
+                    f"{_described(there)}, and {known}. Is a volume not mounted? Bring that store "
+                    "back; or stop all of the cluster and start it again, to go on with this one"
+                )
+
+        try:
+            look()
+        except StoreError as error:
+            trouble = error
+        else:
+            os._exit(1)  # it is back: the next controller begins with it
+        for each in (self._policies, self._members, self._status_file, self._store):
+            each.close()
+        if self._reign is not None:
+            self._reign.abandon()
+        self._unsaved = Unsaved(self.loop, self.settings, self._shown(), trouble, look)
 
     def _status(self) -> dict[str, Any]:
         self._cluster.now = time.monotonic()
         return {
             "controller": self._shown(),
             "saving": saving(self.settings),
+            "damaged": self._damaged(),
             "hosts": self._members.shown(),
             "applications": status.applications(self._cluster),
             "backends": status.backends(self._cluster),
@@ -249,6 +290,11 @@ class Controller(LoopActor):
             "rollouts": self._cluster.rollouts.status(time.monotonic()),
             "resources": self._cluster.placement.shown(),
         }
+
+    def _damaged(self) -> list[dict[str, str]]:
+        """Return what the store has lost, a kind of "" for what it has no name of."""
+        lost = self._checkpoints.lost.items()
+        return [{"kind": kind, "name": name, "reason": why} for (kind, name), why in lost]
 
     def receiveMsg_HostReported(self, message: cm.HostReported, sender: Address) -> None:
         """See :meth:`Members.reported`."""
@@ -284,6 +330,10 @@ class Controller(LoopActor):
     def receiveMsg_Listen(self, message: cm.Listen, sender: Address) -> None:
         """Answer a proxy with what it lacks, or keep its call until there is news."""
         listener = message.listener
+        if self._is_of_other_store(message):
+            claim = Claim(epoch_of(message.seen), store_id=message.store)
+            self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
+            return
         self._watch_proxy(listener, sender)
         self._members.listen_to(listener.incarnation, message.host)
         self._proxies[listener.incarnation] = sender
@@ -295,6 +345,18 @@ class Controller(LoopActor):
         if news is not None:
             self._news[listener.incarnation] = news
         self._changed()
+
+    def _is_of_other_store(self, message: cm.Listen) -> bool:
+        """Tell whether a proxy's tables are of another store than ours, or of a later state of it.
+
+        A host that was away while a cluster was begun anew is not to be believed, but for an empty
+        store there is nothing that speaks against it.
+        """
+        if not message.store:
+            return False
+        if message.store == self._store.store_id:
+            return epoch_of(message.seen) > self._epoch
+        return self._members.is_here(message.host) or self._cluster.is_empty
 
     def _watch_proxy(self, process: m.Process, at: Address | None = None) -> None:
         if process.incarnation not in self._watched:
@@ -366,6 +428,8 @@ class Controller(LoopActor):
 
     def _turn(self) -> None:
         self._turning = False
+        if self._unsaved is not None:
+            return
         if not self._may_act():
             self.loop.call_later(RENEW_S, self._changed)
             return
@@ -395,7 +459,12 @@ class Controller(LoopActor):
             proxy = self._proxies.get(listener)
             if proxy is not None:
                 epoch = self._members.epoch
-                changed = cm.Changed(controller=self.process, epoch=epoch, **news._asdict())
+                changed = cm.Changed(
+                    controller=self.process,
+                    epoch=epoch,
+                    store=self._store.store_id,
+                    **news._asdict(),
+                )
                 self.loop.send(proxy, changed)
         for sender, reply in self._requests.take_answers():
             self.loop.send(sender, reply)
@@ -411,6 +480,25 @@ class Controller(LoopActor):
             raise _NotSavedError(changes, error) from error
         self._crash_for_a_test(self.settings.crash_after_checkpoint)
         log_changes(changes)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if self._settling is None:
+            self._settling = self.loop.call_later(SETTLE_S, self._settle)
+
+    def _settle(self) -> None:
+        """Have the store do a piece of what it left for later; nothing depends on when."""
+        self._settling = None
+        if self._unsaved is not None or not self._may_act():
+            return  # the next save begins it again
+        try:
+            with self.pulse.patience(SAVE_PATIENCE_S):
+                has_more = self._checkpoints.settle()
+        except StoreError as error:
+            logger.warning("the store's values do not follow: %s", error)
+            return
+        if has_more:
+            self._settle_soon()
 
     def _crash_for_a_test(self, probability: float) -> None:
         if probability and random.random() < probability:
@@ -460,6 +548,10 @@ def log_changes(changes: Changes) -> None:
                 "%s",
                 f"{told}: {reason}" if reason else told,
             )
+
+
+def _described(claim: Claim) -> str:
+    return f"store {claim.store_id or '?'} at epoch {claim.epoch}"
 
 
 def _done(message: am.Request) -> am.RequestReply:

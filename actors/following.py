@@ -38,6 +38,7 @@ class Following:
         self._met: tuple[Address, Process] | None = None  # perhaps without tables as yet
         self._introduced_by: Process | None = None
         self.seen = NOTHING_SEEN  # it holds everything up to this snapshot id
+        self.store = ""  # the id of the store that this is from
         self.controller: Address | None = None
 
     def meets(self, message: MeetController) -> bool:
@@ -68,6 +69,7 @@ class Following:
         elif message.upto < self.seen and not self._is_met(message.controller):
             return False  # late, of one that was gone before; who listened to it would be stuck
         self.controller, self._told_by = sender, message.controller
+        self.store = message.store
         self._met = (sender, message.controller)
         return True
 

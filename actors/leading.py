@@ -125,14 +125,21 @@ class Reign:
             return ""
         return f"nothing can be changed, or looked up, at present: {self._trouble[1]}"
 
-    def renew(self) -> None:
+    def renew(self) -> bool:
         """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
         if self._is_given_up:
-            return
+            return False
         begun_at = time.monotonic()
         self._lease = self._lease._replace(number=self._lease.number + 1)
-        if self._write():
+        has_renewed = self._write()
+        if has_renewed:
             self._tenure.renewed(begun_at)
+        return has_renewed
+
+    def abandon(self) -> None:
+        """Neither act nor renew any more: the store is not the one that was led from."""
+        self._is_given_up = True
+        self._tenure.end()
 
     def give_up(self, heir: str, *, leaves: bool) -> None:
         """Have another host lead, and act no more; ``leaves`` where this one is being stopped."""

@@ -229,7 +229,12 @@ class Proxy(LoopActor):
         self._listen_timer = self.loop.call_later(LISTEN_AGAIN_S, self._listen)
         if self._controller is not None:
             seen = self._following.seen
-            listen = Listen(listener=self.process, host=self.settings.host_name, seen=seen)
+            listen = Listen(
+                listener=self.process,
+                host=self.settings.host_name,
+                seen=seen,
+                store=self._following.store,
+            )
             self.loop.send(self._controller, listen)
 
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:

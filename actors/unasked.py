@@ -7,6 +7,7 @@ another elsewhere, forgets this one, and nobody knows that there is a process.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Collection
 
@@ -37,8 +38,11 @@ class Unasked:
 
     def end(self, admin: Process, records: RunRecords, on_ended: Callable[[Process], None]) -> None:
         """Kill what a look finds."""
+        known = {process.pid for process in records.alive()}
+        if os.getpid() not in known:
+            return  # the records are gone, as with an unmounted volume: they say nothing of anybody
         pids = [pid for pid in child_pids(admin.pid) if command_line(pid).startswith(_TITLE)]
         children = [child for child in map(identify, pids) if child is not None]
-        for child in self.look(children, {process.pid for process in records.alive()}):
+        for child in self.look(children, known):
             if send_signal(child, signal.SIGKILL):
                 on_ended(child)

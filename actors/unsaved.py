@@ -1,10 +1,11 @@
-"""What is left of the controller while its store cannot be written: it refuses changes, and waits.
+"""What is left of the controller while its store cannot be used: it refuses changes, and waits.
 
 Theory of operation. A controller that cannot save ends, for what it has in memory is not what is on
 disk; the next one cannot take the store over. It stays as this, so that whoever asks for a change
 is told at once that it was not made, and why, and is not left waiting. Serving needs none of it:
 proxies and replicas go on with what they have. Every :data:`LOOK_S` it tries whether the store can
-be written, and ends when it can: the controller after it starts as after any crash.
+be written, and ends when it can: the controller after it starts as after any crash. So it is, too,
+where another store is in the place of the one that was used, until that one is back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors import admin_messages as am
@@ -55,12 +57,19 @@ class Unsaved:
     """Answers requests in a controller's place; on the loop's thread."""
 
     def __init__(
-        self, loop: Loop, settings: HostSettings, shown: dict[str, Any], error: StoreError
+        self,
+        loop: Loop,
+        settings: HostSettings,
+        shown: dict[str, Any],
+        error: StoreError,
+        look: Callable[[], object] | None = None,
     ) -> None:
+        """Wait until ``look`` raises no StoreError; by default, until something can be written."""
         self._loop = loop
         self._settings = settings
         self._shown = shown  # in the status, of this controller itself
         self._error = error
+        self._try = look or self._try_to_write
         self._since = time.time()
         self._saved = self._requests_on_disk()
         logger.error("the state cannot be saved, so this controller only waits: %s", error)
@@ -81,9 +90,12 @@ class Unsaved:
             reply = not_saved(message.request_id, self._error)
         self._loop.send(sender, reply)
 
+    def _try_to_write(self) -> None:
+        FileStore.try_to_write(self._settings.store_dir, namespace=NAMESPACE)
+
     def _look(self) -> None:
         try:
-            FileStore.try_to_write(self._settings.store_dir, namespace=NAMESPACE)
+            self._try()
         except StoreError as error:
             self._error = error
             self._loop.call_later(LOOK_S, self._look)

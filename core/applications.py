@@ -72,10 +72,14 @@ def wanted(
 def unwanted(cluster: Cluster, name: str) -> dict[Key, Definition | None]:
     """Return what there should be without the application; nothing where there is none."""
     application = cluster.applications.get(name)
-    if application is None:
+    if application is not None:
+        names: Iterable[str] = application.deployments
+    elif (APPLICATION, name) in cluster.lost:
+        names = (tag.removeprefix(f"{name}#") for tag in cluster.backends_of(name))
+    else:
         return {}
     definitions: dict[Key, Definition | None] = {(APPLICATION, name): None}
-    for deployment in application.deployments:
+    for deployment in names:
         both = qualified(name, deployment)
         definitions |= {(ENDPOINT, both): None, (BACKEND, both): None}
     return definitions

@@ -10,7 +10,8 @@ whatever anybody has seen is on disk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,7 @@ from greenroom.core.hosts import EXPECTED_S, HOST, Hosts
 from greenroom.core.listeners import LISTENER, Listeners
 from greenroom.core.loads import Loads
 from greenroom.core.long_poll import LongPoll
+from greenroom.core.lost import tables_of_lost
 from greenroom.core.names import MAX_TAG_BYTES, wrong_with
 from greenroom.core.placement import Placement, anywhere
 from greenroom.core.present import Present
@@ -73,6 +75,7 @@ class Cluster:
         now: float,
         placement: Placement | None = None,
         own_host: str = "",
+        lost: Iterable[Key] = (),
     ) -> None:
         self.placement = placement or anywhere()
         self.now = now  # when it was last looked at
@@ -112,7 +115,15 @@ class Cluster:
         self.is_torn = False  # a change failed when a part of it was made
         for name, record in self.endpoints.items():
             self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(record))
-        self.rollouts = Rollouts(self, records.get(ROLLOUT, {}))
+        self.lost = set(lost)  # whose records are damaged; of those nothing is in the above
+        self.code_use.lost.update(name for kind, name in self.lost if kind == "code")
+        for key, table in tables_of_lost(sorted(self.lost), self.applications, self.history):
+            self.long_poll.publish(key, table)
+        rollouts = dict(records.get(ROLLOUT, {}))
+        for name in rollouts.keys() - self.endpoints.keys():  # of a lost endpoint
+            del rollouts[name]
+            self._changes.delete(ROLLOUT, name)
+        self.rollouts = Rollouts(self, rollouts)
 
     # --- Requests: backends ---------------------------------------------------------------------
 
@@ -179,6 +190,7 @@ class Cluster:
         """Stop and forget a backend; ConflictError naming the endpoints that use it."""
         backend = self.backends.get(tag)
         if backend is None:
+            self.forget_lost({(BACKEND, tag)})
             return None
         if owner := owner_of(backend.record):
             raise ConflictError(f"backend {tag!r} belongs to {owner}; delete or redeploy that")
@@ -234,6 +246,7 @@ class Cluster:
     def delete_endpoint(self, name: str) -> None:
         """Forget an endpoint; its backends stay. Harmless when there is none."""
         if (present := self.endpoints.get(name)) is None:
+            self.forget_lost({(ENDPOINT, name)})
             return
         if owner := owner_of(present):
             raise ConflictError(f"endpoint {name!r} belongs to {owner}; delete that")
@@ -389,6 +402,7 @@ class Cluster:
         changes, self._changes = self._changes, Changes()
         for digest in sorted(self.code_use.take_freed()):
             changes.delete_code(digest)
+        self.lost -= changes.puts.keys() | changes.deletes | {("code", d) for d in changes.code}
         return changes
 
     def _advance_backend(self, tag: str, now: float) -> list[Effect]:
@@ -454,6 +468,11 @@ class Cluster:
         """Return the tags of an application's backends, those that are being deleted too."""
         return self._of_application.get(application, set())
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is deployed, or lost."""
+        return not (self.backends or self.endpoints or self.applications or self.lost)
+
     def touch(self, backend: str) -> None:
         """Have a changed backend looked at in the next :meth:`advance`."""
         self._touched.add(backend)
@@ -496,6 +515,13 @@ class Cluster:
         if self.applications.get(record.name) != record:
             self.applications[record.name] = record
             self._changes.put("application", record.name, record)
+
+    def forget_lost(self, keys: AbstractSet[Key]) -> None:
+        """Delete records that are damaged beyond repair, of those that are."""
+        for kind, name in sorted(self.lost & keys):
+            self._changes.delete(kind, name)
+            if kind in {BACKEND, ENDPOINT}:
+                self.long_poll.publish(f"{kind}/{name}", None)
 
     def save(self, kind: str, name: str, record: Any) -> None:
         """Have a record saved that another module keeps; None has it deleted."""

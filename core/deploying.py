@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 from greenroom.core import applications, deployments
 from greenroom.core.applying import apply
 from greenroom.core.code_use import folders_of
-from greenroom.core.definitions import APPLICATION, BACKEND, BackendDefinition, Definitions
+from greenroom.core.definitions import (
+    APPLICATION,
+    BACKEND,
+    ENDPOINT,
+    BackendDefinition,
+    Definitions,
+)
 from greenroom.core.deployments import SpecLike
 from greenroom.core.errors import ConflictError
 from greenroom.core.history import described_changes, undone
+from greenroom.core.lost import parts_of
 
 if TYPE_CHECKING:
     from greenroom.core.cluster import Cluster
@@ -68,7 +75,9 @@ def delete_application(cluster: Cluster, name: str, wall_now: float) -> str | No
 
     Harmless when there is none.
     """
-    return _delete(cluster, applications.unwanted(cluster, name), (APPLICATION, name), wall_now)
+    unwanted = applications.unwanted(cluster, name)
+    cluster.forget_lost(parts_of(name, cluster.lost))
+    return _delete(cluster, unwanted, (APPLICATION, name), wall_now)
 
 
 def deploy(
@@ -99,7 +108,9 @@ def delete_deployment(cluster: Cluster, name: str, wall_now: float) -> str | Non
 
     Harmless when there is none.
     """
-    return _delete(cluster, deployments.unwanted(cluster, name), ("deployment", name), wall_now)
+    unwanted = deployments.unwanted(cluster, name)
+    cluster.forget_lost({(BACKEND, name), (ENDPOINT, name)})
+    return _delete(cluster, unwanted, ("deployment", name), wall_now)
 
 
 def delete_everything(cluster: Cluster, wall_now: float) -> list[str]:
@@ -113,6 +124,7 @@ def delete_everything(cluster: Cluster, wall_now: float) -> list[str]:
             continue
         subject = ("deployment" if record.deployment else BACKEND, tag)
         goals.append(_delete(cluster, {(BACKEND, tag): None}, subject, wall_now))
+    cluster.forget_lost(set(cluster.lost))
     return [goal for goal in goals if goal is not None]
 
 

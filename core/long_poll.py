@@ -25,6 +25,12 @@ IDS_PER_EPOCH = 2**32
 NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1
 KEPT_DELETED = 1_000  # deletions that are remembered at least, for listeners that have yet to hear
 
+
+def epoch_of(snapshot_id: int) -> int:
+    """Return the epoch of the controller that gave a snapshot its id."""
+    return snapshot_id // IDS_PER_EPOCH
+
+
 Snapshots = dict[str, tuple[int, Any]]
 
 

@@ -426,7 +426,10 @@ class Router:
         tag = endpoint.split.choose(ticket.query.shard_key, self._draw)
         backend = self._backends.get(tag) if tag is not None else None
         if backend is None:
-            text = f"endpoint {ticket.endpoint!r} has no backend with traffic"
+            why = endpoint.table.unavailable
+            text = f"endpoint {ticket.endpoint!r} " + (
+                f"is unavailable: {why}" if why else "has no backend with traffic"
+            )
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
         ticket.backend = table.tag

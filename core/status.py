@@ -9,7 +9,9 @@ from greenroom.core.applications import qualified
 from greenroom.core.backends import Backend
 from greenroom.core.cluster import Cluster
 from greenroom.core.config import config_shown
+from greenroom.core.definitions import BACKEND
 from greenroom.core.deployments import get, names
+from greenroom.core.lost import DAMAGED
 from greenroom.core.records import ApplicationRecord, EndpointRecord
 from greenroom.core.replica_states import LIVE
 from greenroom.core.replicas import Replica
@@ -133,9 +135,10 @@ def application_status(cluster: Cluster, application: ApplicationRecord) -> dict
 def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
     backend = cluster.backends.get(tag)
     if backend is None:
+        is_lost = (BACKEND, tag) in cluster.lost
         return {
-            "status": "UPDATING",
-            "message": "",
+            "status": "UNHEALTHY" if is_lost else "UPDATING",
+            "message": DAMAGED if is_lost else "",
             "version": None,
             "target_replicas": 0,
             "replicas": [],

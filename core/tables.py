@@ -53,6 +53,7 @@ class EndpointTable:
     ``retryable`` is that of backends, said by who made the endpoint; it goes before theirs.
     ``traffic`` is backend -> weight, ``shadows`` backend -> proportion of queries to copy there,
     and ``compares`` has (id, settings) for the shadows whose answers are compared.
+    ``unavailable`` says why there is no traffic.
     """
 
     name: str
@@ -62,6 +63,7 @@ class EndpointTable:
     traffic: Mapping[str, float] = field(default_factory=dict)
     shadows: Mapping[str, float] = field(default_factory=dict)
     compares: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    unavailable: str = ""
 
 
 def backend_of(replica: ReplicaTable) -> str:

@@ -98,7 +98,7 @@ class Progress:
 
 def problems_of(report: Mapping[str, Any]) -> list[str]:
     """Return what is not healthy in the controller's report, a line each; empty when all is."""
-    problems = [*_saving_problems(report), *_host_problems(report)]
+    problems = [*_saving_problems(report), *_damage(report), *_host_problems(report)]
     problems += map(told_of_silence, report.get("silent") or ())
     problems += _troubles(report)
     for name, application in report.get("applications", {}).items():
@@ -152,6 +152,13 @@ def _saving_problems(report: Mapping[str, Any]) -> Iterator[str]:
         if report.get("written_at") is not None:
             at = time.strftime("%H:%M:%S", time.localtime(report["written_at"]))
             yield f"what is shown here was so at {at}; it is not known what has changed by itself"
+
+
+def _damage(report: Mapping[str, Any]) -> Iterator[str]:
+    for lost in report.get("damaged") or ():
+        what = f"{lost['kind']} {lost['name']!r}" if lost["kind"] else "something"
+        advice = "; deploy it again, or delete it" if lost["kind"] else ""
+        yield f"{what} is lost from the store: {lost['reason']}{advice}"
 
 
 def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:

@@ -548,24 +548,30 @@ def test_a_store_that_is_no_store_is_refused(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     running.start()
     running.stop()
-    (path,) = running.settings.store_dir.rglob("format")
-    path.write_text("something else\n")
+    for path in running.settings.store_dir.rglob("format*"):
+        path.write_text("something else\n")
     assert "something else" in failed_start(running)
 
 
-def test_a_damaged_record_is_set_aside_and_the_rest_comes_back(tmp_path: Path) -> None:
+def test_damaged_files_are_repaired_at_the_start_and_nothing_is_lost(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     running.start()
     try:
-        deploy(running, Victim.bind(str(tmp_path)), "kept", "/kept")
-        deploy(running, Victim.bind(str(tmp_path)), "lost", "/lost")
+        deploy(running, Victim.bind(str(tmp_path)), "one", "/one")
+        deploy(running, Victim.bind(str(tmp_path)), "two", "/two")
         running.stop()
-        records = list(running.settings.store_dir.rglob("values/*application*lost*"))
-        assert len(records) == 1, list(running.settings.store_dir.rglob("values/*"))
+        root = running.settings.store_dir / "controller"
+        records = list(root.glob("copies/*application*two*"))
+        assert len(records) == 1, list(root.glob("copies/*"))
         records[0].write_bytes(b"torn")
+        (root / "epoch").write_bytes(b"")
         running.start()
-        assert running.get("/kept") == (200, b"serves")
-        assert list(running.settings.store_dir.rglob("corrupt/*"))
+        assert running.get("/one") == (200, b"serves")
+        assert running.get("/two") == (200, b"serves")
+        told = running.greenroom("status")
+        assert told.returncode == 0, told.stdout
+        log = (running.settings.logs_dir / "controller.log").read_text()
+        assert "is damaged: 4 bytes long" in log
     finally:
         running.stop()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from greenroom import serve
+from greenroom.persistence.filesystem import FileStore
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -29,11 +33,21 @@ def damaged(tmp_path: Path):
         running.deploy(application(name), name=name, route_prefix=f"/{name}")
     running.stop()
 
-    def damage(kind: str, which: Callable[[list[Path]], list[Path]] = lambda all_: all_) -> None:
-        for path in which(sorted(running.settings.store_dir.rglob(f"{kind}%2F*"))):
-            raw = bytearray(path.read_bytes())
-            raw[-9] ^= 0xFF
-            path.write_bytes(raw)
+    def damage(kind: str, which: Callable[[list[str]], list[str]] = lambda all_: all_) -> None:
+        """Damage both copies of these, once the values have what is in the journal."""
+        with contextlib.closing(
+            FileStore.open(running.settings.store_dir, namespace="controller")
+        ) as store:
+            while store.settle():
+                pass
+            store.apply({"goal/x": b""})
+            store.apply({}, ["goal/x"])
+        root = running.settings.store_dir / "controller"
+        for name in which(sorted(path.name for path in root.glob(f"values/{kind}%2F*"))):
+            for folder in ("values", "copies"):
+                raw = bytearray((root / folder / name).read_bytes())
+                raw[-9] ^= 0xFF
+                (root / folder / name).write_bytes(raw)
 
     yield running, damage
     running.disconnect()
@@ -42,7 +56,7 @@ def damaged(tmp_path: Path):
 
 def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(damaged) -> None:
     running, damage = damaged
-    damage("code", lambda paths: paths[:1])
+    damage("code", lambda names: names[:1])
     running.start()
     wait_until(lambda: len(healthy(running)) == 1, 10, "one application serves")
     (name,) = healthy(running)
@@ -53,3 +67,60 @@ def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(da
         running.deploy(application(name), name=name, route_prefix=f"/{name}")
     wait_until(lambda: running.get("/one") == (200, b"one"), 10, "one")
     wait_until(lambda: running.get("/two") == (200, b"two"), 10, "two")
+
+
+def test_a_lost_endpoint_is_503_and_named_until_it_is_deployed_again(damaged) -> None:
+    running, damage = damaged
+    running.start()
+    running.deploy(application("root"), name="root", route_prefix="/")
+    running.stop()
+    damage("endpoint", lambda names: [name for name in names if "two" in name])
+    running.start()
+    assert running.get("/one") == (200, b"one")
+    assert running.get("/") == (200, b"root")
+    status, body = running.get("/two")
+    assert (status, b"its record in the store is damaged" in body) == (503, True), body
+    told = running.greenroom("status")
+    assert told.returncode == 1
+    assert "endpoint 'two#D' is lost from the store" in " ".join(told.stdout.split())
+    running.deploy(application("two"), name="two", route_prefix="/two")
+    wait_until(lambda: running.get("/two") == (200, b"two"), 10, "two")
+    assert running.greenroom("status").returncode == 0
+
+
+@pytest.fixture(name="vanishing")
+def make_vanishing(tmp_path: Path) -> Iterator[RunningSystem]:
+    running = RunningSystem(tmp_path / "state")
+    running.start()
+    running.deploy(application("one"), name="one", route_prefix="/one")
+    yield running
+    running.disconnect()
+    running.greenroom("stop")
+
+
+def test_a_store_that_vanishes_is_refused_until_it_is_back_and_requests_are_served(
+    vanishing: RunningSystem,
+) -> None:
+    store = vanishing.settings.store_dir
+    away = store.with_name("away")
+    before = vanishing.pid_of("controller")
+    store.rename(away)
+    os.kill(before, signal.SIGKILL)
+
+    def trouble() -> str:
+        return str(vanishing.status()["saving"]["error"])
+
+    wait_until(lambda: "is not the store that was used" in trouble(), 15, "it is refused")
+    assert vanishing.get("/one") == (200, b"one")
+    told = vanishing.greenroom("status")
+    assert told.returncode == 1
+    assert "Is a volume not mounted?" in " ".join(told.stdout.split())
+    os.kill(vanishing.status()["controller"]["pid"], signal.SIGKILL)  # nor is it taken next time
+    wait_until(lambda: "is not the store that was used" in trouble(), 15, "it is refused again")
+    assert vanishing.get("/one") == (200, b"one")
+    store.rename(store.with_name("empty"))
+    away.rename(store)
+    wait_until(lambda: not trouble(), 15, "it is taken")
+    vanishing.deploy(application("two"), name="two", route_prefix="/two")
+    assert vanishing.get("/one") == (200, b"one")
+    assert vanishing.get("/two") == (200, b"two")

@@ -31,7 +31,10 @@ def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> 
         process, other = identify(known.pid), identify(unknown.pid)
         assert process is not None
         assert other is not None
-        records.add(process, "replica", "replica")
+        records.add(process, "replica")
+        unasked.end(this_process(), records, ended.append)  # it is on no record itself
+        unasked.end(this_process(), records, ended.append)
+        records.add(this_process(), "host")
         unasked.end(this_process(), records, ended.append)
         assert not ended
         unasked.end(this_process(), records, ended.append)
