@@ -142,11 +142,14 @@ class Manager:
         def answered(number: int | None) -> None:
             waiting, later.waiting = later.waiting, []
             later.number = number
+            # What is sent now was sent in an earlier turn: no mistake of this one can be in it.
+            raises_in, self._process.raises_in = self._process.raises_in, None
             for message, on_sent, on_failed in waiting:
                 if number is not None:
                     self.transport.send(later, message, on_sent, on_failed)
                 elif on_failed is not None:
                     on_failed()
+            self._process.raises_in = raises_in
 
         self._simulation.ask_admin(self._process, self.address, actor_class, global_name, answered)
         return later
