@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import click
 
+from greenroom.actors.logs import one_line
 from greenroom.actors.settings import JSON, HostSettings
 from greenroom.serve.logs import Line, Logs
 
@@ -42,8 +43,7 @@ class Event(NamedTuple):
         """Return the one line for it."""
         if log_format == JSON:
             return json.dumps(self._asdict())
-        message = self.message.replace("\n", "\\n")
-        return f"{self.time} {self.level} {self.part}: {message}"
+        return f"{self.time} {self.level} {self.part}: {one_line(self.message)}"
 
 
 def event(part: str, message: str, level: str = "INFO") -> Event:

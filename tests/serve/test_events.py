@@ -53,4 +53,4 @@ def test_a_traceback_belongs_to_its_record_and_what_was_printed_is_an_event_of_i
 
 def test_an_event_is_one_line_whatever_is_in_it() -> None:
     for log_format in ("text", "json"):
-        assert "\n" not in event("host", "a\nb\r\nc").shown(log_format)
+        assert event("host", "a\nb\r\nc\x1b[2J\x9b31m\u2028").shown(log_format).isprintable()
