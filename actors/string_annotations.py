@@ -87,10 +87,10 @@ def _functions(app: Any) -> Iterator[Any]:
         if inspect.isfunction(value):
             yield value
             waiting += _within_function(value)
-        elif isinstance(value, list | tuple | set | frozenset):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
+        elif isinstance(value, list | tuple | dict):
+            held = value.values() if isinstance(value, dict) else value
+            # A function in there is a middleware, or handles exceptions: nothing FastAPI looks at.
+            waiting += [each for each in held if not inspect.isfunction(each)]
         elif _is_of_framework(value):
             waiting += _within_part(value)
 

@@ -144,6 +144,23 @@ def test_what_nobody_can_resolve_is_refused_before_it_travels() -> None:
         pack_code("deployment 'd'", serve.ingress(app)(), (), {}, None)
 
 
+def test_what_fastapi_does_not_look_at_may_have_any_annotations() -> None:
+    app, made = FastAPI(), functools.partial(said, x_said="partly")
+
+    @app.middleware("http")
+    async def around(request: Nothing, call_next: Nothing) -> Nothing: ...  # type: ignore[name-defined]  # noqa: F821
+
+    @app.exception_handler(ValueError)
+    async def handle(request: Nothing, error: ValueError) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    @app.get("/", dependencies=[Depends(made)])
+    async def get() -> Decimal: ...  # type: ignore[empty-body]
+
+    app.mount("/below", FastAPI())
+    string_annotations.evaluate(app)
+    assert string_annotations.unresolved(app) == ""
+
+
 def test_other_apps_are_left_alone() -> None:
     async def bare(scope: Nothing, receive: Nothing, send: Nothing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
