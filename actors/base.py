@@ -19,7 +19,7 @@ from thespian.actors import Actor, ActorExitRequest
 from greenroom.actors.control_messages import Identify, IdentifyReply
 from greenroom.actors.crash_loop import UNKNOWN_S, CrashLoop
 from greenroom.actors.logs import configure_logging
-from greenroom.actors.loop import Loop
+from greenroom.actors.loop import Loop, end_where_starved
 from greenroom.actors.memory import keep_freed_memory
 from greenroom.actors.messages import Address, Process
 from greenroom.actors.processes import RunRecords, this_process
@@ -122,6 +122,10 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
             self.pulse.keep_beating(self.loop.asyncio)  # it is deaf on purpose
         self.loop.asyncio.call_later(max(pause_s, ANSWER_S if owed else 0.0), os._exit, 1)
 
+    def may_beat(self) -> bool:
+        """Look, once a second, whether this process can do its work."""
+        return end_where_starved(self.loop)
+
     def receiveMsg_Identify(self, message: Identify, sender: Address) -> None:
         """Tell who this is."""
         reply = IdentifyReply(
@@ -149,7 +153,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         except OSError:  # the disk is full, perhaps; without it whoever asks would hear nothing
             logger.exception("%s is not on record", self.role)
         self.started()
-        self._loop.keep_beating(self.pulse, self.settings.silence_timeout_s)
+        self._loop.keep_beating(self.pulse, self.settings.silence_timeout_s, self.may_beat)
         self._begun_at = time.monotonic()
 
     def _dispatch(self, message: Any, sender: Address) -> None:

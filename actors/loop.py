@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -42,6 +43,7 @@ GATHERED = 8
 GATHERED_PARTS = 64  # of streams, which cost their receiver little: half the CPU of 8
 MAX_BATCH_BYTES = 1_000_000  # a message occupies its connection for as long as it takes
 MAX_BYTES_UNDER_WAY = 8_000_000  # to one target
+STARVED_S = 5.0
 MAX_OUTBOXES = 256  # before idle ones are dropped
 
 
@@ -72,6 +74,10 @@ class Transport(Protocol):
     @property
     def is_quiet(self) -> bool:
         """Whether nothing else is to run before the turn's end, so that nothing can gather."""
+
+    @property
+    def starved_s(self) -> float:
+        """For how long links that were needed could not be made for lack of descriptors."""
 
     def watch_remote(self, target: Address, on_lost: Callable[[bool], None]) -> Callback | None:
         """Call back whenever the process at ``target`` has died or cannot be reached any more.
@@ -174,6 +180,11 @@ class Loop:
         else:
             self.post(callback)
 
+    @property
+    def starved_s(self) -> float:
+        """Return for how long links that were needed could not be made, for lack of descriptors."""
+        return self._transport.starved_s
+
     def at_turn_end(self, callback: Callback) -> None:
         """Run ``callback`` when the present messages or callback have been dealt with."""
         self._transport.at_turn_end(partial(self.guarded, callback))
@@ -263,6 +274,23 @@ class Loop:
         self._woken = False  # before the first is taken: what is posted from here on wakes again
         while self._posted:
             self.guarded(self._posted.popleft())
+
+
+def end_where_starved(*loops: Loop) -> bool:
+    """End this process where it could make no link that it needs for STARVED_S; else return True.
+
+    Whoever waits for an answer over that link would wait for ever, and everything else look well.
+    """
+    starved_s = max(loop.starved_s for loop in loops)
+    if starved_s >= STARVED_S:
+        logger.critical(
+            "no link to another process could be made for %.0f s, for lack of descriptors (%d at "
+            "most): ending. What opens files or connections has to close them",
+            starved_s,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
+        os._exit(1)
+    return True
 
 
 def nothing() -> None:

@@ -126,7 +126,7 @@ class OtherPulse:
         _, cpu_s = _stat(f"/proc/{self._process.pid}/stat")
         now = time.monotonic()
         before, self._cpu = self._cpu, (cpu_s, now)
-        if state == "t":
+        if state in {"t", ""}:  # or it is not to be seen
             return Doing.HELD
         if state == "D":
             return Doing.DISK

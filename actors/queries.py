@@ -37,6 +37,7 @@ from greenroom.actors.loop import (
     GATHERED,
     GATHERED_PARTS,
     MAX_BYTES_UNDER_WAY,
+    Loop,
     Outbox,
     Outboxes,
     Timer,
@@ -215,6 +216,11 @@ class Queries:
         port.on(MeetProxy, self._met_proxy)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))
         port.on(AnswerQueries, caller.answered)
+
+    @property
+    def loop(self) -> Loop:
+        """The loop that all this runs on."""
+        return self._loop
 
     @property
     def address(self) -> Address:

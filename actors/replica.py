@@ -30,6 +30,7 @@ from greenroom.actors.control_messages import (
 from greenroom.actors.folders import Arrival
 from greenroom.actors.following import Obedience
 from greenroom.actors.logs import redirect_output, replica_log
+from greenroom.actors.loop import end_where_starved
 from greenroom.actors.messages import Address
 from greenroom.actors.port import Port
 from greenroom.actors.processes import descendants, kill_all
@@ -69,6 +70,11 @@ class Replica(LoopActor):
         self._queries: Queries | None = None
         self._arrival: Arrival | None = None
         self._trouble = ""  # that status is to show
+
+    def may_beat(self) -> bool:
+        """See :meth:`LoopActor.may_beat`; answers go over links of their own."""
+        loops = [self.loop] if self._queries is None else [self.loop, self._queries.loop]
+        return end_where_starved(*loops)
 
     # --- Lifecycle, by the controller's orders ------------------------------------------------
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from greenroom.actors.dispatch import Caller
+from greenroom.actors.loop import end_where_starved
 from greenroom.actors.messages import (
     AnswerQueries,
     AttachCallerReply,
@@ -106,7 +107,8 @@ class Link:
     async def _connect(self) -> None:
         settings = self._settings
         port = self._port = Port(settings.admin_port, self._process, self._loop)
-        port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
+        is_well = partial(end_where_starved, port.loop)
+        port.loop.keep_beating(Pulse(), settings.silence_timeout_s, is_well)
         while not await port.answers():
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)

@@ -11,12 +11,15 @@ streams and log files are kept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+SHORTAGE_GAP_S = 3.0  # more than the pauses between tries
 
 _imported_in = os.getpid()
 
@@ -26,6 +29,29 @@ class HoldsDescriptors(Protocol):
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all descriptors that it holds."""
+
+
+class Shortage:
+    """For how long a process has lacked a descriptor that it needed, again and again."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._last = float("-inf")
+
+    def failed(self, error: OSError, now: float) -> None:
+        """Take why something could not be opened."""
+        if error.errno == errno.EMFILE:
+            if now - self._last > SHORTAGE_GAP_S:
+                self._since = now
+            self._last = now
+
+    def over(self) -> None:
+        """Note that something was opened."""
+        self._last = float("-inf")
+
+    def lasted_s(self, now: float) -> float:
+        """Return for how long nothing could be opened; 0 where nobody tried of late."""
+        return self._last - self._since if now - self._last <= SHORTAGE_GAP_S else 0.0
 
 
 _holders: weakref.WeakSet[HoldsDescriptors] = weakref.WeakSet()

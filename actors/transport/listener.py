@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from greenroom.actors.transport.admission import Admission
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.sockets import credentials_of
 from greenroom.actors.transport.strangers import Allowance
 
@@ -38,11 +39,13 @@ class Listener:
         per_pass: int = ACCEPTS_PER_PASS,
         allowance: Allowance,
         rest_s: float = 0.0,
+        shortage: Shortage | None = None,
     ) -> None:
         self._loop = loop
         self._socket = sock
         self._on_accept = on_accept
         self._per_pass, self._allowance, self._rest_s = per_pass, allowance, rest_s
+        self._shortage = Shortage() if shortage is None else shortage
         self._resume: asyncio.TimerHandle | None = None
         loop.add_reader(sock.fileno(), self._accept)
 
@@ -67,8 +70,10 @@ class Listener:
                 break
             except OSError as error:  # out of descriptors: let others end first
                 logger.warning("cannot accept a connection: %s", error)
+                self._shortage.failed(error, self._loop.time())
                 self._rest(_PAUSE_S)
                 return
+            self._shortage.over()
             sock.setblocking(False)
             counted += self._on_accept(sock, name)
         rest_s = self._allowance.take(counted, self._loop.time())
@@ -88,6 +93,7 @@ def listen_here(
     sock: socket.socket,
     admission: Admission,
     on_accept: Callable[[socket.socket], None],
+    shortage: Shortage,
 ) -> Listener:
     """Listen at a Unix socket; ``on_accept`` gets connections of this user's processes only."""
 
@@ -101,4 +107,6 @@ def listen_here(
         return not peer.is_ours
 
     allowance = Allowance(STRANGERS_AT_ONCE, STRANGERS_PER_S)
-    return Listener(loop, sock, accept, allowance=allowance, rest_s=STRANGERS_REST_S)
+    return Listener(
+        loop, sock, accept, allowance=allowance, rest_s=STRANGERS_REST_S, shortage=shortage
+    )

@@ -22,6 +22,7 @@ from typing import Any
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress, parse_address
 from greenroom.actors.transport.admission import Admission, Trouble
 from greenroom.actors.transport.channel import Channel, Stream
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.dialing import Dialing
 from greenroom.actors.transport.events import (
     Acknowledged,
@@ -92,7 +93,8 @@ class Peers:
         self.admission = Admission(loop)
         listen = own_listener if address.is_admin else local_listener
         listener = listen(address.socket_name)
-        self._listener = listen_here(loop, listener, self.admission, self._accepted)
+        self.shortage = Shortage()
+        self._listener = listen_here(loop, listener, self.admission, self._accepted, self.shortage)
         self._remote: Remote | None = None
         if network is not None:
             try:
@@ -308,6 +310,7 @@ class Peers:
                 self.died(peer)
         except OSError as error:  # out of descriptors: let others end first
             logger.warning("cannot dial %s: %s", peer.address, error)
+            self.shortage.failed(error, self.loop.time())
             peer.retry = self.loop.call_later(LAST_RETRY_S, self.dial, peer)
 
     def _dial_here(self, peer: Peer) -> None:
@@ -333,6 +336,7 @@ class Peers:
 
     def start(self, sock: Stream, role: Role, peer: Peer | None, **remote: Any) -> Channel:
         """Make a channel, which the caller opens; ``remote`` is what the remote kind needs."""
+        self.shortage.over()
         expect = None if peer is None else peer.address.text
         connection = Connection(role, self._sessions, expect=expect, **remote)
         channel = self._channels[connection] = Channel(self, sock, connection, peer)

@@ -69,7 +69,9 @@ class Remote:
             )
         else:
             door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
-            self._door = listen_here(self._loop, door, self.admission, self._handed_over)
+            self._door = listen_here(
+                self._loop, door, self.admission, self._handed_over, peers.shortage
+            )
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets that are no channel's."""

@@ -218,6 +218,11 @@ class Transport(Watches, Naming):
         """See :class:`greenroom.actors.loop.Transport`."""
         return self.peers.is_quiet
 
+    @property
+    def starved_s(self) -> float:
+        """See :class:`greenroom.actors.loop.Transport`."""
+        return self.peers.shortage.lasted_s(self.loop.time())
+
     def write(self, target: Any) -> None:
         """Write what was sent to ``target`` now; on the loop's thread only."""
         self.peers.write(target.addressDetails)

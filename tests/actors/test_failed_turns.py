@@ -57,6 +57,7 @@ class Transport:
 
     deliveries_at_once = 1
     is_quiet = False
+    starved_s = 0.0
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any]] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import pickle
+import resource
 import sys
 import threading
 import time
@@ -18,6 +20,8 @@ import pytest
 from greenroom.actors import control_messages as cm
 from greenroom.actors import messages as m
 from greenroom.actors.logs import replica_log
+from greenroom.actors.loop import STARVED_S
+from greenroom.actors.processes import is_alive
 from greenroom.serve.answers import decode
 from greenroom.serve.packing import pack_code
 from tests.actors.by_hand import Hand, ReplicaByHand
@@ -493,6 +497,34 @@ def test_calls_that_hang_and_that_nobody_waits_for_make_a_replica_unhealthy(
     (gate / "open").touch()
     wait_until(lambda: not replica.check(next(numbers))[0].error, 5, "it is well again")
     assert replica.value(method="quick") == 3
+
+
+class Full:
+    def fill(self) -> None:
+        """Have no descriptor left, as code that opens files and does not close them."""
+        taken = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken, taken))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(0)
+
+    def __call__(self) -> str:
+        return "here"
+
+
+def test_a_replica_that_can_make_no_link_for_lack_of_descriptors_ends(
+    replica_of: MakeReplica, running: RunningSystem
+) -> None:
+    """Whoever needs one would wait for ever, and its controller see it well."""
+    replica = replica_of(Full)
+    replica.value(method="fill")
+    assert replica.value() == "here", "over the links that there are"
+    assert is_alive(replica.process)
+    with contextlib.closing(Hand(running.settings.admin_port)) as newcomer:
+        newcomer.send(replica.address, cm.Identify(request_id="from a newcomer"))
+        wait_until(lambda: not is_alive(replica.process), STARVED_S + 5, "it has ended")
+    said = (running.settings.logs_dir / "replica.log").read_text()
+    assert "for lack of descriptors" in said
 
 
 class SlowAsyncInit:

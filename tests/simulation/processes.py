@@ -70,6 +70,7 @@ class Transport:
     """What :class:`greenroom.actors.loop.Loop` and ports need, for one address of a process."""
 
     is_quiet = False
+    starved_s = 0.0
 
     def __init__(
         self, simulation: Simulation, process: SimProcess, address: Address, admin: int

@@ -15,6 +15,7 @@ import pytest
 from greenroom.actors.transport import peers as peers_module
 from greenroom.actors.transport import sockets
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.identity import RefusedError
 from greenroom.actors.transport.protocol import PATIENT_MESSAGES
 from greenroom.actors.transport.session import Limits
@@ -245,6 +246,24 @@ def test_a_process_without_descriptors_dials_when_it_has_some(world, monkeypatch
     one.send(other)
     world.until(lambda: one.done)
     assert other.bodies == [b"hello"]
+    assert one.peers.shortage.lasted_s(world.loop.time()) == 0.0
+
+
+def test_how_long_a_process_lacks_descriptors_counts_while_it_needs_them():
+    shortage = Shortage()
+    full = OSError(errno.EMFILE, "too many open files")
+    shortage.failed(OSError(errno.ECONNREFUSED, "nobody"), 100.0)
+    assert shortage.lasted_s(100.0) == 0.0
+    for second in range(12):
+        shortage.failed(full, 100.0 + second)
+    assert shortage.lasted_s(111.5) == 11.0
+    assert shortage.lasted_s(120.0) == 0.0, "nothing is needed any more"
+    shortage.failed(full, 121.0)
+    assert shortage.lasted_s(121.0) == 0.0
+    for second in range(5):
+        shortage.failed(full, 122.0 + second)
+    shortage.over()
+    assert shortage.lasted_s(126.0) == 0.0
 
 
 def test_a_peer_that_hangs_up_at_once_is_dialed_later_and_later(world):
@@ -274,7 +293,7 @@ def test_a_peer_that_has_hung_up_for_hours_is_still_dialed_and_reached(world, mo
     one = world.process()
     address = drawn_address(HOST)
     calls = 0
-    with closing(peers_module.local_socket()) as rude:
+    with closing(sockets.local_socket()) as rude:
         rude.bind(address.socket_name)
         rude.listen()
 
