@@ -43,6 +43,27 @@ _PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__", "__war
 _NUMBER = re.compile(r"(?<![0-9a-zA-Z])(?:0[xX])?[0-9a-fA-F]{7,16}(?![0-9a-zA-Z])")
 _REPR = re.compile(r" at 0x[0-9a-f]+>")
 _SMALLEST_ADDRESS = 1 << 20
+_ID_LENGTHS = (32, 64)  # of cloudpickle's ids, and of ours
+# Arguments may be large. What has millions of numbers, or such text, has no addresses in it.
+_MOST_NUMBERS = 100_000
+_LONGEST_TEXT = 100_000
+_NEVER_ADDRESSED = frozenset(
+    {
+        int,
+        float,
+        complex,
+        bool,
+        type(None),
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+    }
+)
 _ALIASES: tuple[type, ...] = (types.GenericAlias, types.UnionType, type(typing.List[int]))  # noqa: UP006
 
 
@@ -76,25 +97,33 @@ class _ProcessNames:
     """What one value has of the names that its process gave."""
 
     fresh: list[Any]  # the classes and type variables that cloudpickle began to track
-    met: set[int] = field(default_factory=set)  # the addresses of all objects written
+    met: set[int] = field(default_factory=set)  # the addresses of what may be named by its own
     numbers: set[int] = field(default_factory=set)  # all that could be an address
     addresses: set[int] = field(default_factory=set)  # all that is one
 
     def without(self, text: str) -> str:
-        if text in _classes:
+        if len(text) in _ID_LENGTHS and text in _classes:
             return "a tracked class"
-        text = _REPR.sub(" at an address>", text)  # of an object that may be gone
+        if len(text) > _LONGEST_TEXT or (self.is_full and not self.addresses):
+            return text
+        if " at 0x" in text:
+            text = _REPR.sub(" at an address>", text)  # of an object that may be gone
         return _NUMBER.sub(self._without_address, text)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self.numbers) >= _MOST_NUMBERS
+
     def is_address(self, number: int) -> bool:
-        if number >= _SMALLEST_ADDRESS:
+        if number >= _SMALLEST_ADDRESS and not self.is_full:
             self.numbers.add(number)
         return number in self.addresses
 
     def _without_address(self, found: re.Match[str]) -> str:
         digits = found[0]
         readings = [int(digits, 16)] + ([int(digits)] if digits.isdecimal() else [])
-        self.numbers.update(readings)
+        if not self.is_full:
+            self.numbers.update(readings)
         return digits if self.addresses.isdisjoint(readings) else "an address"
 
 
@@ -114,12 +143,13 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
     def persistent_id(self, obj: Any) -> Any:
         # Asked for every object; what is returned is written in its place, unless it is None. It is
         # a new object, so never a back reference.
-        self._names.met.add(id(obj))
         kind = type(obj)
+        if kind not in _NEVER_ADDRESSED:
+            self._names.met.add(id(obj))
         if kind is str:
             return b"s" + self._names.without(obj).encode("utf-8", "surrogatepass")
         if kind is bytes:
-            return b"b" + obj
+            return b"b" + (obj if len(obj) <= _LONGEST_TEXT else hashlib.sha256(obj).digest())
         if kind is int:
             return "an address" if self._names.is_address(obj) else None
         if isinstance(obj, set | frozenset | weakref.WeakSet):
