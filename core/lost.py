@@ -27,7 +27,10 @@ def tables_of_lost(
     """Return the long poll's keys and what proxies are told of endpoints and backends."""
     for kind, name in lost:
         if kind == BACKEND:
-            yield BACKEND_PREFIX + name, BackendTable(tag=name, unavailable=DAMAGED)
+            yield (
+                BACKEND_PREFIX + name,
+                BackendTable(tag=name, unavailable=DAMAGED, is_expected=True),
+            )
         elif kind == ENDPOINT:
             route = _route_of(name, applications.values(), history)
             yield ENDPOINT_PREFIX + name, EndpointTable(name=name, route=route, unavailable=DAMAGED)

@@ -78,12 +78,13 @@ class Router:
         return self._routes.all()
 
     def unready(self) -> dict[str, tuple[str, ...]]:
-        """Return endpoint -> backends of those that have traffic, had replicas, and have none."""
-        missed = {
-            name: tuple(tag for tag in endpoint.split.tags if self._is_missed(tag))
-            for name, endpoint in sorted(self._endpoints.items())
-        }
-        return {name: tags for name, tags in missed.items() if tags}
+        """Return endpoint -> its backends that had replicas and have none; () if it is lost."""
+        unready: dict[str, tuple[str, ...]] = {}
+        for name, endpoint in sorted(self._endpoints.items()):
+            missed = tuple(tag for tag in endpoint.split.tags if self._is_missed(tag))
+            if missed or endpoint.table.unavailable:
+                unready[name] = missed
+        return unready
 
     def _is_missed(self, tag: str) -> bool:
         backend = self._backends.get(tag)

@@ -126,7 +126,10 @@ def _missed(unready: Mapping[str, Iterable[str]]) -> str:
         whose = f"application {application!r}" if has_one else f"endpoint {endpoint!r}"
         names = [tag.partition("#")[2].partition("#")[0] or tag for tag in backends]
         lacking.setdefault(whose, []).extend(names)
-    each = [f"{whose} (no replica of {', '.join(names)})" for whose, names in lacking.items()]
+    each = [
+        f"{whose} ({'no replica of ' + ', '.join(names) if names else 'its record is damaged'})"
+        for whose, names in lacking.items()
+    ]
     return f"cannot serve: {'; '.join(each)}"
 
 

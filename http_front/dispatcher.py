@@ -73,7 +73,8 @@ class Dispatcher(Protocol):
     async def unready(self) -> dict[str, tuple[str, ...]] | None:
         """Return endpoint -> backends without a replica, of those that have been in full service.
 
-        None where the router does not answer.
+        An endpoint whose own record is lost has an empty tuple. None where the router does not
+        answer.
         """
         ...
 

@@ -737,6 +737,9 @@ def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
     assert made.unready() == {}
     made.set_backend("b", backend(is_expected=False), 3.0)
     assert made.unready() == {}, "it wants none"
+    lost = EndpointTable(name="lost", route="/lost", unavailable="its record is damaged")
+    made.set_endpoint("lost", lost, 3.0)
+    assert made.unready() == {"lost": ()}
 
 
 # --- Which replica answers ----------------------------------------------------------------------

@@ -193,12 +193,14 @@ def test_readiness_names_the_applications_that_cannot_serve(app):
         "shop#Tax": ("shop#Tax#2c0ffee",),
         "shop#Shop": ("shop#Shop",),
         "plain": ("plain:v1", "plain:v2"),
+        "lost#Lost": (),
     }
     unready = app.ask(path="/-/readyz")
     assert (unready.status, unready["retry-after"]) == (503, "1")
     assert unready.text.startswith(
         "cannot serve: application 'shop' (no replica of Tax, Shop); "
-        "endpoint 'plain' (no replica of plain:v1, plain:v2)\n"
+        "endpoint 'plain' (no replica of plain:v1, plain:v2); "
+        "application 'lost' (its record is damaged)\n"
     )
     assert app.ask(path="/-/healthz").status == 200, "this worker can take queries"
     app.dispatcher.missed = None
