@@ -267,7 +267,8 @@ def test_settings_are_updated_one_by_one_while_it_serves(
 def test_a_goal_that_fails_raises_what_the_constructor_raised(
     client: serve.Client, name: str
 ) -> None:
-    goal = client.create_backend(f"{name}:v1", Broken)
+    config = {"max_constructor_retry_count": 1}
+    goal = client.create_backend(f"{name}:v1", Broken, config=config)
     with pytest.raises(LookupError, match="no weights"):
         client.wait_for_goal(goal, 20)
     assert client.list_backends()[f"{name}:v1"]["status"] == "DEPLOY_FAILED"
