@@ -21,9 +21,11 @@ from greenroom.core import effects as fx
 from greenroom.core.cluster import Cluster
 from greenroom.core.config import config_shown
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.errors import StoreError
+from greenroom.persistence.errors import StoreError, StoreNotReadableError
 
 logger = logging.getLogger(__name__)
+
+READ_AGAIN_S = 1.0  # code that a file system does not give at present
 
 
 class Supervisor:
@@ -173,8 +175,16 @@ class Supervisor:
         self._perform[type(effect)](effect)
 
     def _start(self, effect: fx.Start) -> None:
-        backend = self._cluster.backends[effect.backend]
+        backend = self._cluster.backends.get(effect.backend)
+        if backend is None or effect.replica not in backend.replicas:
+            return  # it is not wanted any more, since its code could not be read
         record, release = backend.record, backend.release_of(effect.replica)
+        try:
+            code = self._code_or_reason(release.code_digest)
+        except StoreNotReadableError as error:
+            logger.warning("replica %s has to wait for its code: %s", effect.replica, error)
+            self._loop.call_later(READ_AGAIN_S, lambda: self._start(effect))
+            return
         self._send(
             effect.replica,
             cm.StartReplica(
@@ -183,7 +193,7 @@ class Supervisor:
                 deployment=record.deployment or record.tag,
                 application=record.application,
                 version=release.version,
-                code=self._code_or_reason(release.code_digest),
+                code=code,
                 code_hash=release.code_hash,
                 config=config_shown(release.config),
                 config_id=release.config_id,
@@ -207,10 +217,13 @@ class Supervisor:
     def _code_or_reason(self, digest: str) -> bytes:
         """Return the code, or where it is lost what makes a replica fail with that as the reason.
 
-        One that runs already has no need of it.
+        One that runs already has no need of it. What cannot be read now is not lost, and raises
+        StoreNotReadableError.
         """
         try:
             return self._load_code(digest)
+        except StoreNotReadableError:
+            raise
         except StoreError as error:
             logger.exception("code is lost")
             self._cluster.code_use.lost.add(digest)

@@ -10,6 +10,7 @@ from greenroom.actors import control_messages as cm
 from greenroom.actors.supervisor import Supervisor
 from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
+from greenroom.persistence.errors import StoreNotReadableError
 
 TAG, BACKEND = "model#1", "model"
 
@@ -32,7 +33,9 @@ class SlowLoop:
         self.ended.append(lambda arrived: on_sent() if arrived else on_failed())
 
 
-def supervisor_of(loop: Any) -> Supervisor:
+def supervisor_of(
+    loop: Any, load_code: Callable[[str], bytes] = lambda _digest: b"code"
+) -> Supervisor:
     release = SimpleNamespace(
         version="1", code_digest="d", code_hash="h", config={}, config_id=1, actor_options={}
     )
@@ -41,11 +44,12 @@ def supervisor_of(loop: Any) -> Supervisor:
         record=record,
         release_of=lambda _tag: release,
         host_of=lambda _tag: "here",
+        replicas={TAG: None},
         config=BackendConfig(),
     )
     cluster: Any = SimpleNamespace(backends={BACKEND: backend}, backend_of=lambda _tag: backend)
     members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: True)
-    checkpoints: Any = SimpleNamespace(load_code=lambda _digest: b"code")
+    checkpoints: Any = SimpleNamespace(load_code=load_code)
     return Supervisor(
         loop,
         cluster,
@@ -68,3 +72,22 @@ def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> N
         loop.ended[-1 if arrived else 0](arrived)
         supervisor.perform(fx.Start(TAG, BACKEND))
     assert loop.sent.count(cm.StartReplica) == 3
+
+
+def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_lost() -> None:
+    loop = SlowLoop()
+    later: list[Callable[[], None]] = []
+    loop.call_later = lambda _delay_s, call: later.append(call)  # type: ignore[attr-defined]
+    answers = iter([StoreNotReadableError("no answer"), b"code"])
+
+    def load_code(_digest: str) -> bytes:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    supervisor_of(loop, load_code).perform(fx.Start(TAG, BACKEND))
+    assert not loop.sent
+    (again,) = later
+    again()
+    assert loop.sent == [cm.StartReplica]
