@@ -85,14 +85,27 @@ def _functions(app: Any) -> Iterator[Any]:
             continue
         seen[id(value)] = value
         if inspect.isfunction(value):
-            yield value
-            waiting += _within_function(value)
+            if _is_readable(value):
+                yield value
+                waiting += _within_function(value)
         elif isinstance(value, list | tuple | dict):
             held = value.values() if isinstance(value, dict) else value
             # A function in there is a middleware, or handles exceptions: nothing FastAPI looks at.
             waiting += [each for each in held if not inspect.isfunction(each)]
         elif _is_of_framework(value):
             waiting += _within_part(value)
+
+
+def _is_readable(function: Any) -> bool:
+    """Return whether its annotations can be asked for.
+
+    From Python 3.14 on they are evaluated when they are, unless they are strings.
+    """
+    try:
+        inspect.signature(function)
+    except (NameError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _within_part(part: Any) -> Iterator[Any]:
