@@ -23,6 +23,7 @@ from greenroom.actors.messages import Process
 from greenroom.actors.processes import (
     RunRecords,
     descendants,
+    is_alive,
     kill_all,
     send_signal,
     wait_gone,
@@ -121,7 +122,8 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
     deadline = time.monotonic() + START_TIMEOUT_S
     while hosts := records.with_role(HOST_ROLE):
         is_silent = _end_silent(hosts, settings)
-        if not is_silent and any(map(records.is_ready, hosts)):
+        # It may have been ended as silent while that was looked at.
+        if not is_silent and any(records.is_ready(host) and is_alive(host) for host in hosts):
             return True
         does = "stands still" if is_silent else "starts or stops"
         on_progress(f"waiting for host process {hosts[0].pid}, which {does}")
