@@ -147,11 +147,8 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self._crash_loop = CrashLoop(self.settings.run_dir, self.role)
         self._loop = Loop(manager.transport, manager._send_intent, self.turn_failed)
         configure_logging(self.settings, self.role)
-        self.records = RunRecords(self.settings.run_dir)
-        try:
-            self.records.add(self.process, self.role, self.role)
-        except OSError:  # the disk is full, perhaps; without it whoever asks would hear nothing
-            logger.exception("%s is not on record", self.role)
+        self.records = RunRecords(self.settings.run_dir, call_later=self._loop.call_later)
+        self.records.add(self.process, self.role, self.role)
         self.started()
         self._loop.keep_beating(self.pulse, self.settings.silence_timeout_s, self.may_beat)
         self._begun_at = time.monotonic()

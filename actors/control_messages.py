@@ -49,11 +49,12 @@ class MeetController(Message):
     """Host process to proxy: the controller lives here (again). Repeats are safe.
 
     ``by`` is the host process. What one of before said may come after what its successor says.
+    None where the proxy has found the controller itself.
     """
 
     controller: Address
     process: Process
-    by: Process
+    by: Process | None
     epoch: int = 0
 
 

@@ -49,12 +49,13 @@ from greenroom.actors.messages import (
 )
 from greenroom.actors.streams import Stream
 from greenroom.actors.value_streams import ValueStream
+from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.core.repeats import RepeatBudget
 from greenroom.core.tickets import SOCKET
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
-NO_PROXY_S = 30.0  # what may not be repeated, as far as is known here, waits no longer for a proxy
+NO_PROXY_S = 30.0  # longer than any restart; a query waits no longer for a proxy with tables
 # Of queries that were with a proxy that died. No budget as tight as the router's: it is hardly ever
 # a query that kills a proxy, and one that takes long may see several die.
 FIRST_REPEATS, MOST_REPEATS = 100, 1_000
@@ -114,6 +115,7 @@ class _Entry:
         "on_answer",
         "on_fed",
         "parts",
+        "patience",
         "process",
         "process_at",
         "query",
@@ -136,6 +138,7 @@ class _Entry:
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the replica that it cannot leave any more
         self.process_at: Address | None = None
+        self.patience: Timer | None = None  # armed while there is no proxy with tables
         self.runs_at: list[Address] = []  # replicas that run it for a router that is dead
         self.unwatch: Callback = nothing
         self.timer: Timer | None = None
@@ -166,9 +169,16 @@ class _Entry:
         if self.stream is not None:
             self.stream.tell_stopped()
 
+    def be_patient(self) -> None:
+        """Wait for its answer alone: a proxy with tables has it, or soon will."""
+        if self.patience is not None:
+            self.patience.cancel()
+            self.patience = None
+
     def let_go(self) -> None:
         """Free what it holds."""
         self.unwatch()
+        self.be_patient()
         if self.timer is not None:
             self.timer.cancel()
         if self.feed is not None:
@@ -186,7 +196,6 @@ class Caller:
         self.on_ready: Callable[[], None] = lambda: None
         self._ids = itertools.count(1)
         self._budget = RepeatBudget(FIRST_REPEATS)
-        self._patience: Timer | None = None  # armed while there is no proxy
         self._entries: dict[int, _Entry] = {}
         self._outbox: Outbox | None = None
         self._proxy: Process | None = None
@@ -213,6 +222,8 @@ class Caller:
                 self._time_out(query, "the time was up before it was sent")
                 return
             entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
+        if not self.ready:
+            self._wait(entry)
         self._put(entry)
 
     def cancel(self, query_id: int) -> None:
@@ -241,7 +252,6 @@ class Caller:
             return
         self.lost_proxy()
         self._proxy, self._proxy_address = process, address
-        self._be_patient_no_more()
         self._outbox = Outbox(
             self.loop, address, self._pack, on_failed=self._undelivered, weigh=_weigh
         )
@@ -253,7 +263,6 @@ class Caller:
     def leave(self, on_left: Callback) -> None:
         """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
         self.left = True
-        self._be_patient_no_more()
         for entry in list(self._entries.values()):
             self._fail(entry, CLOSED)
         if self._proxy is None:
@@ -275,20 +284,19 @@ class Caller:
             elif entry.sent:
                 self._send_again(entry)
             entry.sent = False
-        self._be_patient_no_more()
-        self._patience = self.loop.call_later(NO_PROXY_S, self._give_up)
+            if entry.patience is None:
+                self._wait(entry)
 
-    def _be_patient_no_more(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _wait(self, entry: _Entry) -> None:
+        """Have a query wait for a proxy with tables, and not for ever."""
+        entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._give_up, entry))
 
-    def _give_up(self) -> None:
-        """Fail what may have run and waits for a proxy, which alone could say if it may again."""
-        text = f"the proxy died with the query under way, and there is none since {NO_PROXY_S:g} s"
-        for entry in list(self._entries.values()):
-            if entry.resent and entry.process is None and entry.query.retryable is None:
-                self._fail(entry, text)
+    def _give_up(self, entry: _Entry) -> None:
+        if entry.process is None:  # else a replica has it, which needs no proxy any more
+            error = DeploymentUnavailableError
+            text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
+            answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
+            self.fail(entry.query.id, answer)
 
     def attached(self, message: AttachCallerReply) -> None:
         """Take the proxy's word that it has its route table, or that it does not know us."""
@@ -296,6 +304,8 @@ class Caller:
             return
         if message.ready:
             self.ready = True
+            for entry in self._entries.values():
+                entry.be_patient()
             self.on_ready()
         else:
             address, process = self._proxy_address, message.proxy

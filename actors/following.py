@@ -50,9 +50,10 @@ class Following:
         if not self._obedience.accepts(message.epoch, message.controller):
             return False
         last = self._introduced_by
-        if last is not None and message.by.start_ticks < last.start_ticks:
-            return False  # late, of a host process that has died since
-        self._introduced_by = message.by
+        if message.by is not None:
+            if last is not None and message.by.start_ticks < last.start_ticks:
+                return False  # late, of a host process that has died since
+            self._introduced_by = message.by
         self.controller = message.controller
         self._met = (message.controller, message.process)
         return True

@@ -17,11 +17,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 
-import setproctitle
-
-# It finds its place by the first variable that this process began with, so before any is set anew.
-setproctitle.getproctitle()
-
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 

@@ -21,34 +21,43 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
 
 from greenroom.actors import binding, folders, forking, joining
 from greenroom.actors.admin_messages import RequestReply, StopCluster
 from greenroom.actors.control_messages import MeetController, StopHost
-from greenroom.actors.front_process import FRONT_ROLE, start_front
-from greenroom.actors.http_port import answers_http, bind_http, describe_holder, url_of
+from greenroom.actors.front_process import start_front
+from greenroom.actors.http_port import answers_http, bind_http, borrow, describe_holder, url_of
+from greenroom.actors.leading import NAMESPACE
 from greenroom.actors.logs import configure_logging, prune_replica_logs, rotate_logs
 from greenroom.actors.membership import Membership
 from greenroom.actors.messages import Address, Process
 from greenroom.actors.open_files import require_open_files
 from greenroom.actors.port import PROXY, Finder, ThreadPort
 from greenroom.actors.processes import (
-    RunRecords,
+    ADMIN_ROLE,
+    FRONT_ROLE,
+    HOST_ROLE,
+    LOGGER_ROLE,
+    WORKER_ROLE,
     child_pids,
-    command_line,
     identify,
     is_alive,
     kill_all,
+    mark,
+    parent_pid,
+    role_of,
     send_signal,
+    show_title,
     this_process,
     wait_gone,
 )
 from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.actors.startup import (
+    LOCK_VARIABLE,
     become_subreaper,
     check_store,
     last_line,
@@ -57,11 +66,13 @@ from greenroom.actors.startup import (
     tell_starter,
     thespian_logging,
 )
-from greenroom.actors.system import HOST_ROLE, forget_state, kill_system
+from greenroom.actors.system import forget_state, kill_system, records_of
 from greenroom.actors.transport import base
 from greenroom.actors.unasked import Unasked
 from greenroom.core.backoff import pause_s
 from greenroom.core.errors import StartError
+from greenroom.persistence.errors import StoreError
+from greenroom.persistence.filesystem import FileStore
 
 logger = logging.getLogger(__name__)
 
@@ -78,23 +89,27 @@ FRONT_STABLE_S = 10.0  # one that ran this long did not die of its start
 FRONT_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
+BORROW_RETRY_S = 1.0
+WORKERS_POLL_S = 0.05
 START_AGAIN_S = 0.2
 NUDGE_EVERY_S = 10.0
 MAIN_THREAD_S = 60.0  # that it may take for one event, such as binding a port that is in use
+DISK_RETRY_S = 1.0
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from greenroom.actors.host import main; sys.exit(main())"
 FIND_ADMIN_S, FIND_ADMIN_POLL_S = 2.0, 0.005
-ADMIN_ROLE = "thespian admin"
-LOGGER_ROLE = "thespian logger"
+# What serves HTTP goes on, whatever becomes of the actors.
+_KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE)
 
 
 class Host:
     """One host's system; :meth:`run` returns when it has been stopped."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, lock_fd: int) -> None:
         self.settings = settings
         self.process = this_process()
-        self.records = RunRecords(settings.run_dir)
+        self.records = records_of(settings)
+        self._lock_fd = lock_fd
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._socket: socket.socket | None = None
         self._front: Process | None = None
@@ -105,6 +120,7 @@ class Host:
         self._nudge_at = 0.0
         self._nudged_at: float | None = None  # since when the main thread has an event to take
         self._must_stop = False
+        self._waits_for_disk = False
         self._starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
         self._admin: Process | None = None
         self._unasked = Unasked()
@@ -130,6 +146,8 @@ class Host:
         if self._admin is None:
             self._start_actor_system()
         self._connect()
+        self._take_over_port()
+        self._let_old_workers_go(self._front)
 
     def _hold(self, listener: socket.socket) -> None:
         """Keep the HTTP port; actors must not, or it stays open when we and the front are gone."""
@@ -137,20 +155,34 @@ class Host:
         os.set_inheritable(listener.fileno(), False)
         os.register_at_fork(after_in_child=listener.close)
 
+    def _take_over_port(self) -> None:
+        """Get the listening socket that a front has which an earlier host process started."""
+        if self._socket is not None or self._stopping:
+            return
+        listener = borrow(self.records.find(WORKER_ROLE), self.settings)
+        if listener is not None:
+            self._hold(listener)
+        else:  # the front's workers are about to start, or are of a version that lends nothing
+            self._later_on(BORROW_RETRY_S, self._take_over_port)
+
     def _adopt_or_clear(self) -> None:
-        by_role = {role: process for process, role in self.records.alive().items()}
+        by_role: dict[str, Process] = {}
+        for process, role in self.records.found().items():
+            by_role.setdefault(role, process)  # what is on record comes first
         self._front = by_role.get(FRONT_ROLE)
         self._admin = by_role.get(ADMIN_ROLE)
         self._logger = by_role.get(LOGGER_ROLE)
         if self._admin is None:
             # Actors without their admin can be reached, but a new admin would make second ones of
             # the same names; the logger keeps the admin's port.
-            spare = (HOST_ROLE, FRONT_ROLE, "http worker")
-            killed = kill_system(self.records, spare=spare)
+            killed = kill_system(self.records, spare=_KEPT)
             if killed:
                 logger.warning("killed %d processes left by a broken system", len(killed))
         elif self._logger is None:  # the admin starts, or started, another
             self._events.put(self._logger_died)
+        for role in (FRONT_ROLE, ADMIN_ROLE, LOGGER_ROLE):
+            if role in by_role and is_alive(by_role[role]):
+                self.records.add(by_role[role], role)
 
     def _start_actor_system(self) -> None:
         port = self.settings.admin_port
@@ -188,8 +220,8 @@ class Host:
 
     def _look_for_admin(self) -> Process | None:
         for pid in child_pids(self.process.pid):
-            if "MultiProcAdmin" in command_line(pid):
-                loggers = [each for each in child_pids(pid) if _is_logger(each)]
+            if role_of(pid) == ADMIN_ROLE:
+                loggers = [each for each in child_pids(pid) if role_of(each) == LOGGER_ROLE]
                 self._logger = identify(loggers[0]) if loggers else None
                 return identify(pid)
         return None
@@ -292,7 +324,7 @@ class Host:
         self._events.put(reap_children)
 
     def _begin_stop(self, *, forget: bool) -> None:
-        self.records.unmark_ready()
+        show_title(f"{HOST_ROLE} (stopping)")
         self._stopping = True
         self._forgetting = forget
 
@@ -307,8 +339,11 @@ class Host:
             self.membership.met_controller(*self._controller.found)
 
     def _prune(self) -> None:
-        prune_replica_logs(self.settings.logs_dir, self.records.with_role("replica"))
-        folders.prune(self.settings.folders_dir, self._folders_in_use)
+        self.records.write_owed()
+        replicas = self.records.find("replica")
+        prune_replica_logs(self.settings.logs_dir, replicas)
+        if len(replicas) == len(self.records.with_role("replica")):  # else not all uses are known
+            folders.prune(self.settings.folders_dir, self._folders_in_use)
         if self._admin is not None:
             self._unasked.end(self._admin, self.records, _tell_of_unasked)
         self.port.loop.call_later(PRUNE_EVERY_S, self._prune)
@@ -318,13 +353,13 @@ class Host:
 
     def _describe(self) -> dict[str, Any]:
         found = self._proxy.found
-        front_pid = self._front.pid if self._front is not None else None
+        front_pid = _pid(self._front)
         return {
             "name": self.settings.host_name,
             "address": self.settings.own_address,
             "state": "DRAINING" if self._stopping else "RUNNING",
-            "admin_pid": self._admin.pid if self._admin is not None else None,
-            "logger_pid": self._logger.pid if self._logger is not None else None,
+            "admin_pid": _pid(self._admin),
+            "logger_pid": _pid(self._logger),
             "host_pid": self.process.pid,
             "proxy": {
                 "pid": found[1].pid if found is not None else None,
@@ -333,7 +368,7 @@ class Host:
             "front": {
                 "pid": front_pid,
                 "url": url_of(self.settings),
-                "workers": sorted(p.pid for p in self.records.with_role("http worker")),
+                "workers": [] if front_pid is None else _workers_of(front_pid),
             },
         }
 
@@ -345,9 +380,8 @@ class Host:
         """Learn the pid of the logger that the admin starts instead."""
         deadline = time.monotonic() + 2.0
         while self._admin is not None and is_alive(self._admin) and time.monotonic() < deadline:
-            ours = {process.pid for process in self.records.alive()}  # a replica may be called so
-            children = set(child_pids(self._admin.pid)) - ours
-            loggers = [pid for pid in children if _is_logger(pid)]
+            children = child_pids(self._admin.pid)
+            loggers = [pid for pid in children if role_of(pid) == LOGGER_ROLE]
             found = identify(loggers[0]) if loggers else None
             if found is not None:
                 logger.warning("the actor system's logger died; its new pid is %d", found.pid)
@@ -359,15 +393,45 @@ class Host:
         self._start_over()
 
     def _start_over(self) -> None:
-        self.records.unmark_ready()
+        """Become a new host process that starts all actors, once the store can be written.
+
+        Until then no controller could start a replica, so what still serves is left alone.
+        """
+        if not self._waits_for_disk and (trouble := self._trouble_with_disk()):
+            logger.error("what runs is left alone until there can be a controller: %s", trouble)
+            self._waits_for_disk = True
+            self._later_on(DISK_RETRY_S, self._look_at_disk)
+        elif not self._waits_for_disk:
+            self._be_anew()
+
+    def _look_at_disk(self) -> None:
+        if self._trouble_with_disk():
+            self._later_on(DISK_RETRY_S, self._look_at_disk)
+        else:
+            self._be_anew()
+
+    def _trouble_with_disk(self) -> str:
+        # Leaders have others to serve; and theirs may be a file system that never answers.
+        if self.settings.leaders or not self.settings.store_dir.exists():
+            return ""
+        try:
+            FileStore.try_to_write(self.settings.store_dir, namespace=NAMESPACE)
+        except StoreError as error:
+            return str(error)
+        return ""
+
+    def _be_anew(self) -> NoReturn:
+        show_title(f"{HOST_ROLE} (starting)")
         os.environ[_STARTS_OVER] = "1"
+        self._pass_on(LOCK_VARIABLE, self._lock_fd)
         if self._socket is not None:
-            os.set_inheritable(self._socket.fileno(), True)
-            os.environ["GREENROOM_HOST_SOCKET_FD"] = str(self._socket.fileno())
-        if self._admin is not None:
-            self.records.remove(self._admin)
-        kill_system(self.records, spare=(HOST_ROLE, FRONT_ROLE, "http worker"))
+            self._pass_on("GREENROOM_HOST_SOCKET_FD", self._socket.fileno())
+        kill_system(self.records, spare=_KEPT)
         os.execv(sys.executable, [sys.executable, "-c", _PROGRAM])
+
+    def _pass_on(self, variable: str, fd: int) -> None:
+        os.set_inheritable(fd, True)
+        os.environ[variable] = str(fd)
 
     def could_not_start(self) -> None:
         """Start over again, if this was to bring back what had run; else return.
@@ -377,7 +441,7 @@ class Host:
         if self._starts_over:
             time.sleep(START_AGAIN_S)  # do not spin
             if not self._must_stop:
-                self._start_over()
+                self._be_anew()
 
     def forget_key(self) -> None:
         """Delete the key of a first join that failed: the one given next time may be another."""
@@ -421,10 +485,32 @@ class Host:
             return
         self._start_front()
         self.port.loop.post(self._watch_front)
+        self._let_old_workers_go(self._front)
+
+    def _let_old_workers_go(self, front: Process | None) -> None:
+        """Have a dead front's workers, which serve on, end once there are those of ``front``."""
+        if front is None or front != self._front or not is_alive(front) or self._stopping:
+            return
+        if not _workers_of(front.pid):
+            self._later_on(WORKERS_POLL_S, lambda: self._let_old_workers_go(front))
+            return
+        for worker in self._old_workers():
+            send_signal(worker, signal.SIGTERM)  # they finish what they have
+        self.port.loop.post(self.membership.report)
+
+    def _old_workers(self) -> list[Process]:
+        own = self._front.pid if self._front is not None else 0
+        return [each for each in self.records.find(WORKER_ROLE) if parent_pid(each.pid) != own]
 
     def _bind(self) -> socket.socket:
-        """Bind the HTTP port, which the workers of a dead front let go of when they are told."""
-        workers = self.records.with_role("http worker")
+        """Return the HTTP port's socket: the one that a dead front's workers have, or a new one.
+
+        Workers that do not lend it let go of the port when they are told.
+        """
+        workers = self.records.find(WORKER_ROLE)
+        listener = borrow(workers, self.settings)
+        if listener is not None:
+            return listener
         for worker in workers:
             send_signal(worker, signal.SIGTERM)  # they finish what they have
         deadline = time.monotonic() + BIND_TIMEOUT_S
@@ -476,9 +562,10 @@ class Host:
         """Finish connections, drain replicas, end everything; state stays on disk."""
         if binding.is_bound(self.settings) and not self._forgetting:
             self.membership.drain(DRAIN_TIMEOUT_S, leave=False)
-        if self._front is not None:
-            send_signal(self._front, signal.SIGTERM)
-            wait_gone([self._front], FRONT_STOP_TIMEOUT_S)
+        front = [*self._old_workers(), *([] if self._front is None else [self._front])]
+        for process in front:
+            send_signal(process, signal.SIGTERM)
+        wait_gone(front, FRONT_STOP_TIMEOUT_S)
         if joining.leads(self.settings, self._controller):
             self._stop_controller()
         elif not self._forgetting:
@@ -488,7 +575,8 @@ class Host:
         self.port.close()
         kill_system(self.records, spare=(HOST_ROLE,), under=self.process.pid)
         self.records.remove(self.process)
-        self.settings.status_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk; its age tells that it is old
+            self.settings.status_file.unlink(missing_ok=True)
         if self._forgetting:
             forget_state(self.settings)
 
@@ -504,22 +592,33 @@ def _tell_of_unasked(process: Process) -> None:
     logger.warning("killed process %d: it was made for a replica and never told", process.pid)
 
 
-def _is_logger(pid: int) -> bool:
-    return "logger" in command_line(pid).lower()
+def _pid(process: Process | None) -> int | None:
+    return process.pid if process is not None and is_alive(process) else None
+
+
+def _workers_of(front: int) -> list[int]:
+    return sorted(pid for pid in child_pids(front) if role_of(pid) == WORKER_ROLE)
 
 
 def main() -> int:
     """Run the host process; its settings come by environment."""
     settings = read_settings()
-    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if lock(settings) is None:
+    try:
+        settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock_fd = lock(settings)
+    except OSError as error:
+        tell_starter(f"the state dir {settings.state_dir} cannot be used: {error}")
+        return 1
+    if lock_fd is None:
         tell_starter("running")
         return 0
+    mark(settings.own_dir)
     configure_logging(settings, HOST_ROLE)
-    host = Host(settings)
+    host = Host(settings, lock_fd)
     signal.signal(signal.SIGTERM, lambda *_: host.request_stop())
     signal.signal(signal.SIGINT, lambda *_: host.request_stop())
-    host.records.add(host.process, HOST_ROLE, "host", **settings.to_environ())
+    title = f"{HOST_ROLE} (starting)"
+    host.records.add(host.process, HOST_ROLE, title, **settings.to_environ())
     try:
         host.start()
         host.wait_ready()
@@ -534,7 +633,7 @@ def main() -> int:
         return 1
     signal.signal(signal.SIGCHLD, lambda *_: host.reap())
     host.reap()
-    host.records.mark_ready(host.process)
+    show_title(HOST_ROLE)
     tell_starter("ready")
     host.run()
     return 0

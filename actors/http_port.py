@@ -1,16 +1,93 @@
-"""The HTTP front's port, as the host process sees it: bound, asked for its health, named."""
+"""The HTTP front's port, as the host process sees it: bound, taken over, asked for its health.
+
+The listening socket is never closed while anything serves, for with it the kernel resets all
+connections that wait in its queue; a second socket on the port, by SO_REUSEPORT, would have a queue
+of its own. The host process, the gunicorn master and each worker hold the one socket. A worker
+lends it to a new host process, over a Unix socket under a name with the worker's pid.
+"""
 
 from __future__ import annotations
 
 import http.client
+import logging
+import os
 import socket
 import ssl
+import struct
+import threading
+from collections.abc import Iterable
 
+from greenroom.actors.messages import Process
 from greenroom.actors.processes import command_line
 from greenroom.actors.settings import HostSettings
 from greenroom.core.errors import StartError
 
+logger = logging.getLogger(__name__)
+
+LEND_TIMEOUT_S = 1.0
 PAGES_BACKLOG = 128
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+def lend(listener: socket.socket) -> None:
+    """Give this process's listening socket to whoever of this user asks for it, on a thread."""
+    asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        asked.bind(_lender(os.getpid()))
+        asked.listen()
+    except OSError as error:
+        asked.close()
+        logger.warning("the HTTP port could not be lent to a new host process: %s", error)
+        return
+    arguments = (asked, listener)
+    threading.Thread(target=_lend, args=arguments, name="greenroom-lend", daemon=True).start()
+
+
+def _lend(asked: socket.socket, listener: socket.socket) -> None:
+    while True:
+        try:
+            borrower, _ = asked.accept()
+            with borrower:
+                if _peer(borrower)[1] == os.geteuid():
+                    socket.send_fds(borrower, [b"."], [listener.fileno()])
+        except OSError as error:  # that one has left, or this process has too many files open
+            logger.warning("the HTTP port was not lent: %s", error)
+
+
+def borrow(workers: Iterable[Process], settings: HostSettings) -> socket.socket | None:
+    """Return the listening socket of the HTTP port from a worker that has it; None without one."""
+    for worker in workers:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lender:
+            lender.settimeout(LEND_TIMEOUT_S)
+            try:
+                lender.connect(_lender(worker.pid))
+                if _peer(lender)[:2] != (worker.pid, os.geteuid()):
+                    continue
+                _, fds, _, _ = socket.recv_fds(lender, 1, 1)
+            except OSError:  # it has ended meanwhile, or is of a version that lends nothing
+                continue
+        for fd in fds:
+            listener = socket.socket(fileno=fd)
+            if _is_for(listener, settings):
+                return listener
+            listener.close()
+    return None
+
+
+def _lender(pid: int) -> bytes:
+    return b"\0greenroom-http-%d" % pid
+
+
+def _peer(sock: socket.socket) -> tuple[int, ...]:
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(found)
+
+
+def _is_for(listener: socket.socket, settings: HostSettings) -> bool:
+    """Tell whether a socket listens where these settings say: they may be new ones."""
+    wanted = socket.getaddrinfo(settings.http.host, settings.http.port, type=socket.SOCK_STREAM)
+    listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return bool(listens) and listener.getsockname()[:2] in [each[4][:2] for each in wanted]
 
 
 def bind_http(settings: HostSettings) -> socket.socket:

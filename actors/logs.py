@@ -21,6 +21,7 @@ from greenroom.actors.state_dir import make_private, open_private
 # Taken at import: inside an actor Thespian has replaced the logging module's manager, and asking it
 # would give another logger than the one that our modules' loggers are under.
 OUR_LOGGER = logging.getLogger("greenroom")
+logger = logging.getLogger(__name__)
 KEPT_PER_DEPLOYMENT = 20
 _REPLICA = "replica-"
 ACCESS_LOG = "access.log"
@@ -63,6 +64,15 @@ def open_log(settings: HostSettings, name: str) -> int:
     return open_private(settings.logs_dir / f"{name}.log")
 
 
+def open_log_or_stderr(settings: HostSettings, name: str) -> int:
+    """Open a log, or where the disk does not allow it go on with stderr, the host process's log."""
+    try:
+        return open_log(settings, name)
+    except OSError as error:
+        logger.warning("host.log has what %s.log would: it cannot be opened: %s", name, error)
+        return os.dup(2)
+
+
 def replica_log(tag: str) -> str:
     """Return the name of a replica's log; file systems take no ``/``."""
     return _REPLICA + "".join(c if c.isalnum() or c in "_.#:-" else "_" for c in tag)
@@ -81,7 +91,7 @@ def configure_logging(settings: HostSettings, role: str) -> None:
     logging.root.handlers.clear()
     OUR_LOGGER.propagate = False
     OUR_LOGGER.setLevel(logging.INFO)
-    stream = os.fdopen(open_log(settings, role), "a", encoding="utf-8")
+    stream = os.fdopen(open_log_or_stderr(settings, role), "a", encoding="utf-8")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     OUR_LOGGER.handlers[:] = [handler]
@@ -98,7 +108,7 @@ def log_to_stderr() -> None:
 
 def redirect_output(settings: HostSettings, name: str) -> None:
     """Append what this process and its C code print to ``logs/<name>.log`` of the state dir."""
-    fd = open_log(settings, name)
+    fd = open_log_or_stderr(settings, name)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

@@ -21,6 +21,7 @@ from greenroom.actors.keys import KeyRotation
 from greenroom.actors.loop import Loop
 from greenroom.actors.messages import Address, Process
 from greenroom.actors.port import Port
+from greenroom.actors.processes import identify
 from greenroom.actors.settings import LOOPBACK, HostSettings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.key_files import KeyFiles
@@ -159,9 +160,15 @@ class Members:
         if known is not None and known[0] == process:
             return
         self._host_processes[name] = (process, sender)
-        if name != self._own:
-            gone = lambda: self.listen_no_more(process.incarnation)  # noqa: E731
-            self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
+        gone = lambda: self._host_process_gone(name, process)  # noqa: E731
+        self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
+
+    def _host_process_gone(self, name: str, process: Process) -> None:
+        """Show what else runs there as it was last reported, but not who reported it."""
+        self.listen_no_more(process.incarnation)
+        if self._host_processes.get(name, (None,))[0] == process:
+            self._reports[name] = {**self._reports.get(name, {}), "host_pid": None}
+            self._changed()
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
         """Have replicas go that are nobody's any more: their host was lost when they were.
@@ -296,8 +303,28 @@ class Members:
         record = hosts.records.get(name)
         known = {} if record is None else {"name": name, "address": record.address}
         shown = {**known, **self._reports.get(name, {})}
+        if name == self._own:
+            shown = _living(shown)
         state = hosts.state(name)
         if state is not HostState.RUNNING:
             shown["state"] = state.value
         labels = self._settings.labels if record is None else record.labels
         return {**shown, "labels": dict(labels), "resources": self._cluster.placement.shown(name)}
+
+
+def _living(shown: dict[str, Any]) -> dict[str, Any]:
+    """Return what is shown of this host without pids of the dead: a report may be of before."""
+
+    def lives(pid: int | None) -> int | None:
+        return pid if pid is not None and identify(pid) is not None else None
+
+    for name in ("admin_pid", "logger_pid", "host_pid"):
+        if name in shown:
+            shown = {**shown, name: lives(shown[name])}
+    proxy, front = shown.get("proxy"), shown.get("front")
+    if proxy and lives(proxy["pid"]) is None:
+        shown = {**shown, "proxy": {**proxy, "pid": None, "state": "STARTING"}}
+    if front:
+        workers = [pid for pid in front["workers"] if lives(pid) is not None]
+        shown = {**shown, "front": {**front, "pid": lives(front["pid"]), "workers": workers}}
+    return shown

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from thespian.actors import ActorAddress
+
 from greenroom.actors.base import LoopActor
 from greenroom.actors.beats import Beater, beater_towards
+from greenroom.actors.binding import resolved_gates
 from greenroom.actors.control_messages import (
     Changed,
     Listen,
@@ -34,12 +37,15 @@ from greenroom.actors.messages import (
     AttachCallerReply,
     DetachCaller,
     FailedAnswer,
+    Process,
     QueriesFinished,
     RunQueries,
     SubmitQueries,
 )
 from greenroom.actors.metrics import Metrics
+from greenroom.actors.port import CONTROLLER, Finder, Port
 from greenroom.actors.processes import is_alive
+from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.unreachable import Unreachable
 from greenroom.core import tickets
 from greenroom.core.copies import COPY_MORE_S, COPY_S
@@ -61,6 +67,7 @@ logger = logging.getLogger(__name__)
 LOAD_REPORT_S = 0.5
 TALLIES_REPORT_S = 1.0
 LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
+SEEK_AFTER_S = 0.2  # in which a host process that lives introduces the controller
 
 
 class _Recipient(NamedTuple):
@@ -119,6 +126,9 @@ class Proxy(LoopActor):
         self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
         self._held: set[str] = set()  # the keys of its tables
         self._following = Following(self.loop)
+        self._finder: Finder | None = None  # of the controller, while no host process names one
+        self._port: Port | None = None
+        self.loop.call_later(SEEK_AFTER_S, self._listen)
         self._ready = False
         self._waiting: list[SubmitQueries] = []
         self._listen_timer: Timer | None = None
@@ -174,8 +184,12 @@ class Proxy(LoopActor):
         """Listen to this controller from now on, and beat for this host."""
         if not self._following.meets(message):
             return
-        self._unwatch_host()
-        self._unwatch_host = self.loop.watch_process(message.by, nothing)  # to end one that hangs
+        if message.by is not None:
+            self._seek_no_more()
+            self._unwatch_host()
+            self._unwatch_host = self.loop.watch_process(
+                message.by, nothing
+            )  # to end a hanging one
         if self._beater is not None:
             self._beater.close()
         self._beater = beater_towards(
@@ -227,7 +241,9 @@ class Proxy(LoopActor):
         if self._listen_timer is not None:
             self._listen_timer.cancel()
         self._listen_timer = self.loop.call_later(LISTEN_AGAIN_S, self._listen)
-        if self._controller is not None:
+        if self._controller is None:
+            self._seek()
+        else:
             seen = self._following.seen
             listen = Listen(
                 listener=self.process,
@@ -235,7 +251,32 @@ class Proxy(LoopActor):
                 seen=seen,
                 store=self._following.store,
             )
-            self.loop.send(self._controller, listen)
+            self.loop.send(self._controller, listen, on_failed=self._seek)
+
+    def _seek(self) -> None:
+        """Look for the controller, as the host process does: that one may be dead, too."""
+        if self._finder is not None:
+            return
+        settings = self.settings
+        asyncio_loop = self.loop.asyncio
+        self._port = Port(settings.admin_port, self.process, asyncio_loop)
+        gates = [settings.own_address] if settings.leaders else []
+        gates += resolved_gates(settings)
+        addresses = [ActorAddress(parse_address(gate)) for gate in gates]
+        self._finder = Finder(self._port, CONTROLLER, self._sought, gates=lambda: addresses)
+        self._finder.start()
+
+    def _seek_no_more(self) -> None:
+        if self._finder is not None and self._port is not None:
+            self._finder.stop()
+            self._port.detach()
+            self._finder = self._port = None
+
+    def _sought(self, controller: Address, process: Process) -> None:
+        if self._finder is not None:
+            epoch = self._finder.epoch
+            found = MeetController(controller=controller, process=process, by=None, epoch=epoch)
+            self.receiveMsg_MeetController(found, self.myAddress)
 
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
         if table is not None:

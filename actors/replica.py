@@ -179,10 +179,7 @@ class Replica(LoopActor):
         self._state = "starting"
         self._config, self._config_id = order.config, order.config_id
         self._load_id = order.config_id
-        failure = self._leave_record(order)
-        if failure is not None:
-            self._loaded(failure)
-            return
+        self._leave_record(order)
         user_context.install(
             user_context.ReplicaContext(
                 app_name=order.application,
@@ -210,23 +207,17 @@ class Replica(LoopActor):
         else:
             user_code.load(order.code, self._config["user_config"], self._loaded)
 
-    def _leave_record(self, order: StartReplica) -> Failure | None:
-        """Let this host's processes know of this one; return why the state dir takes nothing."""
-        try:
-            redirect_output(self.settings, replica_log(order.replica))
-            self.records.add(
-                self.process,
-                "replica",
-                f"replica {order.replica}",
-                tag=order.replica,
-                address=getattr(self.myAddress.addressDetails, "text", ""),
-                folder=order.working_dir,
-            )
-        except OSError as error:
-            where = f"{self.settings.state_dir} of host {self.settings.host_name!r}"
-            text = f"the state dir {where} takes nothing: {error}"
-            return Failure.of(DeployFailedError(text))
-        return None
+    def _leave_record(self, order: StartReplica) -> None:
+        """Let this host's processes know of this one."""
+        redirect_output(self.settings, replica_log(order.replica))
+        self.records.add(
+            self.process,
+            "replica",
+            f"replica {order.replica}",
+            tag=order.replica,
+            address=getattr(self.myAddress.addressDetails, "text", ""),
+            folder=order.working_dir,
+        )
 
     def _fetch_folder(self, order: StartReplica) -> None:
         """Load the code when the folder that it works in is here."""

@@ -14,6 +14,7 @@ from greenroom.persistence.errors import StoreError, StoreMissingError
 from greenroom.persistence.filesystem import FileStore
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+LOCK_VARIABLE = "GREENROOM_HOST_LOCK_FD"
 
 
 def check_store(settings: HostSettings) -> None:
@@ -65,7 +66,14 @@ def tell_starter(text: str) -> None:
 
 
 def lock(settings: HostSettings) -> int | None:
-    """Take the host lock; None when another host process of this state dir has it."""
+    """Take the host lock; None when another host process of this state dir has it.
+
+    Raises OSError where the disk does not allow it.
+    """
+    held = os.environ.pop(LOCK_VARIABLE, "")
+    if held:  # by this process before it became this program
+        os.set_inheritable(int(held), False)
+        return int(held)
     path = settings.run_dir / "host.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -21,17 +21,21 @@ from greenroom.actors import forking
 from greenroom.actors.logs import open_log
 from greenroom.actors.messages import Process
 from greenroom.actors.processes import (
+    HOST_ROLE,
+    MARK,
     RunRecords,
+    can_mark,
     descendants,
     is_alive,
     kill_all,
+    mark_of,
     send_signal,
     wait_gone,
 )
 from greenroom.actors.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
 from greenroom.actors.silence import silent_among
 from greenroom.actors.state_dir import being_written, check_state_dir, make_private
-from greenroom.core.errors import StartError
+from greenroom.core.errors import GreenroomError, StartError
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
 from greenroom.persistence.filesystem import FileStore
@@ -40,7 +44,6 @@ Launch = Callable[[dict[str, str], int, int], None]  # environment, output, read
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
-HOST_ROLE = "host"
 # The fork makes it nobody's child but init's: it may outlive the caller, and is never its zombie.
 _HOST_PROGRAM = """
 import os, sys
@@ -67,7 +70,8 @@ def start(
     _check_state(settings)
     while not _wait_for_another_start(settings, on_progress):
         _prepare_folders(settings)
-        launch = _fork if is_command and forking.can_fork() else _spawn
+        may_fork = is_command and forking.can_fork() and can_mark(settings.own_dir)
+        launch = _fork if may_fork else _spawn
         outcome = _start_host(settings, launch, on_progress)
         if outcome == "ready":
             return True
@@ -96,6 +100,7 @@ def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[s
     output = open_log(settings, "host")
     try:
         environ = {**settings.to_environ(), "GREENROOM_READY_FD": str(write_fd)}
+        environ[MARK] = mark_of(settings.own_dir)  # last, where no long title reaches
         launch(environ, output, write_fd)
     finally:
         os.close(output)
@@ -118,9 +123,9 @@ def running_environ(settings: HostSettings) -> dict[str, str] | None:
 
 def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str], None]) -> bool:
     """Wait while a host process starts or stops; tell whether one runs then, and answers."""
-    records = RunRecords(settings.run_dir)
+    records = records_of(settings)
     deadline = time.monotonic() + START_TIMEOUT_S
-    while hosts := records.with_role(HOST_ROLE):
+    while hosts := records.find(HOST_ROLE):
         is_silent = _end_silent(hosts, settings)
         # It may have been ended as silent while that was looked at.
         if not is_silent and any(records.is_ready(host) and is_alive(host) for host in hosts):
@@ -145,60 +150,101 @@ def _end_silent(hosts: list[Process], settings: HostSettings) -> bool:
     return bool(silent)
 
 
+def records_of(settings: HostSettings) -> RunRecords:
+    """Return the processes of this host's system, as far as they are on record or marked."""
+    # Where leaders share the state dir, and all of it is gone, own_dir is not to be told.
+    return RunRecords(settings.run_dir, settings.state_dir / "hosts" / settings.host_name)
+
+
 def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     """Drain and stop this host's system, then kill what is left of it; True if something ran.
 
-    With ``forget`` the state on disk is deleted too, after everything has ended.
+    With ``forget`` the state on disk is deleted too, after everything has ended. Raises
+    GreenroomError where that, or a process, cannot be ended.
     """
     check_state_dir(settings.state_dir)  # whose records say which processes to end
-    records = RunRecords(settings.run_dir)
-    hosts = records.with_role(HOST_ROLE)
+    records = records_of(settings)
+    hosts = records.find(HOST_ROLE)
     _end_silent(hosts, settings)  # it would not hear
     for host in hosts:
         send_signal(host, signal.SIGTERM)
     wait_gone(hosts, STOP_TIMEOUT_S)
     left = kill_system(records)
-    settings.status_file.unlink(missing_ok=True)
+    if outlived := [str(each.pid) for each in left if is_alive(each)]:
+        raise GreenroomError(
+            f"processes {', '.join(outlived)} of this host's system outlive SIGKILL; they are "
+            "stuck in the kernel, perhaps by a file system that does not answer: repeat it later"
+        )
+    with contextlib.suppress(OSError):  # a read-only disk; its age tells that it is old
+        settings.status_file.unlink(missing_ok=True)
     if forget:
         forget_state(settings)
+        if settings.store_dir.exists():
+            raise GreenroomError(
+                f"the system is stopped, but its state in {settings.store_dir} cannot be deleted: "
+                "delete it once it can be written"
+            )
     return bool(hosts or left)
 
 
 def forget_state(settings: HostSettings) -> None:
-    """Delete the state on disk of a system that has ended."""
+    """Delete the state on disk of a system that has ended, as far as the disk lets it."""
     for folder in (settings.store_dir, settings.run_dir, settings.logs_dir, settings.folders_dir):
         shutil.rmtree(folder, ignore_errors=True)
     for left in (being_written(settings.status_file), settings.host_id_file):
-        left.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            left.unlink(missing_ok=True)
 
 
 def is_running(settings: HostSettings) -> bool:
     """Tell whether this host's host process is alive."""
-    return bool(RunRecords(settings.run_dir).with_role(HOST_ROLE))
+    return bool(host_processes(settings))
+
+
+def host_processes(settings: HostSettings) -> list[Process]:
+    """Return this host's host process; several while one starts and finds that another runs."""
+    records = records_of(settings)
+    return records.with_role(HOST_ROLE) or records.find(HOST_ROLE)
 
 
 def kill_system(
     records: RunRecords, *, spare: tuple[str, ...] = (), under: int | None = None
 ) -> list[Process]:
-    """SIGKILL all recorded processes and those under them; return what was alive.
+    """SIGKILL all processes of a system and those under them; return what was alive.
 
     Killing is the normal way to end an actor that has nothing left to finish: all that must outlive
-    it is on disk. Roles in ``spare`` are left alone. ``under`` is the pid of a process, itself left
-    alone, that has inherited what dead processes had started.
+    it is on disk. Roles in ``spare`` are left alone, and what those of the HTTP front have started.
+    ``under`` is the pid of a process, itself left alone, that has inherited what dead processes had
+    started.
     """
-    alive = {each: role for each, role in records.alive().items() if role not in spare}
+    found: dict[int, Process] = {}
+    roles: dict[int, str] = {}
+    # Again until there is no other: what is stopped starts nothing that the next look would miss.
+    while new := [each for each in _victims(records, spare, under, roles) if each.pid not in found]:
+        for process in new:
+            send_signal(process, signal.SIGSTOP)
+            found[process.pid] = process
     # The proxy first: it would answer with errors what replicas had when they were killed, while
     # without an answer its callers send again what they may.
-    victims = sorted(alive, key=lambda each: alive[each] != "proxy")
-    for process in victims:  # none of them starts another that the search below would miss
-        send_signal(process, signal.SIGSTOP)
-    pids = [process.pid for process in victims]
-    children = descendants(pids if under is None else [*pids, under])
-    found = {process.pid: process for process in [*victims, *children]}
-    kill_all(found.values())
-    for process in victims:
+    kill_all(sorted(found.values(), key=lambda each: roles.get(each.pid) != "proxy"))
+    for process in found.values():
         records.remove(process)
     return list(found.values())
+
+
+def _victims(
+    records: RunRecords, spare: tuple[str, ...], under: int | None, roles: dict[int, str]
+) -> list[Process]:
+    spared: list[Process] = []
+    victims: list[Process] = []
+    for process, role in records.found().items():
+        roles[process.pid] = role
+        (spared if role in spare else victims).append(process)
+    beside = {each.pid for each in descendants(p.pid for p in spared if roles[p.pid] != HOST_ROLE)}
+    beside |= {each.pid for each in spared}
+    roots = [process.pid for process in victims] + ([] if under is None else [under])
+    each_once = {process.pid: process for process in [*victims, *descendants(roots)]}
+    return [each for each in each_once.values() if each.pid not in beside | {os.getpid()}]
 
 
 def _prepare_folders(settings: HostSettings) -> None:

@@ -22,7 +22,7 @@ from greenroom.actors.messages import (
     Query,
 )
 from greenroom.actors.port import PROXY, Finder, Port
-from greenroom.actors.processes import RunRecords, this_process
+from greenroom.actors.processes import WORKER_ROLE, RunRecords, this_process
 from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings
 from greenroom.core.errors import DeploymentUnavailableError
@@ -40,7 +40,6 @@ class Link:
         self.ready = False
         self._settings = settings
         self._process: Process = this_process()
-        self._records = RunRecords(settings.run_dir)
         self._port: Port | None = None
         self._caller: Caller | None = None
         self._finder: Finder | None = None
@@ -50,14 +49,15 @@ class Link:
     async def start(self) -> None:
         """Begin to connect, in the background, until an actor system answers."""
         self._loop = asyncio.get_running_loop()
-        self._records.add(self._process, "http worker")
         self._connecting = asyncio.create_task(self._connect())
+        self._records = RunRecords(self._settings.run_dir, call_later=self._loop.call_later)
+        self._records.add(self._process, WORKER_ROLE)
 
     async def stop(self) -> None:
         """Disconnect; queries under way are dropped."""
         self.ready = False
-        self._records.remove(self._process)
         if self._connecting is not None:
+            self._records.remove(self._process)
             self._connecting.cancel()
         if self._port is not None:
             self._port.detach()
@@ -100,8 +100,8 @@ class Link:
 
     async def _wait_connected(self) -> Caller | None:
         """Wait for the link: a worker just started takes connections before it has its own."""
-        assert self._connecting is not None, "start() comes first"
-        await asyncio.wait([self._connecting], timeout=CONNECT_TIMEOUT_S)
+        if self._connecting is not None:
+            await asyncio.wait([self._connecting], timeout=CONNECT_TIMEOUT_S)
         return self._caller
 
     async def _connect(self) -> None:

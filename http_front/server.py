@@ -21,11 +21,12 @@ from typing import Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
-from setproctitle import setproctitle
 
+from greenroom.actors.http_port import lend
 from greenroom.actors.logs import LineFormatter
 from greenroom.actors.memory import keep_freed_memory
 from greenroom.actors.open_files import raise_limit
+from greenroom.actors.processes import FRONT_ROLE, WORKER_ROLE, show_title
 from greenroom.actors.pulse import Pulse
 from greenroom.actors.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
@@ -61,8 +62,8 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
         "errorlog": "-",
         "certfile": http.ssl_certfile,
         "keyfile": http.ssl_keyfile,
-        "pre_fork": lambda _server, _worker: setproctitle("greenroom: http master"),
-        "post_worker_init": lambda _worker: setproctitle("greenroom: http worker"),
+        "pre_fork": lambda _server, _worker: show_title(FRONT_ROLE),
+        "post_worker_init": _begin_worker,
     }
 
 
@@ -83,6 +84,12 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
         """Wait for the workers to drain."""
         with self._pulse.patience(DRAIN_S + DRAIN_MARGIN_S):
             super().stop(graceful)
+
+
+def _begin_worker(worker: Any) -> None:
+    for listener in worker.sockets:
+        lend(listener.sock)
+    show_title(WORKER_ROLE)  # last: whoever sees it takes the worker for ready
 
 
 class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
@@ -133,7 +140,7 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
 
 def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
     """Serve until a signal ends it; exits the process."""
-    setproctitle("greenroom: http master")
+    show_title(FRONT_ROLE)
     if logging.lastResort is not None:  # writes to logs/front.log, by way of stderr
         logging.lastResort.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     if settings.http.middlewares:

@@ -3,7 +3,8 @@
 - SIGTERM drains: the listening sockets stay open while requests are in flight, so that health
   checks hear 503 rather than nothing; connections without a request are closed. With nothing in
   flight the worker is gone within 0.1 s or so. SIGINT and SIGQUIT stop without draining.
-- A worker whose master has died hands over to the next master's workers.
+- A worker whose master has died serves on, where a host process has the port, until that one has
+  another master whose workers are ready, and says so by SIGTERM: then it hands over to them.
 - Connections are accepted one at a time, so that workers share a burst.
 - There are no more of them than descriptors allow. When there are as many, those that have waited
   longest for a request make room; TLS handshakes count, and have a time limit.
@@ -34,6 +35,7 @@ from greenroom.actors.http_port import bind_pages
 from greenroom.actors.open_files import MOST, raise_limit
 from greenroom.http_front.front import Front
 from greenroom.http_front.protocol import Connections
+from greenroom.http_front.server import FD_VARIABLE
 
 _new_loop: Callable[[], asyncio.AbstractEventLoop]
 try:
@@ -204,7 +206,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         sys.exit(1)
 
     def run(self) -> None:
-        """Serve until a signal, or the master's death, ends it."""
+        """Serve until a signal ends it."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
@@ -268,7 +270,8 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _until_told(self) -> None:
         """Return when it is time to stop; tells the master meanwhile that the worker lives."""
-        while self.alive and self.ppid == os.getppid():
+        outlives_master = FD_VARIABLE in os.environ
+        while self.alive and (outlives_master or self.ppid == os.getppid()):
             self.notify()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._told.wait(), TICK_S)

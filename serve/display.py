@@ -168,9 +168,15 @@ def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:
     for host in hosts:
         if host.get("state") != "RUNNING":
             yield f"host {host['name']} is {host.get('state')}"
+        if "host_pid" in host and not host["host_pid"]:
+            yield (
+                f"host {host['name']}: its host process does not run, so what dies there stays "
+                "dead; `greenroom start` on that host brings it back"
+            )
         if not (host.get("proxy") or {}).get("pid"):
             yield f"host {host['name']}: its proxy does not run"
-        if not (host.get("front") or {}).get("workers"):
+        front = host.get("front") or {}
+        if not (front.get("pid") and front.get("workers")):
             yield f"host {host['name']}: its HTTP front does not run"
 
 

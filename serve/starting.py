@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from greenroom.actors import system
-from greenroom.actors.processes import RunRecords
 from greenroom.actors.settings import HostSettings, differences, read_settings
 from greenroom.actors.silence import SilenceWatch
 from greenroom.core.errors import GreenroomError, InvalidRequestError
@@ -130,7 +129,7 @@ def _wait_while_running(settings: HostSettings, notify: Callable[[str], None]) -
     watch = SilenceWatch(limit_s) if limit_s else None
     notify("READY=1")
     while not never.wait(TICK_S):
-        hosts = RunRecords(settings.run_dir).with_role(system.HOST_ROLE)
+        hosts = system.host_processes(settings)
         if not hosts:
             raise GreenroomError(f"the system has ended; see the logs in {settings.logs_dir}")
         if watch is not None:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from greenroom import serve
+from greenroom.actors import system
+from greenroom.actors.processes import identify
 from greenroom.serve.exceptions import StateNotSavedError
+from tests.support import footprint
 from tests.support.systems import RunningSystem, wait_until
 
 
 class System(RunningSystem):
     """One whose clients are made one after the other, as the controllers are."""
+
+    def found(self, role: str) -> list[int]:
+        """Return the pids of a role, on record or not."""
+        return [process.pid for process in system.records_of(self.settings).find(role)]
 
     @contextlib.contextmanager
     def client(self) -> Iterator[serve.Client]:
@@ -56,6 +67,66 @@ def refuses(running: System, disk: Path, tag: str, cause: str) -> None:
     assert cause in str(saving(running)["error"])
 
 
+@contextlib.contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Have the disk full, also when the dead leave their records, and what was tried is removed."""
+    filler, ends = disk / "filler", threading.Event()
+
+    def fill() -> None:
+        with filler.open("wb", buffering=0) as written:
+            while not ends.wait(0.001):
+                with contextlib.suppress(OSError):
+                    while True:
+                        written.write(bytes(4096))
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    try:
+        wait_until(lambda: os.statvfs(disk).f_bfree == 0, 10, "a full disk")
+        yield
+    finally:
+        ends.set()
+        filling.join()
+        filler.unlink()
+
+
+def serves_on(running: System) -> None:
+    """Whatever dies is replaced, without a record."""
+    for role in ("http worker", "http master", "thespian logger", "proxy", "host"):
+        (victim,) = running.found(role)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda old=victim: identify(old) is None, 10, f"the end of the {role}")
+        if role == "host":
+            system.start(running.settings)
+        wait_until(lambda r=role: running.found(r), 20, f"another {role}")
+        wait_until(lambda: running.get("/hello")[1] == b"hello", 20, f"answers without the {role}")
+
+
+def leaves_alone_what_serves(running: System) -> None:
+    """Without an admin all would be started anew, and no controller could start a replica."""
+    (admin,) = running.found("thespian admin")
+    (replica,) = running.found("replica")
+    os.kill(admin, signal.SIGKILL)
+    until = time.monotonic() + 2  # no log could tell, on that disk; it took a tenth of that
+    while time.monotonic() < until:
+        assert running.get("/hello")[1] == b"hello"
+        assert running.found("replica") == [replica]
+        time.sleep(0.05)
+    assert running.found("thespian admin") == []
+
+
+def stops(running: System) -> None:
+    """A system on a read-only disk tells its status, and is stopped."""
+    assert running.greenroom("status").returncode == 0
+    running.disconnect()
+    told = running.greenroom("stop")
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert not footprint.pids_of(running)
+    told = running.greenroom("start")
+    assert told.returncode == 1
+    assert f"the state dir {running.settings.state_dir} cannot be used" in told.stderr, told.stderr
+
+
 def goes_on(running: System, tag: str) -> None:
     """What was refused was not made; it is made now, without a restart."""
     wait_until(lambda: saving(running)["failing_since"] is None, 10, "the state to be saved")
@@ -74,12 +145,11 @@ def main() -> None:
         with running.client() as client:
             client.wait_for_goal(client.create_backend("hello", hello), 20)
             client.create_endpoint("hello", backend="hello", route="/hello")
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as written, contextlib.suppress(OSError):
-            while True:
-                written.write(bytes(4096))
-        refuses(running, disk, "other", "No space left on device")
-        filler.unlink()
+        with filled(disk):
+            serves_on(running)
+            refuses(running, disk, "other", "No space left on device")
+            leaves_alone_what_serves(running)
+        wait_until(lambda: running.greenroom("status").returncode == 0, 20, "a new start")
         goes_on(running, "other")
         store = disk / "state/store"
         for options in (["--bind", store, store], ["-o", "remount,bind,ro", store]):
@@ -87,6 +157,10 @@ def main() -> None:
         refuses(running, disk, "third", "Read-only file system")
         subprocess.run(["umount", "--lazy", store], check=True)
         goes_on(running, "third")
+        for options in (["--bind", disk, disk], ["-o", "remount,bind,ro", disk]):
+            subprocess.run(["mount", *options], check=True)
+        stops(running)
+        subprocess.run(["umount", "--lazy", disk], check=True)
     finally:
         running.stop()
 

@@ -149,16 +149,42 @@ def test_what_its_caller_forbids_to_repeat_fails_at_once() -> None:
     assert submitted(loop, "next") == []
 
 
-def test_without_another_proxy_it_fails_in_the_end_unless_its_caller_allows_to_repeat_it() -> None:
-    for retryable, kinds in ((None, ["ReplicaUnavailableError"]), (True, [])):
-        caller, loop, answers = asked(retryable)
-        caller.lost_proxy()
-        ((give_up, delay_s),) = loop.timers.items()
-        assert delay_s == NO_PROXY_S
-        give_up()
-        assert [each.kind for each in answers] == kinds
+@pytest.mark.parametrize("retryable", [None, True])
+@pytest.mark.parametrize("meets_another", [False, True])
+def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(
+    retryable: bool | None, meets_another: bool
+) -> None:
+    caller, loop, answers = asked(retryable)
+    caller.attached(m.AttachCallerReply(proxy=m.Process(9, 9, "proxy"), ready=True))
+    assert not loop.timers
+    caller.lost_proxy()
+    if meets_another:
         caller.met_proxy("next", m.Process(8, 8, "next"))
-        assert not loop.timers
+    ((give_up, delay_s),) = loop.timers.items()
+    assert delay_s == NO_PROXY_S
+    give_up()
+    assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
+    assert "no proxy has had route tables for 30 s" in answers[0].text
+    assert not loop.timers
+
+
+def test_a_query_before_the_first_proxy_does_not_wait_for_ever() -> None:
+    loop: Any = _Loop()
+    caller = Caller(loop, HERE)
+    answers: list[Any] = []
+    caller.submit(query(1, http_method="GET"), answers.append)
+    ((give_up, _),) = loop.timers.items()
+    give_up()
+    assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
+
+
+def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> None:
+    caller, loop, answers = asked(True)
+    caller.lost_proxy()
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    caller.attached(m.AttachCallerReply(proxy=m.Process(8, 8, "next"), ready=True))
+    assert not loop.timers
+    assert not answers
 
 
 def test_a_query_that_kills_every_proxy_is_given_up() -> None:

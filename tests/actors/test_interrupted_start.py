@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.processes import RunRecords
-from greenroom.actors.system import HOST_ROLE
+from greenroom.actors.processes import HOST_ROLE, RunRecords
 from tests.support.systems import RunningSystem, wait_until
 
 

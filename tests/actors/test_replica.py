@@ -630,18 +630,18 @@ def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
     wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
-def test_a_state_dir_that_takes_nothing_is_reported_and_not_waited_for(
+def test_a_replica_serves_without_a_log_where_the_state_dir_takes_none(
     running: RunningSystem, hand: Hand
 ) -> None:
-    """As on a host whose disk is full: the replica was told to start again and again."""
+    """As on a host whose disk is full: what it prints goes to the host process's log."""
     replica = hand.new_replica()
     in_the_way = running.settings.logs_dir / f"{replica_log(replica.tag)}.log"
     in_the_way.mkdir()
     try:
         report = replica.start(pack_code("by hand", Misbehaves, (), {}, None).pickled)
-        assert report.state == "failed"
-        assert f"the state dir {running.settings.state_dir} of host '" in report.error
-        assert "Is a directory" in report.error
+        assert report.state == "running", report.error
+        log = (running.settings.logs_dir / "replica.log").read_text()
+        assert f"host.log has what {in_the_way.stem}.log would" in log
     finally:
         in_the_way.rmdir()
     replica.stop(drain_s=1)

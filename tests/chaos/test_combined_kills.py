@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import socket
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -23,9 +21,10 @@ from tests.support.kills import (
     system_to_kill,
 )
 from tests.support.load import GetLoad
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import PATIENCE, RunningSystem, wait_until
 
 HEALS_WITHIN_S = 10.0
+GAP_S = 1.0  # without an answer, of all connections, where what serves heals itself
 HEALS_BY_ITSELF = {
     "admin and proxy": ("thespian admin", "proxy"),
     "logger and admin": ("thespian logger", "thespian admin"),
@@ -126,6 +125,61 @@ def test_a_system_without_its_host_process_is_healed_by_a_start(
     assert_nothing_leaked(running, before)
 
 
+@pytest.mark.parametrize("others", [("http master",), ("proxy",), ("proxy", "controller")])
+def test_requests_are_served_without_the_host_process_too(
+    running: RunningSystem, before: dict[str, int], others: tuple[str, ...]
+) -> None:
+    """What HTTP needs, workers and proxies bring back themselves; ``start`` takes over the rest."""
+    with GetLoad(running.settings.http.port) as load:
+        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+        kill_roles(running, ("host", *others))
+        wait_until(lambda: "controller" in roles_of(running), HEALS_WITHIN_S, "a controller")
+        enough = load.tally.ok + 300
+        wait_until(lambda: load.tally.ok > enough, HEALS_WITHIN_S, "load after the kills")
+        told = running.greenroom("status")
+        assert told.returncode == 1
+        if "controller" in others:  # which has heard of no host process yet
+            assert "no host has reported" in told.stdout
+        else:
+            assert "its host process does not run" in told.stdout
+        if "http master" in others:
+            assert "its HTTP front does not run" in told.stdout
+        assert system.start(running.settings)
+        wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+        tally = load.stop()
+    print(f"host and {others}: {tally.summary()}")
+    assert not tally.failures, tally.summary()
+    assert tally.longest_gap_s < PATIENCE * GAP_S
+    assert_nothing_leaked(running, before)
+
+
+def roles_of(running: RunningSystem) -> set[str]:
+    return {role for role, _ in running.pids()}
+
+
+def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> None:
+    kill_roles(running, ("replica",))
+    shutil.rmtree(running.settings.run_dir)
+    running.disconnect()
+    pids = footprint.pids_of(running)
+    told = running.greenroom("stop")
+    assert told.returncode == 0, told.stderr
+    assert "stopped" in told.stdout
+    left = [pid for pid in footprint.pids_of(running) if pid in pids]
+    assert not left
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04, 0.06])
+def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
+    running: RunningSystem, before: dict[str, int], delay_s: float
+) -> None:
+    kill_roles(running, ("replica",))
+    time.sleep(delay_s)  # the point of the test
+    kill_roles(running, ("thespian admin",))
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+    assert_nothing_leaked(running, before)
+
+
 @pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
 def test_a_system_without_its_host_process_is_stopped_by_a_stop(
     running: RunningSystem, roles: tuple[str, ...]
@@ -134,27 +188,6 @@ def test_a_system_without_its_host_process_is_stopped_by_a_stop(
     running.stop()
     wait_until(lambda: not footprint.pids_of(running), 5, "the end of all processes")
     assert not list(running.settings.run_dir.glob("*.json"))
-
-
-def test_a_port_that_was_taken_when_the_front_died_is_waited_for(running: RunningSystem) -> None:
-    kill(running.pid_of("host"))
-    assert system.start(running.settings)  # this one does not have the listening socket
-    host = running.pid_of("host")
-    os.kill(host, signal.SIGSTOP)
-    kill(*(pid for role, pid in running.pids() if role in {"http master", "http worker"}))
-    log = running.settings.logs_dir / "host.log"
-    said = log.read_text().count("trying again")
-    with socket.socket() as taker:
-        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # some connections linger
-        taker.bind(("127.0.0.1", running.settings.http.port))
-        taker.listen()
-        os.kill(host, signal.SIGCONT)
-        wait_until(
-            lambda: log.read_text().count("trying again") > said, HEALS_WITHIN_S, "a word on it"
-        )
-    wait_until(lambda: settled(running), HEALS_WITHIN_S, "a front again")
-    assert running.pid_of("host") == host
-    assert running.get() == (200, b"hello")
 
 
 def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem) -> None:

@@ -348,7 +348,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (processes.command_line, lambda pid: world.processes[pid].role),
         (processes.kill_all, nothing),
         (processes.descendants, nothing),
-        (processes.RunRecords, lambda _: hosts.Records(simulation, here())),
+        (processes.RunRecords, lambda *_, **__: hosts.Records(simulation, here())),
         (settings.read_settings, lambda: simulation.settings[here()]),
         (ActorAddress, lambda address: address),
         (addresses.parse_address, hosts.parse_address),

@@ -1,0 +1,83 @@
+"""The HTTP port's listening socket outlives whoever bound it: workers lend it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from greenroom.actors.http_port import bind_http, borrow, lend
+from greenroom.actors.messages import Process
+from greenroom.actors.processes import this_process
+from greenroom.actors.settings import HostSettings, read_settings
+from tests.support.systems import free_port
+
+LENDER = b"\0greenroom-http-%d"
+WORKER = """
+import socket, sys
+from greenroom.actors.http_port import lend
+lend(socket.socket(fileno=int(sys.argv[1])))
+print("lends", flush=True)
+sys.stdin.read()
+"""
+
+
+def settings_for(port: int) -> HostSettings:
+    return read_settings({"GREENROOM_HTTP_PORT": str(port), "GREENROOM_STATE_DIR": "/nowhere"})
+
+
+@pytest.fixture
+def lent() -> Iterator[socket.socket]:
+    """A listening socket at a port of its own."""
+    listener = bind_http(settings_for(free_port()))
+    yield listener
+    listener.close()
+
+
+def test_connections_that_wait_survive_the_one_who_bound_the_port(lent: socket.socket) -> None:
+    port = lent.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(lent.fileno())],
+        pass_fds=[lent.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"lends\n"
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"hello")
+            lent.close()
+            worker, gone = Process(child.pid, 0, ""), Process(2**22 + 1, 0, "")
+            assert borrow([worker], settings_for(free_port())) is None, "it listens elsewhere"
+            again = borrow([gone, worker], settings_for(port))
+            assert again is not None
+            child.stdin.close()
+            child.wait(10)
+            with again:
+                taken, _ = again.accept()
+                with taken:
+                    assert taken.recv(100) == b"hello"
+
+
+def test_a_name_that_another_process_has_is_not_trusted() -> None:
+    """Whoever listens at a worker's name is that worker, by the kernel's word, or is skipped."""
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(LENDER % (2**22 + 2))
+        squatter.listen()
+        squatter.settimeout(0)
+        assert borrow([Process(2**22 + 2, 0, "")], settings_for(free_port())) is None
+
+
+def test_a_worker_whose_name_is_taken_serves_all_the_same(
+    lent: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(LENDER % os.getpid())
+        lend(lent)
+    assert "could not be lent" in caplog.text
+    assert borrow([this_process()], settings_for(lent.getsockname()[1])) is None
