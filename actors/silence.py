@@ -96,7 +96,10 @@ class SilenceWatch:
                 self._limit_s,
                 doing.value,
             )
-        send_signal(process, signal.SIGKILL)
+        try:
+            send_signal(process, signal.SIGKILL)
+        except OSError as error:  # no descriptor for it now; the next look tries again
+            logger.warning("process %d could not be killed: %s", process.pid, error)
 
 
 def silent_among(processes: Mapping[Process, str]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.actors import silence
 from greenroom.actors.messages import Process
-from greenroom.actors.processes import identify, is_alive
+from greenroom.actors.processes import identify, is_alive, send_signal
 from greenroom.actors.pulse import OtherPulse, Pulse, silence_of
 from greenroom.actors.settings import read_settings
 from greenroom.actors.silence import SilenceWatch, silent_among
@@ -158,6 +160,22 @@ def test_a_pulse_says_what_a_process_does(child: Callable[..., Process]) -> None
     os.kill(process.pid, signal.SIGCONT)
     wait_until(lambda: silence_of(process) is None, 5, "it beats again")
     assert silent_among({process: "proxy"}) == []
+
+
+def test_a_watcher_that_cannot_kill_now_does_so_later(
+    child: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = child(STANDS)
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def scarce(victim: Process, number: int) -> bool:
+        if failures:
+            raise failures.pop()
+        return send_signal(victim, number)
+
+    monkeypatch.setattr(silence, "send_signal", scarce)
+    assert is_ended(process, 20)
+    assert not failures
 
 
 def test_a_watcher_lets_go_of_whom_it_watches_no_more(child: Callable[..., Process]) -> None:
