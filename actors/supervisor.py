@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 READ_AGAIN_S = 1.0  # code that a file system does not give at present
 
 
+KEPT_GONE = 50  # replicas that are gone, before they are looked for
+
+
 class Supervisor:
     """Performs the core's effects, and tells the core what becomes of the replicas.
 
@@ -174,7 +177,16 @@ class Supervisor:
         """Do what the core asks for; what it rests on is saved."""
         self._perform[type(effect)](effect)
 
+    def _forget_gone(self) -> None:
+        """Forget replicas of before, some of which were never heard of, nor of their end."""
+        if len(self._hosts) > 2 * len(self._processes) + KEPT_GONE:
+            for tag in list(self._hosts):
+                if tag not in self._processes and self._cluster.backend_of(tag) is None:
+                    del self._hosts[tag]
+                    self._addresses.pop(tag, None)
+
     def _start(self, effect: fx.Start) -> None:
+        self._forget_gone()
         backend = self._cluster.backends.get(effect.backend)
         if backend is None or effect.replica not in backend.replicas:
             return  # it is not wanted any more, since its code could not be read

@@ -27,9 +27,7 @@ WITH_HOST_S = 3.0  # from a replica's end to that of its host: the one is heard 
 class _Row:
     """Failures in a row; the first ``free`` ones are followed by a start at once."""
 
-    def __init__(
-        self, free: int = 0, most_s: float = MAX_BACKOFF_S, first_s: float = BACKOFF_S
-    ) -> None:
+    def __init__(self, most_s: float, free: int = 0, first_s: float = BACKOFF_S) -> None:
         self.count = 0
         self.start_at = 0.0  # no new replica before
         self._free = free
@@ -70,9 +68,9 @@ class _Failures:
     """What has failed of one release, or of those before it."""
 
     def __init__(self) -> None:
-        self.starts = _Row()
-        self.deaths = _Row(free=1, most_s=SERVED_BACKOFF_S)
-        self.brief_lives = _Row(free=BRIEF_LIVES)
+        self.starts = _Row(MAX_BACKOFF_S)
+        self.deaths = _Row(SERVED_BACKOFF_S, free=1)
+        self.brief_lives = _Row(MAX_BACKOFF_S, free=BRIEF_LIVES)
 
     @property
     def rows(self) -> tuple[_Row, _Row, _Row]:
@@ -96,8 +94,8 @@ class Retries:
     def __init__(self) -> None:
         self.last_error = ""
         self._newest, self._old = _Failures(), _Failures()
-        self._ended = _Row()  # replicas of the newest release that ran, while it may go back
-        self._unhealthy = _Row(free=1, most_s=MAX_REPLACE_S, first_s=REPLACE_S)
+        self._ended = _Row(MAX_BACKOFF_S)  # replicas of a release that ran, while it may go back
+        self._unhealthy = _Row(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
 
     @property

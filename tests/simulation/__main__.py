@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tests.simulation import outages
 from tests.simulation.runs import outcome
 
 Outcome = tuple[int, str, str, Counter[str]]  # see runs.outcome
@@ -39,13 +40,28 @@ def main() -> int:
     parser.add_argument(
         "--lying-disk", action="store_true", help="lose a save now and then, which must be noticed"
     )
+    parser.add_argument(
+        "--outages", action="store_true", help="instead: break one thing for hours or days"
+    )
     options = parser.parse_args()
     if options.lying_disk:
         options.hosts = 1  # hosts that share a store have another disk
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         os.environ["PYTHONHASHSEED"] = HASH_SEED
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
-    return _run_all(options)
+    return _run_outages(options.processes) if options.outages else _run_all(options)
+
+
+def _run_outages(count: int) -> int:
+    longest_first = [(kind, hours) for hours in reversed(outages.HOURS) for kind in outages.KINDS]
+    began, failures = time.perf_counter(), 0
+    with multiprocessing.get_context("fork").Pool(count, gc.disable) as pool:
+        for failure, tries in pool.starmap(outages.outcome, longest_first, chunksize=1):
+            kind, hours = longest_first.pop(0)
+            print(f"{kind} broken for {hours} h: {failure or f'healed, after {tries} tries'}")
+            failures += bool(failure)
+    print(f"outages: {failures} failed, {time.perf_counter() - began:.1f} s")
+    return 1 if failures else 0
 
 
 def _run_all(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ class Disk:
         self.lies = 0.0  # the chance of a save that is lost, though the disk says otherwise
         self.slow_until = 0.0
         self.full_until = 0.0
+        self.looks = 0
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self._writer: Any = None
 
@@ -43,6 +44,7 @@ class Disk:
 
     def try_to_write(self, _folder: Any, **_: Any) -> None:
         """Stand in for FileStore.try_to_write."""
+        self.looks += 1
         if self.world.now < self.full_until:
             raise NothingSavedError("the disk is still full. Nothing was changed")
 
@@ -74,6 +76,8 @@ class Store:
         deletes = list(deletes)
         world.elapsed += world.rng.uniform(0.0, 0.8) if world.now < disk.slow_until else 0.001
         self._owner.acts()
+        if world.now < disk.full_until:
+            raise NothingSavedError("the disk is full. Nothing was changed")
         mishap = world.rng.random() / disk.trouble if disk.trouble else 9.0
         if mishap < 1.0:
             world.note(self._owner, "dies before it has saved")

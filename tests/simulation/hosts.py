@@ -109,10 +109,10 @@ class RunDir:
     """The folder of what lasts as long as a host's system runs: files of a word each."""
 
     def __init__(self) -> None:
-        self._files: dict[str, WordFile] = {}
+        self.files: dict[str, WordFile] = {}
 
     def __truediv__(self, name: str) -> WordFile:
-        return self._files.setdefault(name, WordFile())
+        return self.files.setdefault(name, WordFile())
 
 
 class Bidding(bidding.Bidding):

@@ -176,8 +176,10 @@ class _Os:
         """A pidfd is only a number."""
 
 
-def _fallible_cluster(world: World) -> type[Cluster]:
+def _fallible_cluster(simulation: Simulation) -> type[Cluster]:
     """Return the core's Cluster, in which a turn may raise between one change and the next."""
+
+    world = simulation.world
 
     def may_raise(in_change: bool) -> None:
         if world.current is not None:
@@ -203,6 +205,9 @@ def _fallible_cluster(world: World) -> type[Cluster]:
             super().save(kind, name, record)
 
         def take_changes(self) -> Any:
+            if simulation.broken == "turns" and world.current is not None:
+                simulation.tries += 1
+                world.current.raise_here()
             may_raise(in_change=False)
             return super().take_changes()
 
@@ -370,7 +375,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (capacity.capacity_of, lambda _: CAPACITY),
         (FileStore, simulation.disk),
         (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
-        (Cluster, _fallible_cluster(world)),
+        (Cluster, _fallible_cluster(simulation)),
         (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
         (metrics.Metrics, lambda: SimpleNamespace(**dict.fromkeys(METRICS, nothing))),
     ]

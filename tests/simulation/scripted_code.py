@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 PLAIN, SLOW, BROKEN, FLAKY, DEADLY = b"plain", b"slow", b"broken", b"flaky", b"deadly"
+DEPENDENT = b"dependent"  # on what an outage breaks
 FAILING = b"failing"  # starts, and fails every query
+PICKLED = b"\x80"
 BOOM = Failure("RuntimeError: boom", "Traceback: boom", None)
 OnFailure = Callable[["Failure | None"], None]
 
@@ -60,6 +62,12 @@ class ScriptedCode:
         self.kind = code.split()[0]
         rng = self._simulation.world.rng
         fails = self.kind == BROKEN or (self.kind == FLAKY and rng.random() < 0.4)
+        broken = self._simulation.broken if self.kind == DEPENDENT else ""
+        self._simulation.tries += bool(broken)
+        is_lost = self.kind.startswith(PICKLED)  # what stands for code that is not on disk
+        fails = fails or is_lost or broken == "start"
+        if broken == "life":
+            self.loop.call_later(0.4, self._die)
 
         def loaded() -> Failure | None:
             if self.kind in {FLAKY, DEADLY} and rng.random() < 0.2:
@@ -78,6 +86,9 @@ class ScriptedCode:
     def check_health(self, on_done: OnFailure) -> None:
         rng = self._simulation.world.rng
         sick = self.kind == FLAKY and not self._simulation.quiet and rng.random() < 0.2
+        if self.kind == DEPENDENT and self._simulation.broken == "health":
+            self._simulation.tries += 1
+            sick = True
         self.loop.call_later(
             rng.random() * 0.2, lambda: self._post(lambda: on_done(BOOM if sick else None))
         )

@@ -78,6 +78,9 @@ class Simulation(logging.Handler):
         self.names: dict[tuple[int, str], SimProcess] = {}  # actors by host and global name
         self.admins: list[SimProcess | None] = []
         self.hosts: list[SimProcess | None] = []
+        self.broken = ""  # by an outage
+        self.tries = 0  # what was begun, or looked for, while it was
+        self.settle_s = SETTLE_S
         self.quiet = False  # nothing is made to go wrong any more
         self.duration_s = rng.uniform(3.0, 12.0) if self.size == 1 else rng.uniform(6.0, 18.0)
         self.clients: list[Client] = []
@@ -124,7 +127,7 @@ class Simulation(logging.Handler):
 
     def _settle(self) -> None:
         world = self.world
-        deadline = world.now + SETTLE_S
+        deadline = world.now + self.settle_s
         while True:
             world.run(world.now + 1.0)
             unsettled = self.checks.unsettled()

@@ -55,6 +55,16 @@ def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
         assert int(count[1]) >= SEEDS / 20, f"{what} is hardly ever tried"
 
 
+@pytest.mark.timeout(300)
+def test_what_is_broken_for_hours_or_days_heals_and_nothing_has_grown_meanwhile() -> None:
+    told = simulate("--outages")
+    assert "outages: 0 failed" in told
+    for what in ("start", "life", "health", "disk", "turns"):
+        count = re.search(rf"{what} broken for 300 h: healed, after (\d+) tries", told)
+        assert count, told
+        assert int(count[1]) > 1_050, "more often than the exponent of a float can count"
+
+
 def test_a_seed_replays_exactly_in_whatever_process() -> None:
     first = simulate("--seeds", "3", "--from", "5", "--digest", "--processes", "1")
     again = simulate("--seeds", "3", "--from", "5", "--digest", PYTHONHASHSEED="77")
