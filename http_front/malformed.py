@@ -1,8 +1,8 @@
 """Requests that the server lets through, and that HTTP wants refused.
 
-llhttp refuses what it cannot frame: two lengths, a length beside Transfer-Encoding, a folded
+The protocol refuses what it cannot frame: two lengths, a length beside Transfer-Encoding, a folded
 header, a lone line feed, a NUL. What is looked at here is framed, but another server in front of us
-may read it otherwise, which is what request smuggling and routing by Host live on.
+may read it otherwise, which is what routing by Host lives on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 
 from greenroom.http_front.answers import error_reply
-from greenroom.http_front.exchange import CLOSE, Exchange, Reply
+from greenroom.http_front.exchange import Exchange, Reply
 
 # RFC 3986's host and port: a name or address, an IPv6 address in brackets; empty is allowed.
 _is_authority = re.compile(
@@ -33,12 +33,6 @@ def reply_at_once(exchange: Exchange) -> Reply | None:
     elif not _is_host(host):
         shown = host[:100].decode("latin-1")
         return _refused(exchange, f"the Host header {shown!r} is no name or address with a port")
-    coding = head.get(b"transfer-encoding")
-    if coding is not None and coding.strip().lower() != b"chunked":
-        # A coding before "chunked" would reach user code undone, as if it were the body.
-        shown = coding[:100].decode("latin-1")
-        text = f"the Transfer-Encoding {shown!r} is not supported; use chunked alone"
-        return error_reply(501, "InvalidRequestError", text, exchange, [CLOSE])
     if exchange.path[:1] != "/":
         return _reply_to_odd_target(exchange, host)
     return None

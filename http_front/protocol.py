@@ -528,21 +528,22 @@ class FrontProtocol(asyncio.Protocol):
         self._is_reading = True
         try:
             while True:
-                data = self._take(data)
+                self._ahead = data = self._take(data)
                 # A request is begun when all of it is read that is here.
                 self._begin()
                 if not data or self._is_answering or self._writable is not None:
                     break
         finally:
             self._is_reading = False
-        self._ahead = b"" if self._is_closing else data
+        if self._is_closing:
+            self._ahead = b""
         self.throttle()
 
     def _go_on(self) -> None:
         """Go on with what came ahead, now that its turn has come."""
-        if self._is_closing:
+        if self._is_closing or self._is_reading:
             return
-        if self._ahead and not (self._is_reading or self._is_answering):
+        if self._ahead and not self._is_answering:
             data, self._ahead = self._ahead, b""
             self._read(data)
         else:
@@ -843,7 +844,7 @@ class FrontProtocol(asyncio.Protocol):
         self._was_served = True
         self._idle_since = self.shared.loop.time()
         if not request.keep_alive:
-            if request.more_body:
+            if request.more_body or self._ahead:
                 self._linger()
             else:
                 self.close()

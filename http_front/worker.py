@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -53,9 +52,8 @@ DRAIN_MARGIN_S = 1.0  # before the master's SIGKILL, to stop the link and flush 
 HAND_OVER_S = 2.0  # what is idle for so long after the master's death is closed
 FRESH_S = 0.3  # while draining, how long a new connection may take to send its request
 CLEAN_UP_S = 1.0
-ACCEPT_AGAIN_S = 1.0  # after the system had no descriptor or memory
+ACCEPT_AGAIN_S = 1.0
 EVICTED = 16  # TLS handshakes that are given up at once to make room
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-length: 0\r\n\r\n"
@@ -95,19 +93,18 @@ class Listener:
         )
         self._loop = connections.loop
         self._opening: dict[asyncio.Task[Any], None] = {}  # the oldest first
-        self._is_open = False
+        self._is_closed = False
 
     def open(self) -> None:
         """Accept from now on."""
-        self._socket.setblocking(False)
-        self._is_open = True
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        if not self._is_closed:
+            self._socket.setblocking(False)
+            self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
         """Accept no more; what has been accepted goes on."""
-        if self._is_open:
-            self._is_open = False
-            self._loop.remove_reader(self._socket.fileno())
+        self._is_closed = True
+        self._loop.remove_reader(self._socket.fileno())
 
     def _accept(self) -> None:
         """Accept one: the other workers get their share of a burst."""
@@ -115,11 +112,9 @@ class Listener:
             accepted, _ = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        except OSError as error:
-            if error.errno not in _EXHAUSTED:
-                raise
+        except OSError as error:  # no descriptors, no memory, no network
             self._connections.warn(f"no connection can be accepted: {error.strerror}")
-            self.close()
+            self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(ACCEPT_AGAIN_S, self.open)
             return
         accepted.setblocking(False)

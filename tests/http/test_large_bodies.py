@@ -67,6 +67,17 @@ def request(path, body):
     return head % (path, len(body)) + body
 
 
+def chunked_upgrade(path, body):
+    """Return what is read in the same way, though it asks for another protocol and has trailers."""
+    head = (
+        b"\r\nPOST %s HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: foo\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    pieces = [body[at : at + AHEAD] for at in range(0, len(body), AHEAD)]
+    chunks = b"".join(b"%x;a\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return head % path + chunks + b"0\r\nHost: b\r\n\r\n"
+
+
 async def turn():
     for _ in range(5):
         await asyncio.sleep(0)
@@ -78,13 +89,17 @@ async def turn():
         min_size=1,
         max_size=3,
     ),
-    cuts=st.lists(st.integers(0, 4 * AHEAD), max_size=6),
+    cuts=st.lists(st.integers(0, 4 * AHEAD) | st.integers(0, 300), max_size=6),
     gives_turns=st.booleans(),
+    coded=st.sets(st.integers(0, 2)),
 )
 @settings(max_examples=60, deadline=None)
-def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(sizes, cuts, gives_turns):
+def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
+    sizes, cuts, gives_turns, coded
+):
     bodies = [random.Random(size).randbytes(size) for size in sizes]
-    sent = b"".join(request(b"/%d" % n, body) for n, body in enumerate(bodies)) + NEXT
+    forms = [chunked_upgrade if n in coded else request for n in range(len(bodies))]
+    sent = b"".join(form(b"/%d" % n, bodies[n]) for n, form in enumerate(forms)) + NEXT
     ends = sorted({cut for cut in cuts if cut < len(sent)} | {len(sent)})
 
     async def run():
@@ -97,6 +112,7 @@ def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(sizes, 
         for _ in range(10):
             await turn()
         assert not server.wire.closed
+        assert server.connections.waiting_bytes == 0
         server.end()
         return server
 

@@ -1,6 +1,7 @@
 """Which connections the worker gives up on, and its event loop."""
 
 import asyncio
+import errno
 import importlib.util
 import os
 import re
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from greenroom.http_front import worker
 from greenroom.http_front.protocol import Connections, FrontProtocol
 from greenroom.http_front.worker import Listener, most_connections, new_loop
 
@@ -344,6 +346,52 @@ def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_th
         loop.run_until_complete(asyncio.wait_for(take_turns(listener, len(clients)), 20))
         for client in clients:
             client.close()
+
+
+def test_it_accepts_again_when_the_system_has_descriptors_again(loop, monkeypatch):
+    monkeypatch.setattr(worker, "ACCEPT_AGAIN_S", 0.05)
+    made, warned = [], []
+
+    class Taken(asyncio.Protocol):
+        def connection_made(self, transport):
+            made.append(transport)
+            transport.abort()
+
+    async def take():
+        shared = SimpleNamespace(
+            make=Taken,
+            loop=loop,
+            connections=(),
+            header_timeout_s=HEADERS_TIMEOUT_S,
+            warn=warned.append,
+        )
+        accepting = Listener(Exhausted(listener, 3), shared, 1000)
+        accepting.open()
+        while not made:
+            await asyncio.sleep(0.01)
+        accepting.close()
+        await asyncio.sleep(0)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()):
+        loop.run_until_complete(asyncio.wait_for(take(), 20))
+    assert warned == ["no connection can be accepted: Too many open files"] * 3
+
+
+class Exhausted:
+    """A listening socket that has no descriptor to give, so many times."""
+
+    def __init__(self, listener, times):
+        self._listener = listener
+        self._times = times
+        self.setblocking = listener.setblocking
+        self.fileno = listener.fileno
+
+    def accept(self):
+        if self._times:
+            self._times -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._listener.accept()
 
 
 def test_a_worker_takes_as_many_connections_as_descriptors_leave_room_for():
