@@ -94,12 +94,15 @@ def test_a_killed_worker_is_replaced_at_once(start_front):
     assert answer.json["pid"] != worker
 
 
-def test_the_listening_socket_outlives_the_master(start_front, until):
+def test_the_workers_of_a_dead_master_serve_on_until_they_are_told(start_front, until):
     front = start_front()
     workers = front.workers()
     front.signal(signal.SIGKILL)
     front.process.wait()
-    until("the workers have followed", lambda: not any(map(psutil.pid_exists, workers)))
+    assert front.ask("/echo").json["pid"] in workers
+    for worker in workers:  # as the host process does, once those of the next master are ready
+        os.kill(worker, signal.SIGTERM)
+    until("the workers have ended", lambda: not any(map(psutil.pid_exists, workers)))
     waiting = front.connect()  # the test still holds the socket
     waiting.close()
 
