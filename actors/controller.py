@@ -44,7 +44,6 @@ from greenroom.core.lost import SOFT
 from greenroom.core.placement import Placement
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.errors import (
-    NothingSavedError,
     OtherStoreError,
     StaleWriterError,
     StoreError,
@@ -66,7 +65,6 @@ _OF_MORE = (  # requests that change more than records, from which one sees whet
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
-SAVE_AGAIN_S = 5.0
 SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
@@ -145,8 +143,6 @@ class Controller(LoopActor):
         self._proxies: dict[Hashable, Address] = {}  # by the incarnation of each
         self._watched: set[str] = set()  # proxies
         self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
-        self._owed = Changes()  # of proxies, which the disk has not taken
-        self._owed_until = 0.0
         self._wake: Timer | None = None
         self._settling: Timer | None = None
         self._turning = False
@@ -443,8 +439,6 @@ class Controller(LoopActor):
     def _advance(self) -> None:
         effects = [] if self._stopping else self._cluster.advance(time.monotonic(), time.time())
         changes = self._cluster.take_changes()
-        if self._owed and (changes or time.monotonic() >= self._owed_until):
-            changes = self._owed.precede(changes)
         if changes:
             self._save(changes)
         self._requests.saved()
@@ -481,17 +475,9 @@ class Controller(LoopActor):
             with self.pulse.patience(SAVE_PATIENCE_S):
                 self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
         except (StoreError, OSError) as error:
-            if isinstance(error, NothingSavedError) and changes.concern_only("listener"):
-                # A proxy has died, and its successor is to serve on a full disk, too. No change of
-                # anything else is acknowledged before this one is saved.
-                logger.warning("which proxies there are is saved later: %s", error)
-                self._owed, self._owed_until = changes, time.monotonic() + SAVE_AGAIN_S
-                self.loop.call_later(SAVE_AGAIN_S, self._changed)
-                return
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
             # so nobody has seen the change.
             raise _NotSavedError(changes, error) from error
-        self._owed = Changes()
         self._crash_for_a_test(self.settings.crash_after_checkpoint)
         log_changes(changes)
         self._settle_soon()

@@ -35,19 +35,6 @@ class Changes:
         self.puts.pop((kind, name), None)
         self.deletes.add((kind, name))
 
-    def concern_only(self, kind: str) -> bool:
-        """Tell whether all records are of one kind."""
-        return not self.code and {each for each, _ in (*self.puts, *self.deletes)} == {kind}
-
-    def precede(self, later: Changes) -> Changes:
-        """Return these changes with later ones made after them."""
-        both = Changes(dict(self.puts), set(self.deletes), {**self.code, **later.code})
-        for kind, name in later.deletes:
-            both.delete(kind, name)
-        for (kind, name), record in later.puts.items():
-            both.put(kind, name, record)
-        return both
-
     def put_code(self, digest: str, code: bytes) -> None:
         """Have code saved under its digest."""
         self.deletes.discard(("code", digest))
