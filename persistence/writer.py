@@ -14,7 +14,7 @@ missing. The number there may be that of an opening that died: too high, which d
 from __future__ import annotations
 
 import logging
-import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,14 +52,14 @@ class Writer:
         before: Claim,
     ) -> None:
         self.epoch = before.epoch + 1
-        self.store_id = before.store_id or os.urandom(8).hex()
+        self.store_id = before.store_id or secrets.token_hex(8)
         self.changes = 0  # that were begun: names given or removed
         self._change = change
         self._folder = folder
         self._disk = disk
         self._lock = lock
         self._notes = 0
-        token = os.urandom(8).hex()
+        token = secrets.token_hex(8)
         self._claim = frame(f"{self.epoch} {token} {self.store_id}".encode())
         self._temporary = f".{self.epoch}-{token}{_TEMPORARY}"
 

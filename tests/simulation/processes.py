@@ -294,7 +294,12 @@ class OtherPulse:
         """Nothing is open."""
 
 
-OURS = ("greenroom.actors", "greenroom.core", "tests.simulation.hosts")
+OURS = (
+    "greenroom.actors",
+    "greenroom.core",
+    "greenroom.persistence.writer",  # names stores
+    "tests.simulation.hosts",
+)
 WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
 
 
