@@ -37,7 +37,7 @@ _acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch
 
 
 def whole_target(url: bytes) -> tuple[str, bytes]:
-    """Return path and raw path of a target that is no path; uvicorn drops the host of a URL."""
+    """Return path and raw path of a target that is no path."""
     raw_path = url.partition(b"#")[0].partition(b"?")[0]
     return unquote(raw_path.decode("latin-1")), raw_path
 
@@ -131,7 +131,7 @@ class Exchange:
     def resolve_target(self, root_path: str) -> None:
         """Split the path into ``full_path`` and ``path``, which lacks ``root_path``.
 
-        As with uvicorn, ``full_path`` has the root path whether or not the proxy in front of us
+        ``full_path`` has the root path whether or not the proxy in front of us
         took it off. An absolute-form target is reduced to its path.
         """
         path, raw_path = self.path, self.raw_path
