@@ -10,9 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from greenroom.actors import system
+from greenroom.actors.processes import is_alive
 from tests.support import footprint
 from tests.support.kept import Kept
 from tests.support.kills import (
+    REPLICAS,
+    SETTLED_ROLES,
     SETTLED_WITHIN_S,
     assert_nothing_leaked,
     footprint_in_use,
@@ -161,12 +164,13 @@ def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> No
     kill_roles(running, ("replica",))
     shutil.rmtree(running.settings.run_dir)
     running.disconnect()
-    pids = footprint.pids_of(running)
+    found = system.records_of(running.settings).found()
+    assert len(found) >= len(SETTLED_ROLES) - REPLICAS
     told = running.greenroom("stop")
     assert told.returncode == 0, told.stderr
     assert "stopped" in told.stdout
-    left = [pid for pid in footprint.pids_of(running) if pid in pids]
-    assert not left
+    assert not [process for process in found if is_alive(process)]
+    assert not system.records_of(running.settings).found()
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04, 0.06])
@@ -178,6 +182,8 @@ def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
     kill_roles(running, ("thespian admin",))
     wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
     assert_nothing_leaked(running, before)
+    records = system.records_of(running.settings)
+    wait_until(lambda: len(records.found()) == len(SETTLED_ROLES), 5, "none but those on record")
 
 
 @pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
