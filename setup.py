@@ -1,22 +1,12 @@
 """Package metadata: each folder at the top is the subpackage of the same name.
 
-``greenroom`` itself is a PEP 420 namespace without a folder; the mapping below puts ``actors/`` at
-``greenroom.actors`` and so on, because bare names such as ``persistence`` collide in
-site-packages.
+``src/greenroom/`` has a link to each, so that tools which read files find ``greenroom.actors`` too.
+``greenroom`` itself is a PEP 420 namespace: bare names such as ``persistence`` would collide.
 """
 
 from pathlib import Path
 
-from setuptools import setup
-
-SUBPACKAGES = (
-    "actors",
-    "actors.transport",
-    "core",
-    "http_front",
-    "persistence",
-    "serve",
-)
+from setuptools import find_namespace_packages, setup
 
 # No project URLs: there is no public host of this project to name yet.
 setup(
@@ -27,9 +17,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=[f"greenroom.{name}" for name in SUBPACKAGES],
-    package_dir={f"greenroom.{name}": name.replace(".", "/") for name in SUBPACKAGES},
-    package_data={f"greenroom.{name}": ["py.typed"] for name in SUBPACKAGES},
+    packages=find_namespace_packages("src"),
+    package_dir={"": "src"},
+    package_data={"": ["py.typed"]},
     install_requires=[
         "thespian==4.0.1",  # its inside is used in actors/transport
         "cloudpickle>=3.0",
@@ -52,7 +42,7 @@ setup(
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
     },
     entry_points={
-        "console_scripts": ["greenroom=greenroom.serve.cli:main"],
+        "console_scripts": ["greenroom=greenroom.serve.cli.main:main"],
         "pytest11": ["greenroom=greenroom.serve.testing"],
     },
     classifiers=[

@@ -27,8 +27,8 @@ from benchmarks.own_system import own_system
 from benchmarks.processes import pss_bytes
 from benchmarks.report import machine, mib, table, write_json
 from greenroom import serve
-from greenroom.actors.processes import RunRecords
-from greenroom.actors.settings import read_settings
+from greenroom.actors.runtime.processes import RunRecords
+from greenroom.actors.runtime.settings import read_settings
 
 REST_S = 60.0
 WARM_UP = 5_000

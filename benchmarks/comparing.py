@@ -198,7 +198,7 @@ def main() -> None:
             "GREENROOM_ADMIN_PORT": str(arguments.port + 1),
             WORK_VARIABLE: str(arguments.work_s),
         }
-        command = [sys.executable, "-m", "greenroom.serve.cli"]
+        command = [sys.executable, "-m", "greenroom.serve.cli.main"]
         subprocess.run([*command, "start"], check=True)
         try:
             with serve.Client.connect() as client:

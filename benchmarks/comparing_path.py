@@ -20,9 +20,9 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.comparing import show_changes
-from greenroom.actors.messages import PythonCall, QueriesFinished, RunQueries
-from greenroom.core.comparing import check_compare
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.actors.messages.queries import PythonCall, QueriesFinished, RunQueries
+from greenroom.core.comparing.comparing import check_compare
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.actors.one_process import OneProcess, Place, pickle_messages
 
 COMPARE = ("by", check_compare({"how": "json", "relative_tolerance": 1e-6}).model_dump())

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks import report, scale_plot
 from benchmarks.scale_proxy import proxy_updates
-from greenroom.actors import admin_messages as am
-from greenroom.actors.requests import Requests
-from greenroom.core.cluster import Cluster
+from greenroom.actors.controller.requests import Requests
+from greenroom.actors.messages import admin as am
+from greenroom.core.cluster.state import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.effects import Check
 from greenroom.core.records import BackendRecord, EndpointRecord

@@ -6,9 +6,9 @@ import statistics
 import time
 from typing import Any
 
-from greenroom.actors import control_messages as cm
-from greenroom.actors.proxy import Proxy
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.actors.messages import control as cm
+from greenroom.actors.proxy.actor import Proxy
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.simulation.processes import Manager, replaced
 from tests.simulation.simulation import Simulation
 

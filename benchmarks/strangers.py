@@ -38,14 +38,11 @@ import psutil
 from thespian.actors import Actor, ActorExitRequest, ActorSystem
 
 from greenroom.actors.transport import base
-from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.addresses import Identity, ProcessAddress
 from greenroom.actors.transport.admission import Admission
 from greenroom.actors.transport.cluster_key import ensure_key, read_key
-from greenroom.actors.transport.gate import Gate
-from greenroom.actors.transport.greeting import MAGIC
-from greenroom.actors.transport.handshake import Handshake, Role
-from greenroom.actors.transport.identity import Identity
-from greenroom.actors.transport.routes import write_route
+from greenroom.actors.transport.gate import Gate, write_route
+from greenroom.actors.transport.handshake import MAGIC, Handshake, Role
 
 HERE, THERE, NEXT_DOOR = "127.0.0.21", "127.0.0.22", "127.0.0.23"
 KINDS = ("to the other host", "within a host", "with a new connection")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -68,3 +68,30 @@ def _expectation(item: Any) -> str:
 
 def _hints() -> dict[str, str]:
     return {name: hint for model in Settings.__subclasses__() for name, hint in model.hints.items()}
+
+
+# What counts as a number in what users give.
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether it is one, perhaps NaN or infinite; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# What a name may be, so that it can be a store's key and part of a file's name.
+
+MAX_NAME_BYTES = 75  # application#deployment#hash, with what a store puts before it, is one key
+HOOKS = frozenset({"reconfigure", "check_health"})  # methods of a class for its replica alone
+MAX_TAG_BYTES = 150  # of a backend or an endpoint of its own, which stands alone
+
+
+def wrong_with(name: object, most_bytes: int = MAX_NAME_BYTES) -> str | None:
+    """Say what a name should have been, or None where it is well."""
+    if not isinstance(name, str) or not name or "#" in name:
+        return "expected a name without '#'"
+    if not name.isprintable():
+        return "expected printable characters"
+    size = len(name.encode())
+    if size > most_bytes:
+        return f"expected at most {most_bytes} bytes in UTF-8; it has {size}"
+    return None

@@ -19,8 +19,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import NamedTuple
 
-from greenroom.actors.logs import make_room
-from greenroom.actors.state_dir import make_private, open_private
+from greenroom.actors.runtime.logs import make_room
+from greenroom.actors.runtime.state_dir import make_private, open_private
 
 FLUSH_S = 0.2
 MOST_WAITING = 4096

@@ -12,7 +12,7 @@ import math
 import re
 from functools import lru_cache
 
-from greenroom.actors.messages import FailedAnswer, HttpAnswer
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
 from greenroom.core.errors import (
     ERRORS_BY_KIND,
     GreenroomError,

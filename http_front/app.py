@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import falcon
 import falcon.asgi
 
-from greenroom.actors.logs import ACCESS_LOG
-from greenroom.actors.messages import FailedAnswer
+from greenroom.actors.messages.queries import FailedAnswer
+from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.core.errors import GreenroomError, NotRunningError
 from greenroom.http_front.access_log import AccessLog
 from greenroom.http_front.answers import error_reply, failed_reply, failure_of, unexpected
@@ -26,7 +26,7 @@ from greenroom.http_front.exchange import SCOPE_KEY, Exchange, Reply
 from greenroom.http_front.front import Front, Pages
 
 if TYPE_CHECKING:
-    from greenroom.actors.settings import HostSettings
+    from greenroom.actors.runtime.settings import HostSettings
 
 PAGE_TIMEOUT_S = 5.0
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"

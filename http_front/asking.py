@@ -7,11 +7,10 @@ import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from greenroom.actors.large_bytes import beside
-from greenroom.actors.messages import Query
+from greenroom.actors.messages.queries import Query, beside
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.names import HOOKS
-from greenroom.core.tickets import SOCKET
+from greenroom.core.routing.tickets import SOCKET
+from greenroom.core.validation import HOOKS
 from greenroom.http_front.dispatcher import Dispatcher, Feed, Outcome
 from greenroom.http_front.exchange import Exchange
 

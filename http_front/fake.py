@@ -9,9 +9,15 @@ import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from greenroom.actors.large_bytes import content_of
-from greenroom.actors.messages import MORE, FailedAnswer, HttpAnswer, HttpCall, Query
-from greenroom.core.tickets import BODY
+from greenroom.actors.messages.queries import (
+    MORE,
+    FailedAnswer,
+    HttpAnswer,
+    HttpCall,
+    Query,
+    content_of,
+)
+from greenroom.core.routing.tickets import BODY
 from greenroom.http_front.dispatcher import OnFed, Outcome
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from time import perf_counter, time
 from typing import NamedTuple
 
-from greenroom.actors.messages import FailedAnswer
-from greenroom.actors.streams import Stream, StreamFailedError
+from greenroom.actors.messages.queries import FailedAnswer
+from greenroom.actors.runtime.streams import Stream, StreamFailedError
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import (
     BodyIncompleteError,
@@ -28,18 +30,22 @@ from greenroom.core.errors import (
     GreenroomError,
     RouteNotFoundError,
 )
-from greenroom.core.tickets import BODY
+from greenroom.core.routing.tickets import BODY
 from greenroom.http_front.access_log import AccessLog, Entry
 from greenroom.http_front.answers import (
+    WITHOUT_BODY,
+    BadHeaderError,
+    check_status,
+    declared_length,
     error_reply,
     failed_reply,
     failure_of,
+    passed_on,
     reply_to,
     retry_after,
     unexpected,
 )
 from greenroom.http_front.asking import Asker
-from greenroom.http_front.body import Body, BodyLimits, Upload
 from greenroom.http_front.dispatcher import Dispatcher
 from greenroom.http_front.exchange import (
     CLIENT_LEFT,
@@ -48,18 +54,130 @@ from greenroom.http_front.exchange import (
     PAGES_KEY,
     SCOPE_KEY,
     App,
+    Body,
+    BodyLimits,
     Event,
     Exchange,
+    Headers,
     Receive,
     Reply,
     RequestIds,
     Scope,
     Send,
+    Upload,
 )
-from greenroom.http_front.malformed import reply_at_once
-from greenroom.http_front.streaming import send_stream
 from greenroom.http_front.websocket import SocketExchange, Sockets, refuse
 from greenroom.http_front.whole import Turn, WholeQuery
+
+# Responses whose parts are sent on as they come from the replica.
+
+_END: Event = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def send_stream(stream: Stream, exchange: Exchange) -> None:
+    """Send ``stream`` as the response; StreamFailedError when it broke off.
+
+    It is held to the length that it declares. However this ends, no more parts are wanted then. A
+    client that has all of a declared length may leave before the end is here: that is no reason to
+    cancel what user code does after it.
+    """
+    left: int | None = None
+    try:
+        begun = _begin(stream, exchange)
+        if isinstance(begun, Reply):
+            await exchange.reply(begun)
+            return
+        headers, left = begun
+        start = {"type": "http.response.start", "status": stream.status, "headers": headers}
+        await exchange.send(start)
+        while (data := await stream.next()) is not None:
+            if left is not None:
+                left -= len(data)
+                if left < 0:
+                    break
+            await exchange.send({"type": "http.response.body", "body": data, "more_body": True})
+        if left:
+            raise StreamFailedError("the parts are not as long as their Content-Length")
+        await exchange.send(_END)
+    finally:
+        if left == 0:
+            stream.leave()
+        else:
+            stream.close()
+
+
+def _begin(stream: Stream, exchange: Exchange) -> tuple[Headers, int | None] | Reply:
+    """Return headers and declared length, or the whole reply that is to be given instead."""
+    try:
+        check_status(stream.status)
+        headers = passed_on(stream.headers)
+    except BadHeaderError as error:
+        return error_reply(500, "UnsupportedResultError", str(error), exchange)
+    length = declared_length(stream.headers)
+    if length is not None:
+        headers.append((b"content-length", length))
+    if exchange.method == "HEAD" or stream.status in WITHOUT_BODY:
+        return Reply(stream.status, headers, b"")
+    return headers, None if length is None else int(length)
+
+
+# Requests that the server lets through, and that HTTP wants refused.
+#
+# The protocol refuses what it cannot frame: two lengths, a length beside Transfer-Encoding, a
+# folded header, a lone line feed, a NUL. What is looked at here is framed, but another server in
+# front of us may read it otherwise, which is what routing by Host lives on.
+
+# RFC 3986's host and port: a name or address, an IPv6 address in brackets; empty is allowed.
+_is_authority = re.compile(
+    rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]*)(:[0-9]{0,5})?"
+).fullmatch
+_absolute = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE).match
+
+
+_DEFAULT_PORTS = {"http": b":80", "https": b":443"}
+
+
+def reply_at_once(exchange: Exchange) -> Reply | None:
+    """Return the answer to a request that goes no further; None for nearly all."""
+    head = exchange.head
+    host = head.get(b"host")
+    if host is None:
+        if exchange.scope["http_version"] == "1.1":
+            return _refused(exchange, "the Host header is missing, which HTTP/1.1 requires")
+    elif not _is_host(host):
+        shown = host[:100].decode("latin-1")
+        return _refused(exchange, f"the Host header {shown!r} is no name or address with a port")
+    if exchange.path[:1] != "/":
+        return _reply_to_odd_target(exchange, host)
+    return None
+
+
+def _refused(exchange: Exchange, text: str) -> Reply:
+    """Refuse this request alone: where it ends is clear, so the connection can go on."""
+    return error_reply(400, "InvalidRequestError", text, exchange)
+
+
+@lru_cache(maxsize=1024)
+def _is_host(host: bytes) -> bool:
+    return _is_authority(host) is not None
+
+
+def _reply_to_odd_target(exchange: Exchange, host: bytes | None) -> Reply | None:
+    target = exchange.raw_path.decode("latin-1")
+    if target == "*" and exchange.method == "OPTIONS":  # asks whether the server is there
+        return Reply(204, [], b"")
+    absolute = _absolute(target)
+    if absolute is None:
+        text = f"the request target {target[:100]!r} is neither a path nor an http URL"
+        return _refused(exchange, text)
+    scheme, authority = absolute.groups()
+    default_port = _DEFAULT_PORTS[scheme.lower()]
+    named = authority.encode("latin-1", "replace").lower().removesuffix(default_port)
+    if host is not None and named != host.lower().removesuffix(default_port):
+        text = f"the request target {target[:100]!r} is for another host than the Host header"
+        return _refused(exchange, text)
+    return None
+
 
 _logger = logging.getLogger(__name__)
 

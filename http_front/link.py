@@ -12,19 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from greenroom.actors.dispatch import Caller
-from greenroom.actors.loop import end_where_starved
-from greenroom.actors.messages import (
+from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.messages.queries import (
     AnswerQueries,
     AttachCallerReply,
     FailedAnswer,
     Process,
     Query,
 )
-from greenroom.actors.port import PROXY, Finder, Port
-from greenroom.actors.processes import WORKER_ROLE, RunRecords, this_process
-from greenroom.actors.pulse import Pulse
-from greenroom.actors.settings import HostSettings
+from greenroom.actors.runtime.liveness import Pulse
+from greenroom.actors.runtime.loop import end_where_starved
+from greenroom.actors.runtime.port import PROXY, Finder, Port
+from greenroom.actors.runtime.processes import WORKER_ROLE, RunRecords, this_process
+from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.http_front.dispatcher import OnFed, Outcome
 

@@ -25,6 +25,7 @@ that send no request in time, or do not take what was sent to them (:meth:`Front
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import select
@@ -32,30 +33,248 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
+from functools import lru_cache
 from heapq import nsmallest
 from typing import Any
 from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from greenroom.actors.loop import nothing
-from greenroom.http_front.body import WHOLE
-from greenroom.http_front.chunks import BadChunksError, ChunkedBody, Trailers
-from greenroom.http_front.departures import Departures
+from greenroom.actors.runtime.loop import nothing
 from greenroom.http_front.exchange import (
     CLOSE,
     PAGES_KEY,
     STATUS_LINES,
+    WHOLE,
     App,
     Event,
     Headers,
     Scope,
     whole_target,
 )
-from greenroom.http_front.forwarded import FORWARDED, TrustedProxies
 from greenroom.http_front.sending import Sending
 from greenroom.http_front.websocket import FrontSocket, is_opening
 from greenroom.http_front.whole import Turn
+
+# Chunked bodies, read strictly (RFC 9112, section 7.1), and where they end.
+#
+# llhttp reads chunks too, but does not say where the body ends, reports trailers as headers, and
+# bounds neither trailers nor chunk extensions. Here both are dropped, and have a bound.
+
+MAX_CHUNK_LINE_BYTES = 1024  # the size and its extensions; 16 digits are more than any body has
+
+_chunk_line = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?").fullmatch
+_framing_line = re.compile(rb"(content-length|transfer-encoding):", re.IGNORECASE).match
+_trailer_line = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*").fullmatch
+
+_SIZE, _DATA, _DATA_END, _TRAILERS, _DONE = range(5)
+
+
+class BadChunksError(Exception):
+    """What came is no chunked body; the text says why."""
+
+
+class Trailers(Exception):  # noqa: N818 - what is over is a limit
+    """The trailers are over their limit of bytes."""
+
+
+class ChunkedBody:
+    """Takes a chunked body out of the bytes of a connection, however they are cut."""
+
+    __slots__ = ("_line", "_max_trailer_bytes", "_rest", "_state", "_trailer_bytes")
+
+    def __init__(self, max_trailer_bytes: int) -> None:
+        self._state = _SIZE
+        self._rest = 0  # of the chunk
+        self._line = b""  # the beginning of a line whose end has not come
+        self._trailer_bytes = 0
+        self._max_trailer_bytes = max_trailer_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the body, with its trailers, has been taken."""
+        return self._state == _DONE
+
+    def take(self, data: bytes, onto: list[bytes]) -> int:
+        """Put what is of the body onto a list; return how many bytes of ``data`` were taken.
+
+        Raises BadChunksError, or Trailers.
+        """
+        at, size = 0, len(data)
+        while at < size and self._state != _DONE:
+            if self._state == _DATA:
+                piece = data[at : at + self._rest] if at or self._rest < size else data
+                onto.append(piece)
+                at += len(piece)
+                self._rest -= len(piece)
+                if not self._rest:
+                    self._state = _DATA_END
+                continue
+            end = data.find(b"\n", at)
+            line = self._line + (data[at:] if end < 0 else data[at:end])
+            self._check_size(line)
+            if end < 0:
+                self._line = line
+                return size
+            self._line, at = b"", end + 1
+            if line[-1:] != b"\r":
+                raise BadChunksError("a line of a chunked body ends without a carriage return")
+            self._take_line(line[:-1])
+        return at
+
+    def _check_size(self, line: bytes) -> None:
+        if self._state == _TRAILERS:
+            if self._trailer_bytes + len(line) > self._max_trailer_bytes:
+                raise Trailers
+        elif len(line) > (MAX_CHUNK_LINE_BYTES if self._state == _SIZE else 1):
+            raise BadChunksError(
+                "a chunk is longer than its size says"
+                if self._state == _DATA_END
+                else f"a chunk's size and extensions have over {MAX_CHUNK_LINE_BYTES} bytes"
+            )
+
+    def _take_line(self, line: bytes) -> None:
+        if self._state == _DATA_END:
+            if line:
+                raise BadChunksError("a chunk is longer than its size says")
+            self._state = _SIZE
+        elif self._state == _SIZE:
+            matched = _chunk_line(line)
+            if matched is None:
+                raise BadChunksError("a chunk's size is not a hexadecimal number")
+            self._rest = int(matched[1], 16)
+            self._state = _DATA if self._rest else _TRAILERS
+        elif not line:
+            self._state = _DONE
+        elif _framing_line(line):
+            raise BadChunksError("a trailer says how long the body is, which is too late")
+        elif _trailer_line(line):
+            self._trailer_bytes += len(line) + 2
+        else:
+            raise BadChunksError("a trailer is not a header line")
+
+
+# What trusted proxies say of the client: X-Forwarded-For and X-Forwarded-Proto.
+
+FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class TrustedProxies:
+    """The peers whose word is taken: addresses, networks, or ``*`` for everybody."""
+
+    def __init__(self, trusted: Iterable[str]) -> None:
+        names = set(trusted)
+        self._trusts_all = "*" in names
+        self._networks: list[_Network] = [ipaddress.ip_network(name) for name in names - {"*"}]
+        self.trusts = lru_cache(maxsize=1024)(self._trusts)
+
+    def _trusts(self, host: str) -> bool:
+        """Return whether a peer's word is taken."""
+        if self._trusts_all:
+            return True
+        address = _forwarded_address(host)
+        return address is not None and any(address in network for network in self._networks)
+
+    def apply(self, scope: Scope) -> None:
+        """Write into the scope what the peer says, if it is trusted and says it well."""
+        client = scope["client"]
+        if client is None or not self.trusts(client[0]):
+            return
+        hops: list[str] = []
+        for name, value in scope["headers"]:
+            if name == b"x-forwarded-for":
+                hops += value.decode("latin-1").split(",")
+            elif name == b"x-forwarded-proto":
+                self._set_scheme(scope, value.decode("latin-1").strip())
+        if hops:
+            self._set_client(scope, [hop.strip() for hop in hops])
+
+    @staticmethod
+    def _set_scheme(scope: Scope, scheme: str) -> None:
+        if scheme in _SCHEMES:
+            scope["scheme"] = _SCHEMES[scheme] if scope["type"] == "websocket" else scheme
+
+    def _set_client(self, scope: Scope, hops: list[str]) -> None:
+        """Take the last hop that is not trusted itself, or the first; ignore what is no address."""
+        for at, hop in enumerate(reversed(hops), 1):
+            host, port = _host_and_port(hop)
+            if _forwarded_address(host) is None:
+                return
+            if at == len(hops) or not self.trusts(host):
+                scope["client"] = (host, port)
+                return
+
+
+def _forwarded_address(host: str) -> _Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _host_and_port(hop: str) -> tuple[str, int]:
+    """Split ``1.2.3.4:5``, ``[::1]:5`` or either without a port, which is 0 then."""
+    if hop[:1] == "[":
+        host, _, port = hop[1:].partition("]")
+        port = port[1:]
+    elif hop.count(":") == 1:
+        host, _, port = hop.partition(":")
+    else:
+        host, port = hop, ""
+    return host, int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
+
+
+# Who leaves while nothing is read from him.
+#
+# A connection of which nothing is read, because user code does not take what has come of a body,
+# does not tell its end: that lies behind the bytes which are not read. The kernel knows of it. So
+# these connections are put into an epoll set that waits for nothing else, and the set into the
+# event loop, which sees it as one more descriptor: no timer looks after them, and one that nobody
+# leaves is free.
+
+GONE = select.EPOLLRDHUP  # and EPOLLHUP and EPOLLERR, which are always told of
+
+
+class DisconnectWatcher:
+    """Tells once of each descriptor in it whose other end has closed; for one event loop."""
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None  # most workers never need it
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd: int, on_gone: Callable[[], None]) -> None:
+        """Call ``on_gone`` on the running loop when the other end closes, or has closed."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._epoll.fileno(), self._look)
+        self._epoll.register(fd, GONE)
+        self._callbacks[fd] = on_gone
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor, if it is here; call it before the descriptor is closed."""
+        if self._callbacks.pop(fd, None) is not None and self._epoll is not None:
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        """Tell of nobody any more; the loop must not be closed yet."""
+        self._callbacks.clear()
+        if self._epoll is not None and self._loop is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+
+    def _look(self) -> None:
+        for fd, _ in self._epoll.poll(0) if self._epoll is not None else ():
+            on_gone = self._callbacks[fd]
+            self.unwatch(fd)
+            on_gone()
+
 
 _logger = logging.getLogger(__name__)
 
@@ -113,7 +332,7 @@ class Connections:
         trusted: Iterable[str],
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.departures = Departures()
+        self.departures = DisconnectWatcher()
         self.connections: set[Any] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.app = app

@@ -29,8 +29,8 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
-from greenroom.actors.messages import BINARY, END, MORE, TEXT
-from greenroom.actors.streams import NobodyListensError, Stream, StreamFailedError
+from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
+from greenroom.actors.runtime.streams import NobodyListensError, Stream, StreamFailedError
 from greenroom.core.closing import (
     ABNORMAL,
     FAILED,
@@ -40,7 +40,7 @@ from greenroom.core.closing import (
     close_of,
 )
 from greenroom.core.errors import GreenroomError
-from greenroom.core.tickets import SOCKET
+from greenroom.core.routing.tickets import SOCKET
 from greenroom.http_front.answers import (
     TEXT as TEXT_TYPE,
 )

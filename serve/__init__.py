@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from greenroom.serve import absent
 
 if TYPE_CHECKING:
+    from greenroom.serve.admin.client import Client
     from greenroom.serve.api import (
         delete,
         get_app_handle,
@@ -23,16 +24,15 @@ if TYPE_CHECKING:
         status,
     )
     from greenroom.serve.asgi import ingress
-    from greenroom.serve.batching import batch
-    from greenroom.serve.client import Client
     from greenroom.serve.config import HTTPOptions
     from greenroom.serve.context import (
         get_batch_request_context,
         get_replica_context,
         get_request_context,
     )
+    from greenroom.serve.decorators.batching import batch
+    from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
-    from greenroom.serve.multiplex import get_multiplexed_model_id, multiplexed
 
     __version__: str
 
@@ -60,17 +60,17 @@ __all__ = [
 
 _MODULES = {
     "Application": "deployments",
-    "Client": "client",
+    "Client": "admin.client",
     "Deployment": "deployments",
     "HTTPOptions": "config",
-    "batch": "batching",
+    "batch": "decorators.batching",
     "deployment": "deployments",
     "get_batch_request_context": "context",
-    "get_multiplexed_model_id": "multiplex",
+    "get_multiplexed_model_id": "decorators.multiplex",
     "get_replica_context": "context",
     "get_request_context": "context",
     "ingress": "asgi",
-    "multiplexed": "multiplex",
+    "multiplexed": "decorators.multiplex",
 } | dict.fromkeys(
     ("delete", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start", "status"),
     "api",

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from greenroom.actors import user_context
+from greenroom.actors.replica import context as user_context
 from greenroom.core.config import HTTPOptions, LoggingConfig, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
-from greenroom.serve import local_testing, operations, session
+from greenroom.serve import local_testing
+from greenroom.serve.admin import operations, session
 from greenroom.serve.build import not_an_application
 from greenroom.serve.checks import check_name, check_path
 from greenroom.serve.deployments import Application

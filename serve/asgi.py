@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from greenroom.actors import user_context
-from greenroom.actors.asgi import AppSource, is_app
-from greenroom.actors.user_code import ASGI_APP
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica.asgi import AppSource, is_app
+from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.serve.deployments import Deployment
 
 T = TypeVar("T")

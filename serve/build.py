@@ -6,14 +6,12 @@ import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from greenroom.actors.admin_messages import DeploymentSpec
+from greenroom.actors.messages.admin import DeploymentSpec
+from greenroom.core.config import LoggingConfig
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.logging_config import LoggingConfig
-from greenroom.serve.deployments import Application, Deployment
+from greenroom.serve.code.packing import pack_code, packed
+from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
-from greenroom.serve.options import name_problem
-from greenroom.serve.packing import pack_code
-from greenroom.serve.scaling import packed
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from greenroom.actors.callables import http_methods
-from greenroom.actors.user_code import ASGI_APP
+from greenroom.actors.replica.callables import http_methods
+from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.number import is_number
+from greenroom.core.validation import is_number
 
 
 def check_name(parameter: str, name: object) -> None:

@@ -1,5 +1,11 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
+from greenroom.core.autoscaling.config import (
+    AutoscalingConfig,
+    AutoscalingContext,
+    AutoscalingPolicy,
+    QueueLengthPolicy,
+)
 from greenroom.core.config import (
     ActorOptions,
     BackendConfig,
@@ -8,8 +14,6 @@ from greenroom.core.config import (
     LoggingConfig,
     MiddlewareOptions,
 )
-from greenroom.core.policy_context import AutoscalingContext
-from greenroom.core.scaling_config import AutoscalingConfig, AutoscalingPolicy, QueueLengthPolicy
 
 __all__ = [
     "ActorOptions",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from greenroom.actors import user_context
-from greenroom.actors.user_context import ReplicaContext, RequestContext
-from greenroom.actors.user_logging import ContextFilter
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica.context import ReplicaContext, RequestContext
+from greenroom.actors.replica.logging import ContextFilter
 from greenroom.core.errors import GreenroomError
 
 __all__ = [

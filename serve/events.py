@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import click
 
-from greenroom.actors.logs import one_line
-from greenroom.actors.settings import JSON, HostSettings
-from greenroom.serve.logs import Line, Logs
+from greenroom.actors.runtime.logs import one_line
+from greenroom.actors.runtime.settings import JSON, HostSettings
+from greenroom.serve.cli.logs import Line, Logs
 
 PARTS = ("host", "controller", "proxy", "front")
 POLL_S = 0.2

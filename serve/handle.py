@@ -2,29 +2,462 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pickle
 import secrets
+import sys
+import threading
 import time
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import Self, TypedDict, TypeVar, Unpack
 
-from greenroom.actors import query_client, user_context
-from greenroom.actors.messages import PythonCall
-from greenroom.actors.query_client import PendingQuery, QueryClient
-from greenroom.actors.user_context import Origin, RunningQuery
-from greenroom.core.errors import InvalidRequestError, RequestCancelledError
-from greenroom.serve.packing import pack_arguments
-from greenroom.serve.response_generator import DeploymentResponseGenerator
-from greenroom.serve.responses import (
-    DeploymentResponse,
-    R_co,
-    in_event_loop,
-    send,
-    take_inputs,
+from greenroom.actors.caller import client as query_client
+from greenroom.actors.caller.client import PendingQuery, QueryClient
+from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.messages.queries import (
+    Answer,
+    FailedAnswer,
+    Input,
+    PythonCall,
+    StreamEnded,
+    ValueAnswer,
 )
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica.context import Origin, RunningQuery
+from greenroom.core.errors import (
+    GreenroomError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    RequestCancelledError,
+    UserCodeError,
+    error_from,
+)
+from greenroom.serve.checks import check_timeout
+from greenroom.serve.code.packing import pack_arguments
+
+# From an answer that came in to the value or exception that the caller of a handle gets.
+
+
+class Outcome(NamedTuple):
+    """How a call ended: with a value, or with an exception to raise."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class RemoteTraceback(Exception):  # noqa: N818  # shown as a cause, never caught
+    """Carries a traceback of another process as its text, for Python 3.10, which shows no notes."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+def decode(answer: Answer | ValueStream, what: str) -> Outcome:
+    """Unpickle an answer of ``what``; runs user code, so never on a message loop."""
+    if isinstance(answer, FailedAnswer):
+        return Outcome(error=_error_of(answer, what))
+    if not isinstance(answer, ValueAnswer):
+        return Outcome(error=GreenroomError(f"{what} answered a call with no value"))
+    try:
+        return Outcome(pickle.loads(answer.value))
+    except Exception as error:  # the user's types may refuse in any way
+        text = f"the result of {what} cannot be unpickled here: {type(error).__name__}: {error}"
+        failed = UserCodeError(text)
+        failed.__cause__ = error
+        return Outcome(error=failed)
+
+
+def with_note(error: BaseException, note: str) -> BaseException:
+    """Add a note to the exception, to be shown below its traceback (above it, on Python 3.10)."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]  # from 3.11
+        error.__cause__ = RemoteTraceback(note)
+    return error
+
+
+def _error_of(answer: FailedAnswer, what: str) -> BaseException:
+    error = _original(answer) or _described(answer)
+    if answer.traceback:
+        with_note(error, f"in {what}, on its replica:\n{answer.traceback.rstrip()}")
+    return error
+
+
+def _original(answer: FailedAnswer) -> BaseException | None:
+    if answer.exception is None:
+        return None
+    try:
+        error = pickle.loads(answer.exception)
+    except Exception:  # e.g. a constructor that takes more than its args; the text must do
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _described(answer: FailedAnswer) -> GreenroomError:
+    error = error_from(answer.kind, answer.text)
+    if answer.retry_after_s is not None:
+        error.retry_after_s = answer.retry_after_s
+    if isinstance(error, MethodNotAllowedError):
+        error.allowed = answer.allowed
+    return error
+
+
+# What a handle returns for a call: a response that is on its way.
+#
+# Theory of operation. A response has a future of its answer, which the process's message loop
+# completes and which nobody cancels but :meth:`DeploymentResponse.cancel`. The answer is
+# unpickled, once, by who asks for it, never by the message loop, because unpickling runs user
+# code. A call with responses among its arguments is pickled at once, and sent when they have all
+# come: what they returned goes along as it came, and is unpickled where it is needed.
+
+R_co = TypeVar("R_co", covariant=True, default=Any)  # what the call returns
+
+
+class DeploymentResponse(Generic[R_co]):
+    """The result of a handle's call; await it, or wait for it with :meth:`result`.
+
+    Given as an argument to another handle's call, its value is what arrives there; the caller does
+    not wait. Safe to use from several threads and event loops.
+    """
+
+    __slots__ = ("_cancelled", "_outcome", "_pending", "_what")
+
+    def __init__(self, what: str, pending: PendingQuery) -> None:
+        self._what = what
+        self._pending = pending
+        self._outcome: Outcome | None = None
+        self._cancelled = False
+
+    @property
+    def request_id(self) -> str:
+        """The request id of the call, which its logs show."""
+        return self._pending.request_id
+
+    def result(self, timeout_s: float | None = None) -> R_co:
+        """Wait for the value; raises what user code raised, or TimeoutError after ``timeout_s``.
+
+        The call goes on after a TimeoutError, and can be waited for again. RuntimeError inside a
+        running event loop, which it would block.
+        """
+        if in_event_loop():
+            raise RuntimeError(
+                f"result() of {self._what} would block the running event loop; await the response"
+            )
+        check_timeout("timeout_s", timeout_s)
+        with contextlib.suppress(CancelledError):
+            try:
+                self._pending.future.exception(timeout_s)
+            except FutureTimeoutError:  # not yet the builtin one on Python 3.10
+                text = f"{self._what} has not answered within {timeout_s:g} s"
+                raise TimeoutError(text) from None
+        return self._take()
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        if not self._pending.future.done():
+            yield from self._wait().__await__()
+        return self._take()
+
+    def cancel(self) -> None:
+        """Cancel the call, wherever it is; it does nothing when the answer is here already.
+
+        Async code on the replica gets asyncio.CancelledError; sync code runs on unheard. Waiting
+        for the response then raises RequestCancelledError.
+        """
+        self._cancelled = True
+        self._pending.cancel()
+
+    def cancelled(self) -> bool:
+        """Tell whether :meth:`cancel` was called, even if it came too late."""
+        return self._cancelled
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the response of {self._what} must be an argument of its own, not inside another "
+            "object; or wait for it and pass its value"
+        )
+
+    def __repr__(self) -> str:
+        state = "done" if self._pending.future.done() else "pending"
+        return f"<DeploymentResponse of {self._what}, {state}, request {self.request_id}>"
+
+    def _take(self) -> R_co:
+        value: Any
+        value, error = self._settle()
+        if error is not None:
+            raise error.with_traceback(None)  # or each wait would add its frames
+        taken: R_co = value
+        return taken
+
+    def _settle(self) -> Outcome:
+        """Return how the call ended; only once the answer is there."""
+        if self._outcome is None:
+            try:
+                self._outcome = decode(self._pending.future.result(), self._what)
+            except CancelledError:
+                text = f"the call to {self._what} was cancelled (request {self.request_id})"
+                self._outcome = Outcome(error=RequestCancelledError(text))
+            except _InputFailedError as failure:
+                self._outcome = failure.response._settle()
+            except Exception as error:  # it could not be sent when its arguments had come
+                self._outcome = Outcome(error=error)
+        return self._outcome
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        # Not asyncio.wrap_future: when the task is cancelled, it would cancel the answer's future
+        # and leave the query running.
+        self._pending.future.add_done_callback(lambda _: wake(loop, waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+
+class _InputFailedError(Exception):
+    """A call was not sent, because a response among its arguments is no value."""
+
+    def __init__(self, response: DeploymentResponse) -> None:
+        super().__init__(response)
+        self.response = response
+
+
+def take_inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[DeploymentResponse]]:
+    """Return the arguments with an Input for each response among them, and the responses."""
+    inputs: list[DeploymentResponse] = []
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, DeploymentResponse):
+            return value
+        inputs.append(value)
+        return Input(len(inputs) - 1)
+
+    return tuple(map(taken, args)), {name: taken(value) for name, value in kwargs.items()}, inputs
+
+
+def send(
+    pending: PendingQuery,
+    inputs: list[DeploymentResponse],
+    submit: Callable[[tuple[bytes, ...]], None],
+) -> None:
+    """Send a call with what its inputs returned, at once or when they have come.
+
+    It raises what ``submit`` raises at once; what comes later is the call's outcome.
+    """
+    if inputs:
+        _advance(pending, inputs, submit)
+    else:
+        submit(())
+
+
+def _advance(
+    pending: PendingQuery,
+    inputs: list[DeploymentResponse],
+    submit: Callable[[tuple[bytes, ...]], None],
+) -> None:
+    for response in inputs:
+        future = response._pending.future
+        if not future.done():
+            future.add_done_callback(lambda _: _advance(pending, inputs, submit))
+            return
+    if pending.future.cancelled():
+        return
+    try:
+        submit(tuple(map(_value_of, inputs)))
+    except Exception as error:
+        pending.failed(error)
+
+
+def _value_of(response: DeploymentResponse) -> bytes:
+    """Return what a call has returned, as it came."""
+    future = response._pending.future
+    if not future.cancelled() and future.exception() is None:
+        answer = future.result()
+        if isinstance(answer, ValueAnswer):
+            return answer.value
+    raise _InputFailedError(response)
+
+
+def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    """Wake a task of that loop; from any thread."""
+
+    def now() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    if asyncio._get_running_loop() is loop:  # in a replica answers arrive on user code's loop
+        now()
+        return
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
+        loop.call_soon_threadsafe(now)
+
+
+def in_event_loop() -> bool:
+    """Tell whether the calling thread runs an event loop, which must not be blocked."""
+    return asyncio._get_running_loop() is not None
+
+
+# What a handle returns for a call with ``stream=True``: values, as a generator yields them.
+
+V_co = TypeVar("V_co", covariant=True, default=Any)  # what the generator yields
+
+
+class DeploymentResponseGenerator(Generic[V_co]):
+    """The values of a generator in a replica, as they are made: for ``for`` and ``async for``.
+
+    The generator is at most 768 KiB ahead of what was taken. It ends when this is closed, or
+    dropped before its end, and with the query on whose behalf it was called. What it raises is
+    raised here, after the values before. For one thread or task at a time.
+    """
+
+    __slots__ = ("_cancelled", "_is_over", "_pending", "_stream", "_what")
+
+    def __init__(self, what: str, pending: PendingQuery) -> None:
+        self._what = what
+        self._pending = pending
+        self._stream: ValueStream | None = None  # once it has begun
+        self._is_over = False
+        self._cancelled = False
+
+    @property
+    def request_id(self) -> str:
+        """The request id of the call, which its logs show."""
+        return self._pending.request_id
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> V_co:
+        if in_event_loop():
+            raise RuntimeError(
+                f"a for loop over {self._what} would block the running event loop; use async for"
+            )
+        while True:
+            woken = threading.Event()
+            pickled = self._take(woken.set)
+            if pickled is not None:
+                return self._value(pickled)
+            if self._is_over:
+                raise StopIteration
+            woken.wait()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> V_co:
+        loop = asyncio.get_running_loop()
+        while True:
+            waiter: asyncio.Future[None] = loop.create_future()
+            pickled = self._take(partial(wake, loop, waiter))
+            if pickled is not None:
+                return self._value(pickled)
+            if self._is_over:
+                raise StopAsyncIteration
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Want no more values; ends the generator, and iteration here."""
+        if not self._is_over:
+            self._is_over = True
+            self._pending.cancel()
+
+    async def aclose(self) -> None:
+        """Do what :meth:`close` does."""
+        self.close()
+
+    def cancel(self) -> None:
+        """End the generator; who waits for its next value gets RequestCancelledError."""
+        self._cancelled = True
+        self._pending.cancel()
+
+    def cancelled(self) -> bool:
+        """Tell whether :meth:`cancel` was called, even if it came too late."""
+        return self._cancelled
+
+    def __del__(self) -> None:
+        self.close()  # else it would wait for somebody to go on, and keep its slot
+
+    def __await__(self) -> Any:
+        raise TypeError(f"the response of {self._what} is a stream; use async for")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the response of {self._what} is a stream, which cannot be passed on; pass its values"
+        )
+
+    def __repr__(self) -> str:
+        state = "over" if self._is_over else "pending" if self._stream is None else "streaming"
+        of = f"{self._what}, {state}, request {self.request_id}"
+        return f"<DeploymentResponseGenerator of {of}>"
+
+    def _take(self, woken: Callable[[], None]) -> bytes | None:
+        """Return the next value; None when it is over, or ``woken`` will be called."""
+        if self._is_over:
+            return None
+        if self._stream is None and not self._begin(woken):
+            return None
+        stream = self._stream
+        if stream is None:
+            return None
+        pickled = stream.next(woken)
+        if pickled is None and (end := stream.end) is not None:
+            self._end(end)
+        return pickled
+
+    def _begin(self, woken: Callable[[], None]) -> bool:
+        """Take the stream, once it has begun; raise what came in its place."""
+        future = self._pending.future
+        if not future.done():
+            future.add_done_callback(lambda _: woken())
+            return False
+        try:
+            answer = future.result()
+        except CancelledError:
+            answer = FailedAnswer(0, "RequestCancelledError", "cancelled")
+        except Exception:  # it could not be sent when its arguments had come
+            self._is_over = True
+            raise
+        if isinstance(answer, ValueStream):
+            self._stream = answer
+        else:
+            self._end(answer)
+        return True
+
+    def _end(self, end: Answer) -> None:
+        """Stop here; raise what has ended the stream, unless that was its end."""
+        self._is_over = True
+        if self._cancelled or getattr(end, "kind", "") == "RequestCancelledError":
+            text = f"the call to {self._what} was cancelled (request {self.request_id})"
+            raise RequestCancelledError(text)
+        if isinstance(end, FailedAnswer):
+            error = decode(end, self._what).error
+            raise error or GreenroomError(f"{self._what} has failed")
+        if not isinstance(end, StreamEnded):
+            raise GreenroomError(f"{self._what} answered a call for a stream with a whole value")
+
+    def _value(self, pickled: bytes) -> V_co:
+        value: V_co
+        value, error = decode(ValueAnswer(0, pickled), self._what)
+        if error is not None:
+            self.close()
+            raise error
+        return value
+
 
 __all__ = ["DeploymentHandle", "DeploymentResponse", "DeploymentResponseGenerator"]
 
@@ -207,7 +640,7 @@ def _belong(call: PendingQuery, query: RunningQuery) -> None:
 
 def _own_client() -> QueryClient:
     # Loaded only here, because replicas never need it and pay for what they import.
-    from greenroom.serve import session  # noqa: PLC0415
+    from greenroom.serve.admin import session  # noqa: PLC0415
 
     return session.current().connect().queries
 

@@ -19,19 +19,20 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import NamedTuple
 
-from greenroom.actors import query_client, user_context
-from greenroom.actors.admin_messages import DeploymentSpec
-from greenroom.actors.messages import MORE, Answer, Assignment, FailedAnswer, Query
-from greenroom.actors.query_client import PendingQuery, QueryClient
-from greenroom.actors.streams import Sender
-from greenroom.actors.user_code import Failure, Reply, UserCode
-from greenroom.actors.user_context import ReplicaContext
-from greenroom.actors.value_streams import ValueStream
+from greenroom.actors.caller import client as query_client
+from greenroom.actors.caller.client import PendingQuery, QueryClient
+from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.messages.admin import DeploymentSpec
+from greenroom.actors.messages.queries import MORE, Answer, Assignment, FailedAnswer, Query
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica.context import ReplicaContext
+from greenroom.actors.replica.reply import Reply
+from greenroom.actors.replica.user_code import Failure, UserCode
+from greenroom.actors.runtime.streams import Sender
 from greenroom.core.errors import DeployFailedError, UnknownNameError
-from greenroom.serve.answers import with_note
 from greenroom.serve.build import BuiltApplication, build
 from greenroom.serve.deployments import Application
-from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.handle import DeploymentHandle, with_note
 
 STOP_TIMEOUT_S = 5.0
 

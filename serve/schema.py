@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from greenroom.core.logging_config import LoggingConfig
+from greenroom.core.config import LoggingConfig
 
 __all__ = [
     "ApplicationStatus",

@@ -64,8 +64,8 @@ def greenroom_system(
     tmp_path_factory: pytest.TempPathFactory, greenroom_settings: dict[str, Any]
 ) -> Iterator[GreenroomSystem]:
     """Start a system on free ports and in a temporary folder; it is stopped with the session."""
-    from greenroom.actors.settings import read_settings  # noqa: PLC0415
-    from greenroom.serve import session  # noqa: PLC0415
+    from greenroom.actors.runtime.settings import read_settings  # noqa: PLC0415
+    from greenroom.serve.admin import session  # noqa: PLC0415
 
     state_dir = tmp_path_factory.mktemp("greenroom")
     try:
@@ -95,8 +95,8 @@ def greenroom_run(greenroom_system: GreenroomSystem) -> Iterator[Callable[..., R
 
 def _start(state_dir: Path, given: dict[str, Any]) -> Any:
     """Start a system; another one's ports are taken between our look and its start, at times."""
-    from greenroom.actors.settings import read_settings  # noqa: PLC0415
-    from greenroom.serve import session  # noqa: PLC0415
+    from greenroom.actors.runtime.settings import read_settings  # noqa: PLC0415
+    from greenroom.serve.admin import session  # noqa: PLC0415
     from greenroom.serve.exceptions import StartError  # noqa: PLC0415
 
     for attempt in range(1, START_ATTEMPTS + 1):

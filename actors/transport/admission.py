@@ -4,10 +4,121 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple, Protocol
+import socket
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from greenroom.actors.transport.addresses import ProcessAddress
-from greenroom.actors.transport.strangers import WINDOW_S, Refusals, Strangers
+from greenroom.actors.transport.endpoints import Shortage
+from greenroom.actors.transport.sockets import credentials_of
+
+# Bounds on those who connect and have not yet shown who they are; and on what is said of them.
+#
+# All are values without I/O: whoever uses them owns the clock and the log.
+#
+# When there are too many, the *oldest* of the busiest source is turned away. Refusing the newest
+# instead would let a few hundred idle connections keep every peer out for as long as somebody
+# renews them; an honest handshake is over in milliseconds, so the oldest are not honest. And who
+# opens many pushes out his own first.
+
+MAX_STRANGERS = 256  # descriptors; a process may have 1024 as a rule
+PATIENCE_S = 5.0  # from the connection to the proof
+
+WINDOW_S = 60.0
+MAX_LINES = 50  # per window: a line is about 150 bytes, so at most 11 MB a day
+MAX_SOURCE_LINES = 10
+
+S = TypeVar("S")
+
+
+class PendingHandshakes(Generic[S]):
+    """The connections that are not authenticated, each hashable, and when each came."""
+
+    def __init__(self, limit: int = MAX_STRANGERS, patience_s: float = PATIENCE_S) -> None:
+        self.limit, self.patience_s = limit, patience_s
+        self._sources: dict[S, str] = {}
+        self._by_source: dict[str, dict[S, float]] = {}  # when they are overdue, oldest first
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def came(self, stranger: S, source: str, now: float) -> S | None:
+        """Note a connection from ``source``; return the one to turn away for it, if any."""
+        oldest = None
+        if len(self._sources) >= self.limit:
+            busiest = max(self._by_source.values(), key=len)
+            oldest = next(iter(busiest))
+            self.left(oldest)
+        self._sources[stranger] = source
+        self._by_source.setdefault(source, {})[stranger] = now + self.patience_s
+        return oldest
+
+    def left(self, stranger: S) -> bool:
+        """Note that one is authenticated or gone; return whether it was a stranger until then."""
+        source = self._sources.pop(stranger, None)
+        if source is None:
+            return False
+        same = self._by_source[source]
+        del same[stranger]
+        if not same:
+            del self._by_source[source]
+        return True
+
+    def overdue(self, now: float) -> list[S]:
+        """Return those that have had their time; they stay until they have ``left``."""
+        return [
+            stranger
+            for same in self._by_source.values()
+            for stranger, overdue_at in same.items()
+            if overdue_at <= now
+        ]
+
+
+class TokenBucket:
+    """How many connections may be taken: ``most`` at once, ``per_s`` in the long run."""
+
+    def __init__(self, most: int, per_s: float) -> None:
+        self._most, self._per_s = most, per_s
+        self._left = float(most)
+        self._at = 0.0
+
+    def take(self, count: int, now: float) -> float:
+        """Count so many that were taken; return how long to rest, 0 where more may be taken."""
+        self._left = min(self._left + (now - self._at) * self._per_s, self._most) - count
+        self._at = now
+        return max(-self._left / self._per_s, 0.0)
+
+
+class Refusals:
+    """Decides which refusals are worth a line: each kind once per source and window."""
+
+    def __init__(self) -> None:
+        self._ends_at = 0.0
+        self._lines = 0
+        self._said: dict[str, set[str]] = {}
+        self._unsaid = 0
+
+    def say(self, source: str, reason: str, now: float) -> bool:
+        """Return whether to log that ``source`` (a host) was refused for ``reason``."""
+        if now >= self._ends_at:
+            self._ends_at = now + WINDOW_S
+            self._lines = 0
+            self._said.clear()
+        said = self._said.get(source, set())
+        if reason in said or len(said) >= MAX_SOURCE_LINES or self._lines >= MAX_LINES:
+            self._unsaid += 1
+            return False
+        self._said.setdefault(source, said).add(reason)
+        self._lines += 1
+        return True
+
+    def unsaid(self, now: float) -> int:
+        """Return, once per window, how many refusals were not said in it."""
+        if now < self._ends_at or not self._unsaid:
+            return 0
+        unsaid, self._unsaid = self._unsaid, 0
+        return unsaid
+
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +146,7 @@ class Admission:
     """The strangers of one process, on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.strangers: Strangers[Stranger] = Strangers()
+        self.strangers: PendingHandshakes[Stranger] = PendingHandshakes()
         self._refusals = Refusals()
         self._troubles: dict[str, Trouble] = {}  # the last with each gate, by host and port
         self._loop = loop
@@ -120,3 +231,103 @@ class Admission:
                 unsaid,
                 WINDOW_S,
             )
+
+
+# Takes connections from a listening socket, a bounded number per pass of the loop.
+
+ACCEPTS_PER_PASS = 64
+_PAUSE_S = 1.0
+# Another user's process that connects here is turned away, which takes some 20 us: so no more than
+# a tenth of a processor. While there is a rest its connections fill the backlog, and nobody else's
+# fit in; so the backlog is emptied at once, and what is refused meanwhile is soon tried again.
+STRANGERS_AT_ONCE, STRANGERS_PER_S, STRANGERS_REST_S = 1024, 4_000.0, 0.1
+
+
+class Listener:
+    """Calls ``on_accept(sock, name)`` for each connection, with a socket that never blocks.
+
+    After ``per_pass`` at once it lets the loop do other things, and rests when its ``allowance`` is
+    used up, for ``rest_s`` at least: this bounds the share of a processor that those can take who
+    connect. ``on_accept`` returns whether the connection counts for that.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        on_accept: Callable[[socket.socket, object], bool],
+        *,
+        per_pass: int = ACCEPTS_PER_PASS,
+        allowance: TokenBucket,
+        rest_s: float = 0.0,
+        shortage: Shortage | None = None,
+    ) -> None:
+        self._loop = loop
+        self._socket = sock
+        self._on_accept = on_accept
+        self._per_pass, self._allowance, self._rest_s = per_pass, allowance, rest_s
+        self._shortage = Shortage() if shortage is None else shortage
+        self._resume: asyncio.TimerHandle | None = None
+        loop.add_reader(sock.fileno(), self._accept)
+
+    def fileno(self) -> int:
+        """Return the socket's number; -1 when it is closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.fileno() >= 0:
+            self._loop.remove_reader(self.fileno())
+            self._socket.close()
+        if self._resume is not None:
+            self._resume.cancel()
+
+    def _accept(self) -> None:
+        counted = 0
+        for _ in range(self._per_pass):
+            try:
+                sock, name = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                break
+            except OSError as error:  # out of descriptors: let others end first
+                logger.warning("cannot accept a connection: %s", error)
+                self._shortage.failed(error, self._loop.time())
+                self._rest(_PAUSE_S)
+                return
+            self._shortage.over()
+            sock.setblocking(False)
+            counted += self._on_accept(sock, name)
+        rest_s = self._allowance.take(counted, self._loop.time())
+        if rest_s:
+            self._rest(max(rest_s, self._rest_s))
+
+    def _rest(self, pause_s: float) -> None:
+        self._loop.remove_reader(self.fileno())
+        self._resume = self._loop.call_later(pause_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self._loop.add_reader(self.fileno(), self._accept)
+
+
+def listen_here(
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    admission: Admission,
+    on_accept: Callable[[socket.socket], None],
+    shortage: Shortage,
+) -> Listener:
+    """Listen at a Unix socket; ``on_accept`` gets connections of this user's processes only."""
+
+    def accept(sock: socket.socket, _name: object) -> bool:
+        peer = credentials_of(sock)
+        if peer.is_ours:
+            on_accept(sock)
+        else:
+            sock.close()
+            admission.refused_here(peer.uid, peer.pid)
+        return not peer.is_ours
+
+    allowance = TokenBucket(STRANGERS_AT_ONCE, STRANGERS_PER_S)
+    return Listener(
+        loop, sock, accept, allowance=allowance, rest_s=STRANGERS_REST_S, shortage=shortage
+    )

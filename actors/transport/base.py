@@ -14,9 +14,8 @@ from thespian.system.multiprocCommon import multiprocessCommon
 from thespian.system.utilis import thesplog_control
 
 from greenroom.actors.transport.addresses import parse_address
-from greenroom.actors.transport.endpoints import Attach
+from greenroom.actors.transport.endpoints import Attach, RepairedMultiProcAdmin
 from greenroom.actors.transport.network import Way
-from greenroom.actors.transport.roles import RepairedMultiProcAdmin
 from greenroom.actors.transport.thespian_transport import Transport
 
 NAME = "greenroomBase"

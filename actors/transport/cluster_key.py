@@ -8,14 +8,18 @@ host that is started with the file of its first start is not taken for one of an
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import logging
 import os
 import secrets
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from greenroom.actors.transport.greeting import LABEL
-from greenroom.actors.transport.handshake import KEY_SIZE
-from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
+from greenroom.actors.transport.handshake import KEY_SIZE, LABEL, hkdf_expand, hkdf_extract
+from greenroom.core.cluster.key_rotation import KeyIds
 
 MAX_RETIRED = 100  # names of keys that were replaced
 
@@ -151,3 +155,175 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+# The cluster's keys as files, which every process of a host reads again when they change.
+#
+# Theory of operation. Beside the key there may be the next one, and the last one, while the key
+# is being replaced (core/cluster/key_rotation.py). A process proves that it holds the key, and
+# takes peers that hold any of these. It looks at the files whenever it dials, is dialed or beats:
+# so a key is in use on all of a host as soon as it is on its disk, and nobody has to be told.
+# Each file is whole or not there; a step of several files is made in such an order that no crash
+# amid it leaves a host without a key that the others take, and is made again after one.
+
+logger = logging.getLogger(__name__)
+
+# The keys of the moment: the first is what to prove, and all are what to take.
+Keys: TypeAlias = Callable[[], Sequence[bytes]]
+_Mark: TypeAlias = "tuple[int, int, int, int] | None"
+
+
+class KeyFiles:
+    """The keys in ``path`` and beside it; callable, for :data:`Keys`.
+
+    ClusterKeyError when the key cannot be used. If that happens to files that change later, what
+    was read last stays in use, and the reason is logged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._paths = (
+            path,
+            path.with_name(path.name + ".next"),
+            path.with_name(path.name + ".last"),
+        )
+        self._marks = self._look()
+        self._slots = self._read()
+
+    def __call__(self) -> Sequence[bytes]:
+        """Return the key, then the others that are taken."""
+        self._refresh()
+        return [key for key in self._slots if key]
+
+    def ids(self) -> KeyIds:
+        """Return the names of the key, the next one and the last one."""
+        self._refresh()
+        current, following, last = (key and key_id(key) for key in self._slots)
+        # Amid a step one key may be in two files.
+        return KeyIds(
+            str(current),
+            "" if following == current else str(following or ""),
+            "" if last == current else str(last or ""),
+        )
+
+    def get(self, name: str) -> bytes | None:
+        """Return a key by its name; None when it is not here."""
+        return next((key for key in self() if key_id(key) == name), None)
+
+    def begin(self) -> None:
+        """Make the next key; harmless while there is one."""
+        if self.ids() == KeyIds(self.ids().current):
+            write_key(self._paths[1], secrets.token_bytes(KEY_SIZE))
+
+    def hold(self, wanted: KeyIds, *given: bytes) -> str:
+        """Have the files hold these keys, taken from those here and ``given``.
+
+        Return the name of one that is missing, "" when it is done. ClusterKeyError where a file
+        cannot be written.
+        """
+        known = {key_id(key): key for key in (*self(), *given)}
+        missing = [name for name in wanted if name and name not in known]
+        if missing:
+            return missing[0]
+        before = self.ids()
+        current, following, last = self._paths
+        for path, name in (
+            (last, wanted.last),
+            (following, wanted.next),
+            (current, wanted.current),
+        ):
+            if name:
+                write_key(path, known[name])
+        for name in before:
+            if name and name not in wanted:
+                retire(current, name)
+        for path, name in ((following, wanted.next), (last, wanted.last)):
+            if not name:
+                path.unlink(missing_ok=True)
+        return ""
+
+    def _refresh(self) -> None:
+        marks = self._look()
+        if marks == self._marks:
+            return
+        self._marks = marks
+        try:
+            self._slots = self._read()
+        except ClusterKeyError as error:
+            logger.warning("%s; what it held before stays in use", error)
+
+    def _look(self) -> list[_Mark]:
+        return [_mark(path) for path in self._paths]
+
+    def _read(self) -> list[bytes | None]:
+        current, *others = self._paths
+        return [read_key(current), *(read_key(path) if path.exists() else None for path in others)]
+
+
+def _mark(path: Path) -> _Mark:
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
+    return None
+
+
+# How a key travels to another host so that only that host can read it.
+#
+# Theory of operation. Without TLS what hosts say can be read on the wire, and an evicted host
+# holds the very key that is being replaced: so a new one must not be in what they say. Both ends
+# agree on a secret by Diffie-Hellman, in the 2048-bit group of RFC 3526 (section 3) with
+# exponents of 256 bits, that are used for one key and forgotten. That they talk to each other,
+# and to nobody in between, the session proves, whose every frame is authenticated.
+#
+#     PRK    = HKDF-Extract(salt = the key that both hold, secret)         HKDF as in keys.py
+#     sealed = key XOR HKDF-Expand(PRK, label + publics)
+#            + HMAC(HKDF-Expand(PRK, another label + publics), the 32 bytes before it)
+#     publics = of the end that asks + of the end that gives
+
+GENERATOR = 2
+PRIME = int(
+    "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22"
+    "514A08798E3404DDEF9519B3CD3A431B302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6"
+    "F44C42E9A637ED6B0BFF5CB6F406B7EDEE386BFB5A899FA5AE9F24117C4B1FE649286651ECE45B3D"
+    "C2007CB8A163BF0598DA48361C55D39A69163FA8FD24CF5F83655D23DCA3AD961C62F356208552BB"
+    "9ED529077096966D670C354E4ABC9804F1746C08CA18217C32905E462E36CE3BE39E772C180E8603"
+    "9B2783A2EC07A28FB5C55DF06F4C52C9DE2BCBF6955817183995497CEA956AE515D2261898FA0510"
+    "15728E5A8AACAA68FFFFFFFFFFFFFFFF",
+    16,
+)
+SIZE = 256  # bytes of a public number
+
+
+class SealError(ValueError):
+    """What came is not what the other end can have sealed for this one."""
+
+
+class Exchange:
+    """One end of one exchange."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.randbits(256)
+        self.public = pow(GENERATOR, self._secret, PRIME).to_bytes(SIZE, "big")
+
+    def seal(self, key: bytes, asker: bytes, held: bytes) -> bytes:
+        """Return ``key`` for the end whose public number is ``asker``; ``held`` is on both."""
+        stream, mac_key = self._keys(asker, asker + self.public, held)
+        hidden = bytes(a ^ b for a, b in zip(key, stream, strict=True))
+        return hidden + hmac.digest(mac_key, hidden, "sha256")
+
+    def open(self, sealed: bytes, giver: bytes, held: bytes) -> bytes:
+        """Return what the end whose public number is ``giver`` has sealed; SealError."""
+        stream, mac_key = self._keys(giver, self.public + giver, held)
+        hidden, mac = sealed[:KEY_SIZE], sealed[KEY_SIZE:]
+        if not hmac.compare_digest(hmac.digest(mac_key, hidden, "sha256"), mac):
+            raise SealError("a key that was not sealed for this host")
+        return bytes(a ^ b for a, b in zip(hidden, stream, strict=True))
+
+    def _keys(self, other: bytes, publics: bytes, held: bytes) -> tuple[bytes, bytes]:
+        number = int.from_bytes(other, "big")
+        if len(other) != SIZE or not 1 < number < PRIME - 1:
+            raise SealError(f"a public number of {len(other)} bytes that is none of the group")
+        prk = hkdf_extract(held, pow(number, self._secret, PRIME).to_bytes(SIZE, "big"))
+        return (
+            hkdf_expand(prk, LABEL + b"key under way" + publics),
+            hkdf_expand(prk, LABEL + b"seal of a key" + publics),
+        )

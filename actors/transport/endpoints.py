@@ -3,23 +3,294 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import logging
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import Any, Protocol
 
-from thespian.actors import ActorAddress, ActorSystemStartupFailure
-from thespian.system.transport import ExternalInterfaceTransportInit, TransportInit__Base
+from thespian.actors import ActorAddress, ActorSystemStartupFailure, ChildActorExited, PoisonMessage
+from thespian.system import multiprocCommon
+from thespian.system.addressManager import CannotPickleAddress
+from thespian.system.admin import convention
+from thespian.system.multiprocCommon import MultiProcAdmin, MultiProcManager
+from thespian.system.transport import (
+    ExternalInterfaceTransportInit,
+    TransmitIntent,
+    TransportInit__Base,
+)
 
-from greenroom.actors.transport import addresses, descriptors, identity, roles
-from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport import addresses
+from greenroom.actors.transport import addresses as identity
+from greenroom.actors.transport.addresses import (
+    Identity,
+    ProcessAddress,
+    drawn_address,
+    own_release,
+)
 from greenroom.actors.transport.envelopes import Envelope
-from greenroom.actors.transport.identity import Identity
-from greenroom.actors.transport.release import own_release
 from greenroom.actors.transport.sockets import is_listening, tcp_listener
+
+# What a forked child does with the descriptors of its parent.
+#
+# Theory of operation. After a fork both processes hold every descriptor. As long as the child
+# keeps a listening socket, its parent's death goes unnoticed and its name stays taken; as long as
+# it keeps a pipe, nobody sees it end. Closing them in the child is not enough: the child also has
+# the parent's Python objects, and one that is collected later would close a *new* descriptor of
+# the same number. So each is replaced by /dev/null: what was open is let go, and the number stays
+# taken. Standard streams and log files are kept.
+
+SHORTAGE_GAP_S = 3.0  # more than the pauses between tries
+
+_imported_in = os.getpid()
+
+
+class HoldsDescriptors(Protocol):
+    """Something that only the process that made it may use."""
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all descriptors that it holds."""
+
+
+class Shortage:
+    """For how long a process has lacked a descriptor that it needed, again and again."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._last = float("-inf")
+
+    def failed(self, error: OSError, now: float) -> None:
+        """Take why something could not be opened."""
+        if error.errno == errno.EMFILE:
+            if now - self._last > SHORTAGE_GAP_S:
+                self._since = now
+            self._last = now
+
+    def over(self) -> None:
+        """Note that something was opened."""
+        self._last = float("-inf")
+
+    def lasted_s(self, now: float) -> float:
+        """Return for how long nothing could be opened; 0 where nobody tried of late."""
+        return self._last - self._since if now - self._last <= SHORTAGE_GAP_S else 0.0
+
+
+_holders: weakref.WeakSet[HoldsDescriptors] = weakref.WeakSet()
+
+
+def is_forked() -> bool:
+    """Return whether this process has its modules from another one."""
+    return os.getpid() != _imported_in
+
+
+def inheritable() -> list[int]:
+    """Return the numbers of the open descriptors that a child, if forked now, should let go."""
+    kept = {0, 1, 2} | _numbers_of([sys.stdin, sys.stdout, sys.stderr]) | _logs()
+    return [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd not in kept]
+
+
+def let_go(numbers: Iterable[int]) -> None:
+    """Replace the descriptors of these numbers by /dev/null, where they are open."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in numbers:
+        if fd != null and _is_open(fd):
+            try:
+                os.dup2(null, fd, inheritable=False)
+            except OSError:  # opened under a higher limit than there is now: it is given no more
+                os.close(fd)
+    os.close(null)
+
+
+def release_in_children(holder: HoldsDescriptors) -> None:
+    """Have every forked child let go of what ``holder`` holds; until it is collected."""
+    _holders.add(holder)
+
+
+def _logs() -> set[int]:
+    """Return the files that are logged to: appending to them together is harmless."""
+    loggers = [logging.root, *logging.Logger.manager.loggerDict.values()]
+    handlers = [handler for each in loggers for handler in getattr(each, "handlers", ())]
+    return _numbers_of([getattr(handler, "stream", None) for handler in handlers])
+
+
+def _numbers_of(streams: Iterable[Any]) -> set[int]:
+    numbers = set()
+    for stream in streams:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            numbers.add(stream.fileno())
+    return numbers
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _forked() -> None:
+    let_go([fd for holder in list(_holders) for fd in holder.descriptors()])
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# Thespian's admin and actor processes, with the repairs that a base can make.
+#
+# Each repair names the trouble, seen by measurement, that it removes. A class of actors whose
+# handler must not run a second time after an exception says ``runs_handlers_once = True``.
+
+logger = logging.getLogger(__name__)
+
+# A member looks every second whether it is registered, so that it is back in a second when its
+# leader is, or the network; Thespian did so after some minutes. It has died when its transport says
+# so, not when it was too busy to register in time. What the environment says goes first.
+_CONVENTION = {
+    "CONVENTION_REREGISTRATION_PERIOD": timedelta(seconds=1),
+    "CONVENTION_RESTART_PERIOD": timedelta(seconds=1),
+    "CONVENTION_REGISTRATION_MISS_MAX": 60,
+}
+
+
+class _Repaired:
+    """What admin and actors have in common; before Thespian's classes in the order of bases."""
+
+    _send_intent_to_transport: Callable[[Any], None]
+    _checkChildLiveness: Callable[[Any], bool]
+    transport: Any
+    _addrManager: Any
+    _sCBStats: Any
+
+    def _send_intent(self, intent: Any, curtime: Any = None) -> None:
+        """Send without the governor, which slept, and without formatting the message for a log."""
+        del curtime
+        try:
+            self.transport.scheduleTransmit(self._addrManager, intent)
+        except Exception:  # it is tried again where Thespian deals with it
+            self._send_intent_to_transport(intent)
+        else:
+            self._sCBStats.inc("Actor.Message Send.Transmit Started")
+
+    def _childExited(self, address: Any) -> None:
+        """Note that a child's exit was told; its process is reaped when it has ended.
+
+        Thespian told it a second time when the process outlived its farewell, and of two children
+        that died at once it forgot the second untold.
+        """
+        for child in getattr(self, "_child_procs", []):
+            if getattr(child, "childRealAddr", child.childAddr) == address:
+                child.is_told = True
+
+    def childDied(self) -> bool:
+        """Reap dead children, and tell of each once."""
+        self._replace_logger()
+        alive = []
+        for child in getattr(self, "_child_procs", []):
+            if self._checkChildLiveness(child):
+                alive.append(child)
+            elif not getattr(child, "is_told", False):
+                self._tell_exited(getattr(child, "childRealAddr", child.childAddr))
+        self._child_procs = alive
+        return True
+
+    def _tell_exited(self, address: Any) -> None:
+        notice = TransmitIntent(self.transport.myAddress, ChildActorExited(address))
+        try:
+            self.transport.scheduleTransmit(None, notice)
+        except CannotPickleAddress:
+            logger.error("a child died before its address was known: %s", address)  # noqa: TRY400
+
+    def _replace_logger(self) -> None:
+        """Do nothing: only the admin has a logger."""
+
+
+class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  # Thespian ships no types
+    """The admin of one host."""
+
+    def _replace_logger(self) -> None:
+        """Start another logger; Thespian's way raised, for an attribute it has by another name."""
+        process = getattr(self, "asLogProc", None)
+        if process is None or hasattr(self, "_exiting") or self._checkChildLiveness(process):
+            return
+        multiprocCommon._startLogger(
+            type(self.transport),
+            self.transport,
+            self,
+            self.capabilities,
+            self.logdefs,
+            self.mpcontext,
+        )
+
+    def _not_compatible(self, envelope: Any) -> Any:
+        """Ask another host; the entry left behind made every later call for the name hang."""
+        try:
+            return super()._not_compatible(envelope)
+        finally:  # also when there is no other host to ask, which it raises
+            for instance, waiting in list(self._pendingChildren.items()):
+                if waiting and waiting[0] is envelope:
+                    del self._pendingChildren[instance]
+
+    def _activate(self) -> None:
+        super()._activate()
+        self.transport.on_host_lost = self._host_lost
+
+    def _host_lost(self, admin: Any) -> None:
+        """Have a host whose admin is dead leave the convention at once; it waited for minutes."""
+        if self._cstate._conventionMembers.find(admin) is not None and not self.isShuttingDown():
+            logger.warning("lost the actor system at %s", admin)
+            self._performIO(self._cstate._remote_system_cleanup(admin))
+
+
+class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian ships no types
+    """What runs one actor."""
+
+    def _createInstance(self) -> None:
+        super()._createInstance()
+        self.transport.on_host_lost = self._host_lost
+        actor = self.actorInst
+        if getattr(actor, "runs_handlers_once", False):
+            actor.receiveMessage = self._once(actor.receiveMessage)
+
+    def _host_lost(self, admin: Any) -> None:
+        """Tell the actor that its children there have exited; Thespian told nobody."""
+        lost = admin.addressDetails
+        for child in list(self.childAddresses):
+            details = child.addressDetails
+            if isinstance(details, ProcessAddress) and details.is_beside(lost):
+                self._tell_exited(child)
+
+    def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def receive_once(message: Any, sender: Any) -> Any:
+            try:
+                return receive(message, sender)
+            except Exception:
+                logger.exception("%s failed on a message", self._actorClass)
+                if not isinstance(message, PoisonMessage):
+                    poison = PoisonMessage(message, traceback.format_exc())
+                    self._send_intent(TransmitIntent(sender, poison))
+                return None
+
+        return receive_once
+
+
+def take_over() -> None:
+    """Have this process, which runs on our transport, use these classes."""
+    for name, value in _CONVENTION.items():
+        if name not in os.environ:
+            setattr(convention, name, value)
+    multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
+    multiprocCommon.MultiProcManager = RepairedMultiProcManager
+
 
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
@@ -87,9 +358,9 @@ class Place:
 def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
     """Find the place of a transport; a forked child lets go of what it has of its parent."""
     if isinstance(init, Endpoint):
-        roles.take_over()
-        if descriptors.is_forked():
-            descriptors.let_go(init.inherited)
+        take_over()
+        if is_forked():
+            let_go(init.inherited)
             asyncio._set_running_loop(None)  # the parent's, which forked inside it
             signal.set_wakeup_fd(-1)  # the parent's too
         assigned = init.assigned.addressDetails if init.assigned else None
@@ -157,3 +428,23 @@ class Naming:
     def probeAdmin(address: Any) -> bool:
         """Return whether a process of this user listens where the admin should."""
         return is_listening([address.addressDetails.socket_name]) is not None
+
+
+# The asyncio loops that transports run on.
+#
+# Why not uvloop, as in the gunicorn workers: over our own sockets it is hardly faster (an ask
+# took 117 to 127 us against 112 to 120; one way went 197,000 to 219,000 messages/s against
+# 175,000 to 185,000), and actors are forked inside a running loop, which it does not expect.
+
+
+def loop_for(init: TransportInit__Base) -> tuple[asyncio.AbstractEventLoop, bool]:
+    """Return the loop of a transport, and whether it is the transport's own to run and close."""
+    if isinstance(init, Attach):
+        return init.loop, False
+    return asyncio.new_event_loop(), True
+
+
+def descriptors_of(loop: asyncio.AbstractEventLoop) -> list[int]:
+    """Return the numbers of the loop's own descriptors: its selector and its way to wake."""
+    holders = (getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock"))
+    return [holder.fileno() for holder in holders if holder is not None]

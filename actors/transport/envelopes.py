@@ -11,7 +11,7 @@ from typing import Any
 from thespian.actors import ActorSystemMessage, PoisonMessage
 from thespian.system.transport import ReceiveEnvelope
 
-from greenroom.actors.compact import plain, restored
+from greenroom.actors.messages.queries import plain, restored
 from greenroom.actors.transport.frames import MAX_BUFFERS, Buffer
 
 logger = logging.getLogger(__name__)

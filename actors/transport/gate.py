@@ -8,22 +8,104 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import hmac
+import os
+import secrets
 import socket
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 
-from greenroom.actors.transport.addresses import ProcessAddress
-from greenroom.actors.transport.admission import Admission
-from greenroom.actors.transport.identity import RefusedError
-from greenroom.actors.transport.key_files import Keys
-from greenroom.actors.transport.listener import Listener
-from greenroom.actors.transport.routes import ROUTE_SIZE, read_route, write_routed
+from greenroom.actors.transport.addresses import ProcessAddress, RefusedError
+from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
+from greenroom.actors.transport.cluster_key import Keys
+from greenroom.actors.transport.handshake import (
+    BEGINNING,
+    LABEL,
+    ROUTE,
+    ROUTED,
+    beginning,
+    check_beginning,
+    hkdf_expand,
+    hkdf_extract,
+)
 from greenroom.actors.transport.sockets import (
     credentials_of,
     local_socket,
     prepare_tcp,
     tcp_listener,
 )
-from greenroom.actors.transport.strangers import Allowance
+
+# The first words on a TCP connection: which process of a host the dialer wants, with proof.
+#
+# Theory of operation. A host has one TCP port, its admin's, and many processes. The admin is its
+# *gate*: it reads who is wanted, answers, and hands the connection itself, the descriptor, over to
+# that process. No byte of what follows passes through the gate.
+#
+#     dialer -> gate   ROUTE   magic, version, kind, number u64, nonce, HMAC(route key, all before
+# it)
+#     gate -> dialer   ROUTED  magic, version, kind, found u8, HMAC(routed key, ROUTE + all before
+# it)
+#
+#     PRK = HKDF-Extract(salt = "", K)      key = HKDF-Expand(PRK, label)      K the cluster key
+#
+# Only who holds K can write a ROUTE that the gate takes, so that a stranger gets no further than
+# to these 83 bytes of the gate's attention, and reaches no other process at all. A ROUTE that was
+# recorded can be replayed: it leads to the handshake (handshake.py), which refuses its replay,
+# and in whose transcript the ROUTE is. ROUTED is about a fresh nonce: that nobody has the number,
+# which makes the wanted process count as dead, only a holder of K can say.
+
+NONCE_SIZE = MAC_SIZE = 32
+_NUMBER = struct.Struct(">Q")
+_NONCE_AT = BEGINNING.size + _NUMBER.size
+_MAC_AT = _NONCE_AT + NONCE_SIZE
+ROUTE_SIZE = _MAC_AT + MAC_SIZE
+ROUTED_SIZE = BEGINNING.size + 1 + MAC_SIZE
+_FOUND = {b"\0": False, b"\1": True}
+
+
+def write_route(number: int, key: bytes, nonce: bytes) -> bytes:
+    """Return the ROUTE to the process of that number; the nonce must never have been used."""
+    route = beginning(ROUTE) + _NUMBER.pack(number) + nonce
+    return route + _mac(key, b"route", route)
+
+
+def read_route(received: bytes | bytearray, keys: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """Return which number is wanted, and which of the keys made the ROUTE.
+
+    None while bytes are missing. RefusedError when wrong.
+    """
+    check_beginning(received, ROUTE, answers=True)
+    if len(received) < ROUTE_SIZE:
+        return None
+    route, mac = received[:_MAC_AT], received[_MAC_AT:ROUTE_SIZE]
+    for key in keys:
+        if hmac.compare_digest(_mac(key, b"route", route), mac):
+            return int(_NUMBER.unpack_from(route, BEGINNING.size)[0]), key
+    raise RefusedError("it does not hold this cluster's key")
+
+
+def write_routed(route: bytes, key: bytes, *, found: bool) -> bytes:
+    """Return the answer to ``route``."""
+    routed = beginning(ROUTED) + bytes([found])
+    return routed + _mac(key, b"routed", route + routed)
+
+
+def read_routed(received: bytes | bytearray, route: bytes, key: bytes) -> bool | None:
+    """Return whether the process was found; None while bytes are missing. RefusedError if wrong."""
+    check_beginning(received, ROUTED, answers=False)
+    if len(received) < ROUTED_SIZE:
+        return None
+    routed, mac = received[:-MAC_SIZE], received[-MAC_SIZE:]
+    if not hmac.compare_digest(_mac(key, b"routed", route + routed), mac):
+        raise RefusedError("it does not hold this cluster's key")
+    return _FOUND[bytes(routed[-1:])]
+
+
+def _mac(key: bytes, label: bytes, message: bytes | bytearray) -> bytes:
+    derived = hkdf_expand(hkdf_extract(b"", key), LABEL + label)
+    return hmac.digest(derived, message, "sha256")
+
 
 ACCEPTS_PER_PASS = 32
 # Half a processor at most, whoever comes: one that is accepted and turned away costs some 100 us.
@@ -55,7 +137,7 @@ class Gate:
             listener or tcp_listener(own.host, own.port),
             self._accept,
             per_pass=ACCEPTS_PER_PASS,
-            allowance=Allowance(ACCEPTS_AT_ONCE, ACCEPTS_PER_S),
+            allowance=TokenBucket(ACCEPTS_AT_ONCE, ACCEPTS_PER_S),
         )
 
     def descriptors(self) -> list[int]:
@@ -162,3 +244,127 @@ class Caller:
             self.turn_away(f"it could not be handed over to process {number}: {error.strerror}")
         else:
             self.close()
+
+
+# On the way to a process of another host: until the host's gate has led to it.
+
+# A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a
+# host that vanished counts as dead.
+DIAL_TIMEOUT_S = 1.5
+
+
+class Dialing:
+    """One attempt; one callback is called, once and not at once, unless it is cancelled.
+
+    ``on_found(sock, route)`` when the process has the connection; ``on_dead(reason, is_certain)``
+    when the host says that it has no such process (then without a reason), its kernel that nothing
+    listens at the port, or nobody says anything in time, which may be the network's fault;
+    ``on_failed(reason, is_refusal)`` otherwise.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        target: ProcessAddress,
+        key: bytes,
+        *,
+        on_found: Callable[[socket.socket, bytes], None],
+        on_dead: Callable[[str, bool], None],
+        on_failed: Callable[[str, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._key = key
+        self._route = write_route(target.number, key, secrets.token_bytes(NONCE_SIZE))
+        self._received = b""
+        self._on_found, self._on_dead, self._on_failed = on_found, on_dead, on_failed
+        self._socket: socket.socket | None = sock
+        failure = sock.connect_ex((target.host, target.port))
+        if failure in (0, errno.EINPROGRESS):
+            self._timer = loop.call_later(DIAL_TIMEOUT_S, self._timed_out)
+            loop.add_writer(sock.fileno(), self._connected)
+        else:
+            self._timer = loop.call_later(0, self._unconnected, failure)
+
+    def fileno(self) -> int:
+        """Return the socket's number; -1 without one."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def cancel(self) -> None:
+        """Give the attempt up."""
+        self._timer.cancel()
+        sock = self._leave()
+        if sock is not None:
+            sock.close()
+
+    def _leave(self) -> socket.socket | None:
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            self._loop.remove_writer(sock.fileno())
+            self._loop.remove_reader(sock.fileno())
+        return sock
+
+    def _timed_out(self) -> None:
+        self.cancel()
+        self._on_dead(f"no answer within {DIAL_TIMEOUT_S:g} s", False)
+
+    def _unconnected(self, failure: int) -> None:
+        if failure == errno.ECONNREFUSED:
+            self.cancel()
+            self._on_dead("nothing listens at its port", True)
+        else:
+            self._fail(os.strerror(failure))
+
+    def _fail(self, reason: str, *, is_refusal: bool = False) -> None:
+        self.cancel()
+        self._on_failed(reason, is_refusal)
+
+    def _connected(self) -> None:
+        assert self._socket is not None
+        failure = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            self._unconnected(failure)
+            return
+        self._loop.remove_writer(self._socket.fileno())
+        try:
+            self._socket.send(self._route)  # a new connection has room for it
+        except OSError as error:
+            self._fail(str(error))
+        else:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        assert self._socket is not None
+        try:
+            # Not one byte more: those are of the process behind the gate.
+            piece = self._socket.recv(ROUTED_SIZE - len(self._received))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:  # such as a reset, from a host whose system is ending
+            self._fail(str(error))
+            return
+        if not piece:
+            self._fail(
+                "it closed the connection; it may hold another cluster's key, or a newer one since "
+                "`greenroom rotate-key`: then copy its cluster.key over this host's",
+                is_refusal=True,
+            )
+            return
+        self._received += piece
+        try:
+            found = read_routed(self._received, self._route, self._key)
+        except RefusedError as refusal:
+            self._fail(refusal.reason, is_refusal=True)
+            return
+        if found is not None:
+            self._routed(found=found)
+
+    def _routed(self, *, found: bool) -> None:
+        self._timer.cancel()
+        sock = self._leave()
+        assert sock is not None
+        if found:
+            self._on_found(sock, self._route)
+        else:
+            sock.close()
+            self._on_dead("", True)  # its host has no such process, which is nothing to be told of

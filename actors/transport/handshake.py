@@ -40,25 +40,187 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Mapping
 from enum import Enum
+from typing import TypeVar
 
-from greenroom.actors.transport.greeting import (
-    BEGINNING,
-    LABEL,
-    LOCAL,
-    REMOTE,
-    beginning,
-    check_beginning,
-)
-from greenroom.actors.transport.identity import (
+from greenroom.actors.transport.addresses import (
     MAX_IDENTITY,
     Identity,
     RefusedError,
     decode_identity,
     encode_identity,
 )
-from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
-from greenroom.actors.transport.states import ConnectionEvent, IllegalEventError
+
+# How everything that one end says before it is authenticated begins: magic, version, kind.
+#
+# The magic and the version stay where they are in all versions to come, so that either side can
+# name both versions: an acceptor answers a wrong version with its own magic and version before it
+# closes.
+
+VERSION = 2
+MAGIC = b"\x89USTDY\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
+LABEL = b"greenroom transport 2 "  # of every key that is derived
+LOCAL, REMOTE, ROUTE, ROUTED = range(4)
+KINDS = {LOCAL: "local", REMOTE: "remote", ROUTE: "route", ROUTED: "routed"}
+BEGINNING = struct.Struct(">8sHB")  # magic, version, kind
+
+_TLS = (0x15, 0x16)  # how its records begin: alerts, handshakes
+_VERSION_AT, _VERSION_END = len(MAGIC), len(MAGIC) + 2
+
+
+def beginning(kind: int) -> bytes:
+    """Return the first bytes of a message of ``kind``."""
+    return BEGINNING.pack(MAGIC, VERSION, kind)
+
+
+def check_beginning(received: bytes | bytearray, kind: int, *, answers: bool) -> None:
+    """Refuse at the first wrong byte, in words that depend on that byte alone.
+
+    What is still missing is taken for right. With ``answers`` the refusal of another version has
+    a farewell.
+    """
+    if not received.startswith(MAGIC[: len(received)]):
+        at = next(i for i, byte in enumerate(received) if byte != MAGIC[i])
+        byte = received[at]
+        likely = " (TLS?)" if byte in _TLS else " (HTTP or other text?)" if byte > 0x1F else ""
+        raise RefusedError(f"not our protocol: byte {at} is 0x{byte:02x}{likely}")
+    if len(received) >= _VERSION_END:
+        version = int.from_bytes(received[_VERSION_AT:_VERSION_END], "big")
+        if version != VERSION:
+            raise RefusedError(
+                f"the peer speaks protocol version {version}, this end version {VERSION}; both "
+                "must run the same release",
+                beginning(kind)[:_VERSION_END] if answers else b"",
+            )
+    if len(received) >= BEGINNING.size and received[_VERSION_END] != kind:
+        other = received[_VERSION_END]
+        named = KINDS.get(other, f"unknown ({other})")
+        raise RefusedError(f"the peer's kind is {named}, this end's is {KINDS[kind]}")
+
+
+# HKDF with HMAC-SHA256: every key of the transport comes from the cluster key by it.
+
+
+def hkdf_extract(salt: bytes, key: bytes) -> bytes:
+    """Return PRK = HMAC-SHA256(salt, key): RFC 5869, section 2.2."""
+    return hmac.digest(salt, key, "sha256")
+
+
+def hkdf_expand(prk: bytes, info: bytes, size: int = 32) -> bytes:
+    """Return T(1) + T(2) + ... cut to ``size``: RFC 5869, section 2.3."""
+    block, blocks = b"", b""
+    for number in range(1, -(-size // 32) + 1):
+        block = hmac.digest(prk, block + info + bytes([number]), "sha256")
+        blocks += block
+    return blocks[:size]
+
+
+# The life of a connection and of a session, as tables.
+#
+# Theory of operation. A *connection* is one byte stream between two processes; a *session* is
+# what the two processes have sent and still owe each other, and outlives any number of
+# connections.
+#
+#     connection   greeting --NONCE--> proving --IDENTITY--> welcoming --WELCOME--> open
+#                      `--IDENTITY (local kind)-----------------^
+#                  and from every state --REFUSE / CLOSE--> dead
+#
+#     session      detached --ATTACH--> attached --WELCOME--> open
+#                     ^                   `-------DETACH-------'   --END--> ended, from every state
+#
+# In *greeting* each side says hello: protocol version and, on the remote kind, a fresh nonce; on
+# the local kind its identity, which the kernel has vouched for. In *proving* each side sends its
+# identity with a proof that it holds the cluster key. From *welcoming* on the peer is
+# authenticated. Both then say which messages they have received; the connection is *open* and
+# carries messages in order. A
+# *dead* connection takes bytes without looking at them and never emits anything.
+#
+# A session takes messages in every state but *ended*; it keeps each until it is acknowledged.
+
+
+class ConnectionState(str, Enum):
+    """Where a connection is in its life."""
+
+    GREETING = "GREETING"
+    PROVING = "PROVING"
+    WELCOMING = "WELCOMING"
+    OPEN = "OPEN"
+    DEAD = "DEAD"
+
+
+class ConnectionEvent(str, Enum):
+    """What can happen to a connection."""
+
+    NONCE = "NONCE"  # the peer's hello of the remote kind was read
+    IDENTITY = "IDENTITY"  # the peer's identity was read, and its proof was right
+    WELCOME = "WELCOME"  # the peer said what it has received
+    ACKNOWLEDGE = "ACKNOWLEDGE"  # this side wants to say what it has received
+    REFUSE = "REFUSE"  # the peer broke the rules
+    CLOSE = "CLOSE"  # the stream ended, or this side ends it
+
+
+class SessionState(str, Enum):
+    """Where a session is in its life."""
+
+    DETACHED = "DETACHED"
+    ATTACHED = "ATTACHED"
+    OPEN = "OPEN"
+    ENDED = "ENDED"
+
+
+class SessionEvent(str, Enum):
+    """What can happen to a session."""
+
+    SEND = "SEND"  # the process wants to send a message
+    ATTACH = "ATTACH"  # an authenticated connection takes over
+    WELCOME = "WELCOME"  # the peer said what it has received
+    DETACH = "DETACH"  # its connection is dead
+    END = "END"  # the peer is given up, or was replaced by a new incarnation
+
+
+C, CE = ConnectionState, ConnectionEvent
+S, SE = SessionState, SessionEvent
+
+CONNECTION: Mapping[tuple[ConnectionState, ConnectionEvent], ConnectionState] = {
+    (C.GREETING, CE.NONCE): C.PROVING,
+    (C.GREETING, CE.IDENTITY): C.WELCOMING,
+    (C.PROVING, CE.IDENTITY): C.WELCOMING,
+    (C.WELCOMING, CE.WELCOME): C.OPEN,
+    (C.OPEN, CE.ACKNOWLEDGE): C.OPEN,
+    **{(state, CE.REFUSE): C.DEAD for state in C if state is not C.DEAD},
+    **{(state, CE.CLOSE): C.DEAD for state in C},  # closing twice is no mistake
+}
+
+SESSION: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
+    **{(state, SE.SEND): state for state in S if state is not S.ENDED},
+    **{(state, SE.ATTACH): S.ATTACHED for state in S if state is not S.ENDED},
+    (S.ATTACHED, SE.WELCOME): S.OPEN,
+    (S.ATTACHED, SE.DETACH): S.DETACHED,
+    (S.OPEN, SE.DETACH): S.DETACHED,
+    **{(state, SE.END): S.ENDED for state in S},  # ending twice is no mistake
+}
+
+
+class IllegalEventError(RuntimeError):
+    """A call that makes no sense in this state: a bug in the caller."""
+
+
+AnyState = TypeVar("AnyState", ConnectionState, SessionState)
+AnyEvent = TypeVar("AnyEvent", ConnectionEvent, SessionEvent)
+
+
+def next_state(
+    table: Mapping[tuple[AnyState, AnyEvent], AnyState], state: AnyState, event: AnyEvent
+) -> AnyState:
+    """Return the state after ``event``; raise IllegalEventError naming both otherwise."""
+    try:
+        return table[state, event]
+    except KeyError:
+        raise IllegalEventError(
+            f"{type(event).__name__} {event.value} in state {state.value}"
+        ) from None
+
 
 KEY_SIZE = NONCE_SIZE = PROOF_SIZE = 32
 MAX_HANDSHAKE = 1024  # more than either side's messages together

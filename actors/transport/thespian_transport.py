@@ -16,15 +16,17 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from logging import LogRecord
+from time import monotonic
 from typing import Any
 
-from thespian.actors import ActorAddress
+from thespian.actors import ActorAddress, ActorExitRequest, WakeupMessage, WatchMessage
 from thespian.system.addressManager import ActorLocalAddress, CannotPickleAddress
 from thespian.system.logdirector import LoggerExitRequest
-from thespian.system.messages.multiproc import EndpointConnected
+from thespian.system.messages.multiproc import ChildMayHaveDied, EndpointConnected
 from thespian.system.timing import ExpirationTimer, currentTime
 from thespian.system.transport import (
     SendStatus,
@@ -35,31 +37,223 @@ from thespian.system.transport import (
     TransportInit__Base,
 )
 
-from greenroom.actors.pulse import Pulse
-from greenroom.actors.transport import descriptors, envelopes
+from greenroom.actors.runtime.liveness import Pulse
+from greenroom.actors.transport import endpoints as descriptors
+from greenroom.actors.transport import envelopes
 from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.cluster_key import ClusterKeyError
-from greenroom.actors.transport.delivery import Delivery, target_of
+from greenroom.actors.transport.connection import Unsent
 from greenroom.actors.transport.endpoints import (
     Attach,
     Endpoint,
     ExternalCopy,
     Naming,
+    descriptors_of,
+    loop_for,
     place_of,
 )
 from greenroom.actors.transport.envelopes import Envelope, decode, encode
-from greenroom.actors.transport.events import Unsent
 from greenroom.actors.transport.frames import Buffer
-from greenroom.actors.transport.inbox import Inbox
-from greenroom.actors.transport.interrupts import Interrupts
-from greenroom.actors.transport.loops import descriptors_of, loop_for
-from greenroom.actors.transport.network import network_of
-from greenroom.actors.transport.peer import Peer
-from greenroom.actors.transport.peers import Peers
-from greenroom.actors.transport.tls import TlsError
-from greenroom.actors.transport.watches import Watches
+from greenroom.actors.transport.network import TlsError, network_of
+from greenroom.actors.transport.peers import Peer, Peers
+
+# Messages of our own code on their way, past Thespian.
+
+
+class Delivery:
+    """A message of our own code on its way: what Thespian's TransmitIntent is, at a tenth of it.
+
+    It has no time limit: it ends when it is acknowledged, or with its target.
+    """
+
+    __slots__ = ("kind", "on_failed", "on_sent", "target")
+
+    def __init__(
+        self,
+        target: Any,
+        kind: type,
+        on_sent: Callable[[], None] | None,
+        on_failed: Callable[[], None] | None,
+    ) -> None:
+        self.target = target
+        self.kind = kind
+        self.on_sent = on_sent
+        self.on_failed = on_failed
+
+    def tx_done(self, status: Any) -> None:
+        """Call back."""
+        callback = self.on_sent if status is SendStatus.Sent else self.on_failed
+        if callback is not None:
+            callback()
+
+
+def target_of(intent: Any) -> Any:
+    """Return where a Delivery goes, or an intent of Thespian's."""
+    return intent.target if type(intent) is Delivery else intent.targetAddr
+
+
+# What has arrived and waits for its handler.
+#
+# Theory of operation. Handlers may take long, and the loop must meanwhile write what they send
+# and hear who answers: so it gets its turn after ``SLICE_S``, and the rest is handled after that.
+# But while the loop reads, more arrives. What is read is acknowledged, and only what is not
+# acknowledged holds its sender back; so what waits beyond ``MAX_WAITING_BYTES`` is handled first.
+
+SLICE_S = 0.005
+MAX_WAITING_BYTES = 1024 * 1024
+
+
+class Inbox:
+    """Envelopes in the order of their arrival; true when there are any."""
+
+    def __init__(self) -> None:
+        self._envelopes: deque[Envelope] = deque()
+        self._bytes = 0  # of those that wait
+
+    def __len__(self) -> int:
+        return len(self._envelopes)
+
+    def __iter__(self) -> Iterator[Envelope]:
+        return iter(self._envelopes)
+
+    def put(self, envelope: Envelope) -> None:
+        """Add one."""
+        self._envelopes.append(envelope)
+        self._bytes += envelope.size
+
+    def put_first(self, envelope: Envelope) -> None:
+        """Add one that all others wait for."""
+        self._envelopes.appendleft(envelope)
+        self._bytes += envelope.size
+
+    def take(self) -> Envelope:
+        """Remove the first; IndexError when there is none."""
+        envelope = self._envelopes.popleft()
+        self._bytes -= envelope.size
+        return envelope
+
+    def take_slice(self) -> Iterator[Envelope]:
+        """Remove and yield what is to be handled before the loop gets its turn."""
+        ends_at = monotonic() + SLICE_S
+        for _ in range(len(self._envelopes)):
+            yield self.take()
+            if monotonic() > ends_at and self._bytes < MAX_WAITING_BYTES:
+                return
+
+
+# What reaches a process besides messages: wake-ups, readable descriptors, signals.
 
 logger = logging.getLogger(__name__)
+
+
+class Interrupts:
+    """Turns them into messages for ``arrive``; on the loop's thread, unless said otherwise."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any], None]) -> None:
+        self._loop = loop
+        self._arrive = arrive
+        self._wakeups: dict[int, Any] = {}  # Thespian's timers, by identity
+        self._watches: list[int] = []
+        self._ready: list[int] = []
+        self._must_exit = self._must_check_children = False
+
+    @property
+    def wakeups(self) -> list[Any]:
+        """Return the timers that are not due yet."""
+        return list(self._wakeups.values())
+
+    def wake_after(self, timer: Any, payload: Any) -> None:
+        """Have a WakeupMessage arrive when the timer is over."""
+        self._wakeups[id(timer)] = timer
+        self._loop.call_later(timer.view().remainingSeconds(), self._wake, timer, payload)
+
+    def watch(self, numbers: list[int]) -> None:
+        """Have a WatchMessage arrive when one of these, and no other, is readable."""
+        # Anew each time: a number that was closed and opened again is another file.
+        for fd in self._watches:
+            self._loop.remove_reader(fd)
+        self._watches = []
+        for fd in numbers:
+            try:
+                self._loop.add_reader(fd, self._readable, fd)
+            except (OSError, ValueError) as error:
+                logger.warning("cannot watch descriptor %s: %s", fd, error)
+            else:
+                self._watches.append(fd)
+
+    def note_signal(self, *, exits: bool, checks_children: bool) -> None:
+        """Remember what a signal asks for, until :meth:`check_signals`; from signal handlers."""
+        self._must_exit |= exits
+        self._must_check_children |= checks_children
+
+    def check_signals(self) -> None:
+        """Do what signals asked for."""
+        if self._must_check_children:
+            self._must_check_children = False
+            self._arrive(ChildMayHaveDied())
+        if self._must_exit:
+            self._must_exit = False
+            self._arrive(ActorExitRequest())
+
+    def _wake(self, timer: Any, payload: Any) -> None:
+        del self._wakeups[id(timer)]
+        self._arrive(WakeupMessage(timer.duration, payload))
+
+    def _readable(self, fd: int) -> None:
+        self._loop.remove_reader(fd)  # once: the handler says what to watch from then on
+        if fd in self._watches:
+            self._watches.remove(fd)
+        if not self._ready:
+            self._loop.call_soon(self._tell)
+        self._ready.append(fd)
+
+    def _tell(self) -> None:
+        ready, self._ready = self._ready, []
+        self._arrive(WatchMessage(ready))
+
+
+# Who wants to hear of the end of processes of other hosts.
+
+OnLost = Callable[[bool], None]  # gets whether the process is certainly dead
+
+
+class Watches:
+    """What the transport of one process offers to watch others with; mixed into it."""
+
+    peers: Peers
+    _own: ProcessAddress
+    _watching: dict[str, list[OnLost]]  # by the address's text
+
+    def watch_remote(self, target: Any, on_lost: OnLost) -> Callable[[], None] | None:
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
+        address = target.addressDetails
+        if type(address) is not ProcessAddress or address.host == self._own.host:
+            return None
+        watching = self._watching.setdefault(address.text, [])
+        watching.append(on_lost)
+        self.peers.reach(address)
+
+        def cancel() -> None:
+            if on_lost in watching:
+                watching.remove(on_lost)
+                if not watching and self._watching.get(address.text) is watching:
+                    del self._watching[address.text]
+
+        return cancel
+
+    def trouble_with(self, gate: Any) -> Trouble:
+        """Return why the host of an address could not be reached the last time."""
+        return self.peers.trouble_with(gate.addressDetails)
+
+    def forgotten(self, address: ProcessAddress) -> None:
+        """See Shell; what the other end could not send is lost, as if it had not been reached."""
+        self._tell_watchers(address, is_certain=False)
+
+    def _tell_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
+        for on_lost in list(self._watching.get(address.text, ())):
+            self.peers.loop.call_soon(on_lost, is_certain)
+
 
 EXPIRY_CHECK_S = 1.0
 Handler = Callable[[Any], Any]
@@ -68,7 +262,7 @@ Handler = Callable[[Any], Any]
 class Transport(Watches, Naming):
     """One process's place in the actor system; names in camelCase are Thespian's."""
 
-    deliveries_at_once = 256  # see greenroom.actors.loop.Transport
+    deliveries_at_once = 256  # see greenroom.actors.runtime.loop.Transport
 
     _handler: Handler | None = None
     # Called with the address of another host's admin that is dead, by then outside of a turn.
@@ -215,12 +409,12 @@ class Transport(Watches, Naming):
 
     @property
     def is_quiet(self) -> bool:
-        """See :class:`greenroom.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
         return self.peers.is_quiet
 
     @property
     def starved_s(self) -> float:
-        """See :class:`greenroom.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
         return self.peers.shortage.lasted_s(self.loop.time())
 
     def write(self, target: Any) -> None:
@@ -276,13 +470,13 @@ class Transport(Watches, Naming):
         self.loop.call_soon_threadsafe(callback, *args)
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """See :class:`greenroom.actors.loop.Transport`."""
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
         self.peers.at_turn_end(callback)
 
     # --- What the peers tell ------------------------------------------------------------------
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
-        """See :class:`~greenroom.actors.transport.peer.Shell`."""
+        """See :class:`~greenroom.actors.transport.peers.Shell`."""
         if sender.sender is None:
             sender.sender = ActorAddress(sender.address)
         try:

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.actors import control_messages as cm
-from greenroom.actors import messages as m
-from greenroom.actors.port import ThreadPort
-from greenroom.actors.processes import this_process
+from greenroom.actors.messages import admin as am
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime.port import ThreadPort
+from greenroom.actors.runtime.processes import this_process
 from greenroom.core.config import BackendConfig
-from greenroom.serve.packing import pack_code
+from greenroom.serve.code.packing import pack_code
 from tests.support.queries import python_call, query
 from tests.support.systems import alive
 
-REPLICA = "greenroom.actors.replica.Replica"
+REPLICA = "greenroom.actors.replica.actor.Replica"
 DEADLINE_S = 30.0
 HEARD = (
     cm.IdentifyReply,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.control_messages import StopReplica
-from greenroom.serve import operations
+from greenroom.actors.messages.control import StopReplica
+from greenroom.serve.admin import operations
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.by_hand import Hand

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from greenroom import serve
-from greenroom.actors import system
-from greenroom.actors.processes import identify
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.processes import identify
 from greenroom.serve.exceptions import StateNotSavedError
 from tests.support import footprint
 from tests.support.systems import RunningSystem, wait_until

@@ -10,19 +10,20 @@ from weakref import WeakValueDictionary
 
 import cloudpickle
 
-from greenroom.actors import held_models, query_client
-from greenroom.actors.comparisons import Comparisons
-from greenroom.actors.dispatch import Caller
-from greenroom.actors.loop import Loop
-from greenroom.actors.messages import AnswerQueries, AttachCallerReply, Process
-from greenroom.actors.processes import this_process
-from greenroom.actors.proxy import Proxy
-from greenroom.actors.queries import Queries
-from greenroom.actors.query_client import CallerClient
-from greenroom.actors.settings import read_settings
+from greenroom.actors.caller import client as query_client
+from greenroom.actors.caller.client import CallerClient
+from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.messages.queries import AnswerQueries, AttachCallerReply, Process
+from greenroom.actors.proxy.actor import Proxy
+from greenroom.actors.replica import context as held_models
+from greenroom.actors.replica.comparisons import Comparisons
+from greenroom.actors.replica.data_plane import Queries
+from greenroom.actors.replica.user_code import UserCode
+from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.envelopes import decode, encode
-from greenroom.actors.user_code import UserCode
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 
 _places: WeakValueDictionary[int, Place] = WeakValueDictionary()
 

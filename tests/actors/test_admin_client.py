@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve import operations
+from greenroom.serve.admin import operations
 from greenroom.serve.config import BackendConfig
 from greenroom.serve.exceptions import GreenroomError, NotRunningError
 from tests.support.systems import RunningSystem, alive, wait_until

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import answer_copies
-from greenroom.actors.answer_copies import (
+from greenroom.actors.messages.queries import CompareAnswers, ComparedAnswer, HttpAnswer
+from greenroom.actors.replica import comparisons as answer_copies
+from greenroom.actors.replica.comparisons import (
     AT_ONCE,
     MAX_GATHERED_BYTES,
     TOO_LARGE,
     TOO_MANY,
     UNTOLD_S,
     WAIT_S,
-    AnswerCopies,
+    ResponseSampler,
 )
-from greenroom.actors.messages import CompareAnswers, ComparedAnswer, HttpAnswer
 
 HERE = pickle.dumps(("here", "address"))
 PLACE = (7, HERE, b"")
@@ -35,7 +35,7 @@ class Replica:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         monkeypatch.setattr(answer_copies, "time", SimpleNamespace(monotonic=lambda: self.now))
         loop: Any = SimpleNamespace(call_later=self._call_later)
-        self.copies = AnswerCopies(loop, "here", "b", lambda: self.busy, self._arrived)
+        self.copies = ResponseSampler(loop, "here", "b", lambda: self.busy, self._arrived)
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._timers.append((self.now + delay_s, callback))

@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from greenroom import serve
-from greenroom.serve import operations
+from greenroom.serve.admin import operations
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem
 

@@ -20,14 +20,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from greenroom import serve
-from greenroom.actors import admin_messages as am
-from greenroom.actors import control_messages as cm
-from greenroom.actors import messages as m
-from greenroom.actors import open_files, system
-from greenroom.actors.port import CONTROLLER, PROXY
-from greenroom.actors.processes import RunRecords
+from greenroom.actors.host import launcher as system
+from greenroom.actors.messages import admin as am
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime import processes as open_files
+from greenroom.actors.runtime.port import CONTROLLER, PROXY
+from greenroom.actors.runtime.processes import RunRecords
 from greenroom.persistence.encoding import FORMAT_VERSION
-from greenroom.serve import operations
+from greenroom.serve.admin import operations
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
@@ -133,7 +134,7 @@ def actors_of(victim: RunningSystem, hand: Hand) -> dict[str, Any]:
     return {
         "controller": hand.locate(*CONTROLLER),
         "proxy": hand.locate(*PROXY),
-        "replica": hand.locate("greenroom.actors.replica.Replica", f"replica {tag}"),
+        "replica": hand.locate("greenroom.actors.replica.actor.Replica", f"replica {tag}"),
     }
 
 

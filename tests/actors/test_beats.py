@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from greenroom.actors.beats import SIZE, Beater, BeatListener, Sealed
-from greenroom.core.liveness import BEAT_S, LOST_AFTER_S
+from greenroom.actors.cluster.heartbeats import SIZE, Beater, BeatListener, Sealed
+from greenroom.core.cluster.hosts import BEAT_S, LOST_AFTER_S
 from tests.support.another_user import NOBODY, another_user, tried_by_another_user
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import messages as m
-from greenroom.actors.queries import Run
+from greenroom.actors.messages import queries as m
+from greenroom.actors.replica.data_plane import Run
 from tests.actors.one_process import OneProcess
 from tests.support.queries import query
 

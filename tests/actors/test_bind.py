@@ -10,8 +10,8 @@ import pytest
 from thespian.actors import ActorAddress, ActorSystem
 from thespian.system.messages.status import Thespian_StatusReq
 
-from greenroom.actors import binding
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.runtime import settings as binding
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.base import install
 from greenroom.actors.transport.cluster_key import ensure_key

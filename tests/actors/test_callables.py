@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.callables import Manner, Manners, http_methods
+from greenroom.actors.replica.callables import Manner, Manners, http_methods
 
 
 def plain() -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import messages as m
-from greenroom.actors.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
-from greenroom.actors.streams import Stream, StreamFailedError
-from greenroom.core.tickets import BODY
+from greenroom.actors.caller.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime.streams import Stream, StreamFailedError
+from greenroom.core.routing.tickets import BODY
 from tests.support.queries import query
 
 HERE = m.Process(1, 1, "here")

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.messages import Assignment, Query
-from greenroom.actors.queries import Run
-from greenroom.actors.query_client import PendingQuery
-from greenroom.actors.user_context import RunningQuery
-from greenroom.actors.value_streams import ValueStream
-from greenroom.core.tickets import Ticket
+from greenroom.actors.caller.client import PendingQuery
+from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.messages.queries import Assignment, Query
+from greenroom.actors.replica.context import RunningQuery
+from greenroom.actors.replica.data_plane import Run
+from greenroom.core.routing.tickets import Ticket
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 from tests.support.systems import RunningSystem, wait_until

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import messages as m
-from greenroom.actors.compact import plain, restored
-from greenroom.actors.large_bytes import LargeAnswer, LargeBytes
+from greenroom.actors.messages import queries as m
+from greenroom.actors.messages.queries import LargeAnswer, LargeBytes, plain, restored
 from greenroom.actors.transport.envelopes import decode, encode
 from tests.support.queries import query
 

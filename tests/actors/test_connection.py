@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import connection as connection_module
-from greenroom.actors.admin_messages import ListBackends, RequestReply
-from greenroom.actors.connection import Connection
+from greenroom.actors.messages.admin import ListBackends, RequestReply
+from greenroom.actors.runtime import connection as connection_module
+from greenroom.actors.runtime.connection import Connection
 from greenroom.core.errors import NotRunningError
 
 GONE_S = 0.4

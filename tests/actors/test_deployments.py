@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve import operations, session
+from greenroom.serve.admin import operations, session
 from greenroom.serve.deployments import Application
 from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle

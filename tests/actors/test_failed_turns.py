@@ -12,13 +12,20 @@ import pytest
 from thespian.actors import ActorExitRequest
 
 from greenroom import serve
-from greenroom.actors import base as base_module
-from greenroom.actors import control_messages as cm
-from greenroom.actors import messages as m
-from greenroom.actors.base import ANSWER_S, LoopActor
-from greenroom.actors.crash_loop import FIRST_S, MOST_S, STABLE_S, UNKNOWN_S, CrashLoop
-from greenroom.actors.port import CONTROLLER, PROXY
-from greenroom.actors.settings import read_settings
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime import actor as base_module
+from greenroom.actors.runtime.actor import (
+    ANSWER_S,
+    FIRST_S,
+    MOST_S,
+    STABLE_S,
+    UNKNOWN_S,
+    CrashLoop,
+    LoopActor,
+)
+from greenroom.actors.runtime.port import CONTROLLER, PROXY
+from greenroom.actors.runtime.settings import read_settings
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, alive, wait_until

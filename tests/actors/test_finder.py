@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import admin_messages as am
-from greenroom.actors import connection, joining
-from greenroom.actors.messages import Process
-from greenroom.actors.port import CONTROLLER, Finder
-from greenroom.actors.settings import read_settings
+from greenroom.actors.host import process as joining
+from greenroom.actors.messages import admin as am
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime import connection
+from greenroom.actors.runtime.port import CONTROLLER, Finder
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StateNotSavedError
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")

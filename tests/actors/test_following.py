@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.actors.control_messages import Changed, MeetController, Superseded
-from greenroom.actors.following import Following, Obedience
-from greenroom.actors.messages import Process
+from greenroom.actors.cluster.epoch_fence import EpochFence, Following
+from greenroom.actors.messages.control import Changed, MeetController, Superseded
+from greenroom.actors.messages.queries import Process
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
 HOST, LATER_HOST = Process(9, 10, "host"), Process(3, 11, "later host")
@@ -31,7 +31,7 @@ def changed(by: Process, epoch: int, upto: int = 1, *, complete: bool = True) ->
 
 def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later_epoch() -> None:
     loop: Any = FakeLoop()
-    obedience = Obedience(loop)
+    obedience = EpochFence(loop)
     assert obedience.accepts(3, "old")
     assert obedience.accepts(4, "new")
     assert not obedience.accepts(3, "old")

@@ -35,7 +35,7 @@ def test_every_event_is_one_object_on_the_standard_output(tmp_path: Path) -> Non
     printed = tmp_path / "printed"
     with printed.open("wb") as output:
         command = subprocess.Popen(
-            [sys.executable, "-m", "greenroom.serve.cli", "start", "--block"],
+            [sys.executable, "-m", "greenroom.serve.cli.main", "start", "--block"],
             env={**os.environ, **running.environ},
             stdout=output,
             stderr=subprocess.DEVNULL,

@@ -8,13 +8,13 @@ import textwrap
 import threading
 from pathlib import Path
 
-from greenroom.actors import forking
+from greenroom.actors.runtime import forking
 
 # Its own main module has a name that the child's must not have.
 FORKS = """
 import logging, os, signal, socket, sys
-from greenroom.actors import forking, logs
-from greenroom.actors.settings import read_settings
+from greenroom.actors.runtime import forking, logs
+from greenroom.actors.runtime.settings import read_settings
 
 def tell():
     import __main__
@@ -75,8 +75,8 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
         tmp_path,
         """
         import os, sys
-        from greenroom.actors import forking
-        from greenroom.actors.processes import command_line
+        from greenroom.actors.runtime import forking
+        from greenroom.actors.runtime.processes import command_line
         import setproctitle
 
         def be():

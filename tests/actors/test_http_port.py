@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.actors.http_port import bind_http, borrow, lend
-from greenroom.actors.messages import Process
-from greenroom.actors.processes import this_process
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.host.front import bind_http, borrow, lend
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from tests.support.systems import free_port
 
 LENDER = b"\0greenroom-http-%d"
 WORKER = """
 import socket, sys
-from greenroom.actors.http_port import lend
+from greenroom.actors.host.front import lend
 lend(socket.socket(fileno=int(sys.argv[1])))
 print("lends", flush=True)
 sys.stdin.read()

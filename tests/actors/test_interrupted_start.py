@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.processes import HOST_ROLE, RunRecords
+from greenroom.actors.runtime.processes import HOST_ROLE, RunRecords
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -19,7 +19,7 @@ def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) 
     running = RunningSystem(tmp_path / "state")
     records = RunRecords(running.settings.run_dir)
     starter = subprocess.Popen(
-        [sys.executable, "-m", "greenroom.serve.cli", "start"],
+        [sys.executable, "-m", "greenroom.serve.cli.main", "start"],
         env={**os.environ, **running.environ},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -25,7 +25,7 @@ import pytest
 from fastapi.encoders import jsonable_encoder
 from starlette.datastructures import Headers, QueryParams
 
-from greenroom.actors.jsonable import to_json
+from greenroom.actors.replica.jsonable import to_json
 
 DAY = dt.date(2020, 2, 29)
 NOON = dt.datetime(2020, 2, 29, 12, 0, 0, 5, tzinfo=dt.timezone.utc)
@@ -264,6 +264,7 @@ def test_what_is_no_json_is_refused(made: Callable[[], Any]) -> None:
 
 
 def test_it_imports_neither_fastapi_nor_numpy() -> None:
-    code = "import sys, greenroom.actors.jsonable; print({'fastapi', 'numpy'} & sys.modules.keys())"
+    code = "import sys; import greenroom.actors.replica.jsonable\n"
+    code += "print({'fastapi', 'numpy'} & sys.modules.keys())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"

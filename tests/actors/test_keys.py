@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import keys
-from greenroom.actors.admin_messages import RotateKey
-from greenroom.actors.control_messages import GiveKey, HoldKeys, NeedKey
-from greenroom.actors.settings import HostSettings
-from greenroom.actors.transport import key_files
-from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
-from greenroom.actors.transport.key_exchange import SIZE, Exchange, SealError
-from greenroom.actors.transport.key_files import KeyFiles
-from greenroom.core.hosts import HostState
-from greenroom.core.key_rotation import KeyIds, next_step
+from greenroom.actors.cluster import key_rotation as keys
+from greenroom.actors.messages.admin import RotateKey
+from greenroom.actors.messages.control import GiveKey, HoldKeys, NeedKey
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport import cluster_key as key_files
+from greenroom.actors.transport.cluster_key import (
+    SIZE,
+    ClusterKeyError,
+    Exchange,
+    KeyFiles,
+    SealError,
+    ensure_key,
+)
+from greenroom.core.cluster.hosts import HostState
+from greenroom.core.cluster.key_rotation import KeyIds, next_step
 
 
 class Crash(BaseException):

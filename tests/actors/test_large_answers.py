@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from greenroom import serve
-from greenroom.actors import messages as m
-from greenroom.actors.large_bytes import (
+from greenroom.actors.messages import queries as m
+from greenroom.actors.messages.queries import (
     PART,
     PARTED,
     LargeBytes,

@@ -6,16 +6,19 @@ import pickle
 
 import pytest
 
-from greenroom.actors.large_bytes import (
+from greenroom.actors.messages.queries import (
     LARGE,
+    AnswerQueries,
+    FailedAnswer,
+    HttpAnswer,
     LargeAnswer,
     LargeBytes,
+    ValueAnswer,
     arrived,
     beside,
     content_of,
     travelling,
 )
-from greenroom.actors.messages import AnswerQueries, FailedAnswer, HttpAnswer, ValueAnswer
 from greenroom.actors.transport.envelopes import decode, encode
 
 BODY = bytes(range(256)) * (LARGE // 256)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.settings import read_settings
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import InvalidRequestError, StartError
 from tests.support.systems import RunningSystem, free_port, running_system
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import leading
-from greenroom.actors.bidding import read_bids
-from greenroom.actors.leading import NOBODY_ELSE_S, Reign, read_lease, word_file
-from greenroom.actors.settings import HostSettings, read_settings
-from greenroom.core.leases import RENEW_S, SETTLED_S, TERM_S, Bid
+from greenroom.actors.cluster import leader_lease as leading
+from greenroom.actors.cluster.leader_lease import (
+    NOBODY_ELSE_S,
+    LeaderLease,
+    read_bids,
+    read_lease,
+    word_file,
+)
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Bid
 from greenroom.persistence.errors import StoreNotWritableError
 from greenroom.persistence.filesystem import FileStore
 
@@ -64,14 +69,14 @@ def settings(tmp_path: Path) -> HostSettings:
 
 
 @pytest.fixture
-def reign(world: World, settings: HostSettings) -> Reign:
-    made = Reign(settings, world)  # type: ignore[arg-type]
+def reign(world: World, settings: HostSettings) -> LeaderLease:
+    made = LeaderLease(settings, world)  # type: ignore[arg-type]
     made.open()
     return made
 
 
 def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(
-    reign: Reign, world: World, monkeypatch: pytest.MonkeyPatch
+    reign: LeaderLease, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_store: FileStore, _lease: bytes) -> None:
         raise StoreNotWritableError("cannot write to the store: No space left on device")
@@ -91,7 +96,7 @@ def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_ca
 
 
 def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
-    reign: Reign, world: World, settings: HostSettings
+    reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
     reign.give_up("two", leaves=True)
     lease = read_lease(settings).lease
@@ -103,7 +108,7 @@ def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
 
 
 def test_a_leader_that_misses_hosts_gives_way_to_a_higher_bid_and_ends(
-    reign: Reign, world: World, settings: HostSettings
+    reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
     path = settings.state_dir / "hosts" / "two" / "bid.json"
     path.parent.mkdir()

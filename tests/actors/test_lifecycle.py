@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.actors import system
-from greenroom.actors.connection import Connection
-from greenroom.actors.processes import RunRecords
-from greenroom.actors.settings import HostSettings
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.processes import RunRecords
+from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 from greenroom.persistence.checkpoints import SCHEMA_VERSION
 from greenroom.persistence.filesystem import FileStore
@@ -72,7 +72,7 @@ def test_a_start_with_other_settings_than_those_that_run_fails_and_says_which(
     state = ["--state-dir", str(own_system.settings.state_dir)]
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "greenroom.serve.cli", "start", *state, *words]
+        command = [sys.executable, "-m", "greenroom.serve.cli.main", "start", *state, *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     with patched_environ(own_system.settings.to_environ()):
@@ -302,7 +302,7 @@ def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Pa
     begun = time.monotonic()
     with (tmp_path / "output").open("wb") as output:
         command = subprocess.Popen(
-            [sys.executable, "-m", "greenroom.serve.cli", "run", "mine:app"],
+            [sys.executable, "-m", "greenroom.serve.cli.main", "run", "mine:app"],
             cwd=folder,
             env={**os.environ, **running.environ},
             stdout=output,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.actors.logs import (
+from greenroom.actors.runtime.logs import (
     LineFormatter,
     one_line,
     one_record,
@@ -21,8 +21,8 @@ from greenroom.actors.logs import (
     replica_log,
     rotate_logs,
 )
-from greenroom.actors.processes import identify
-from greenroom.actors.settings import read_settings
+from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.settings import read_settings
 from tests.support.systems import RunningSystem, wait_until
 
 

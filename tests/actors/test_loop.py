@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from thespian.system.transport import SendStatus
 
-from greenroom.actors.loop import (
+from greenroom.actors.runtime.loop import (
     GATHERED,
     MAX_BYTES_UNDER_WAY,
     MAX_OUTBOXES,
@@ -21,7 +21,7 @@ from greenroom.actors.loop import (
     Outbox,
     Outboxes,
 )
-from greenroom.actors.processes import identify
+from greenroom.actors.runtime.processes import identify
 from tests.support.systems import wait_until
 
 DEADLINE_S = 30.0

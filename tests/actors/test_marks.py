@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors import system
-from greenroom.actors.processes import (
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.processes import (
     HOST_ROLE,
     MARK,
     RunRecords,
@@ -22,13 +22,13 @@ from greenroom.actors.processes import (
     role_of,
     this_process,
 )
-from greenroom.actors.settings import read_settings
+from greenroom.actors.runtime.settings import read_settings
 from tests.support.systems import alive, wait_until
 
 MARKS_ITSELF = """
 import os, sys, time
 from pathlib import Path
-from greenroom.actors.processes import can_mark, mark
+from greenroom.actors.runtime.processes import can_mark, mark
 assert can_mark(Path(sys.argv[1]))
 mark(Path(sys.argv[1]))
 if os.fork() == 0:
@@ -39,7 +39,7 @@ time.sleep(600)
 
 SHOWS_A_TITLE = """
 import time
-from greenroom.actors.processes import show_title
+from greenroom.actors.runtime.processes import show_title
 show_title("http master " + 80 * "x")
 show_title("http master")
 print("titled", flush=True)

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors import control_messages as cm
-from greenroom.actors import members
-from greenroom.actors.controller import KINDS
-from greenroom.actors.members import LOCATE_AGAIN_S, Members
-from greenroom.actors.processes import this_process
-from greenroom.actors.settings import read_settings
+from greenroom.actors.cluster import members
+from greenroom.actors.cluster.members import LOCATE_AGAIN_S, Members
+from greenroom.actors.controller.actor import KINDS
+from greenroom.actors.messages import control as cm
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import ensure_key
-from greenroom.core.cluster import Cluster
-from greenroom.core.key_rotation import KeyIds
-from greenroom.core.placement import Placement
+from greenroom.core.cluster.key_rotation import KeyIds
+from greenroom.core.cluster.placement import Placement
+from greenroom.core.cluster.state import Cluster
 from greenroom.core.records import HostRecord
 
 

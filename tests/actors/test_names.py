@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenroom import serve
-from greenroom.core.names import MAX_NAME_BYTES, MAX_TAG_BYTES
+from greenroom.core.validation import MAX_NAME_BYTES, MAX_TAG_BYTES
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.loop import Outbox
+from greenroom.actors.runtime.loop import Outbox
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 

@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from greenroom.actors import policies as policies_module
-from greenroom.actors.loop import Loop
-from greenroom.actors.policies import Policies
-from greenroom.actors.processes import RunRecords
-from greenroom.actors.settings import read_settings
+from greenroom.actors.controller import policies as policies_module
+from greenroom.actors.controller.policies import Policies
+from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.processes import RunRecords
+from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.effects import AskPolicy
-from greenroom.core.scaling_config import AutoscalingConfig
+from greenroom.serve.code.packing import packed_changes
 from greenroom.serve.config import AutoscalingContext
-from greenroom.serve.scaling import packed_changes
 from tests.support.systems import alive, wait_until
 
 CONTEXT = {

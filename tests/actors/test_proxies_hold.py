@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors import control_messages as cm
-from greenroom.actors import messages as m
-from greenroom.actors.port import CONTROLLER
-from greenroom.core.long_poll import NOTHING_SEEN
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime.port import CONTROLLER
+from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.serve.exceptions import GreenroomError
 from tests.actors.by_hand import Hand
 from tests.support.load import GetLoad

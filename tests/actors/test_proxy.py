@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import control_messages as cm
-from greenroom.actors import messages as m
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.queries import python_call, query
 from tests.support.systems import alive, wait_until
 
-PROXY_CLASS = "greenroom.actors.proxy.Proxy"
+PROXY_CLASS = "greenroom.actors.proxy.actor.Proxy"
 DEADLINE_S = 30.0
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors import port
-from greenroom.actors.processes import this_process
+from greenroom.actors.runtime import port
+from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import ProcessAddress
-from greenroom.actors.transport.watches import Watches
+from greenroom.actors.transport.thespian_transport import Watches
 
 AWAY = ProcessAddress("10.77.0.1", 1900)
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import control_messages as cm
-from greenroom.actors import messages as m
-from greenroom.actors.logs import replica_log
-from greenroom.actors.loop import STARVED_S
-from greenroom.actors.processes import is_alive
-from greenroom.serve.answers import decode
-from greenroom.serve.packing import pack_code
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime.logs import replica_log
+from greenroom.actors.runtime.loop import STARVED_S
+from greenroom.actors.runtime.processes import is_alive
+from greenroom.serve.code.packing import pack_code
+from greenroom.serve.handle import decode
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.systems import RunningSystem, wait_until
 

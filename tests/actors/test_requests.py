@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors import admin_messages as am
-from greenroom.actors.requests import Requests
-from greenroom.core.cluster import Cluster
+from greenroom.actors.controller.requests import Requests
+from greenroom.actors.messages import admin as am
+from greenroom.core.cluster.state import Cluster
 
 
 class Client:

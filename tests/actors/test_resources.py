@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.capacity import capacity_of
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.host.capacity import capacity_of
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
 from tests.support.systems import RunningSystem, running_system, wait_until
 
@@ -74,7 +74,7 @@ def test_a_deploy_command_tells_what_it_waits_for(small: RunningSystem, tmp_path
     log = tmp_path / "deploy.log"
     with log.open("w") as output:
         command = subprocess.Popen(
-            [sys.executable, "-m", "greenroom.serve.cli", "deploy", "mine"],
+            [sys.executable, "-m", "greenroom.serve.cli.main", "deploy", "mine"],
             env={**os.environ, **small.environ},
             cwd=tmp_path,
             stderr=output,

@@ -26,7 +26,7 @@ from starlette.responses import (
 )
 
 from greenroom import serve
-from greenroom.serve import operations
+from greenroom.serve.admin import operations
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until
 

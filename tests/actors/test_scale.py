@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from greenroom import serve
-from greenroom.actors.admin_messages import DeployApplication
-from greenroom.serve import operations
+from greenroom.actors.messages.admin import DeployApplication
+from greenroom.serve.admin import operations
 from greenroom.serve.build import build
 from tests.support.systems import alive, running_system
 

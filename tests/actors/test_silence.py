@@ -15,23 +15,28 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors import silence
-from greenroom.actors.messages import Process
-from greenroom.actors.processes import identify, is_alive, send_signal
-from greenroom.actors.pulse import OtherPulse, Pulse, silence_of
-from greenroom.actors.settings import read_settings
-from greenroom.actors.silence import SilenceWatch, silent_among
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime import liveness as silence
+from greenroom.actors.runtime.liveness import (
+    OtherPulse,
+    Pulse,
+    SilenceWatch,
+    silence_of,
+    silent_among,
+)
+from greenroom.actors.runtime.processes import identify, is_alive, send_signal
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.silence import Doing
-from greenroom.serve.display import note_silent, problems_of
-from greenroom.serve.starting import notifier
+from greenroom.serve.cli.display import note_silent, problems_of
+from greenroom.serve.cli.starting import notifier
 from tests.support.systems import wait_until
 
 LIMIT_S = 0.3  # here, where beats and looks come every LOOK_S
 LOOK_S = 0.05
 BEATING = """
 import os, sys, time
-from greenroom.actors.pulse import Pulse
+from greenroom.actors.runtime.liveness import Pulse
 pulse = Pulse(runs_user_code={user_code})
 ends_at = time.monotonic() + 60
 def beat(while_s):

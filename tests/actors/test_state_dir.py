@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors import system
-from greenroom.actors.logs import open_log
-from greenroom.actors.settings import HostSettings, read_settings
-from greenroom.actors.state_dir import check_state_dir, make_private, write_private
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.logs import open_log
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.state_dir import check_state_dir, make_private, write_private
 from greenroom.http_front.access_log import AccessLog, Entry
 from greenroom.serve.exceptions import StartError
 from tests.support.another_user import NOBODY

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors import status_file
-from greenroom.actors.status_file import StatusFile
+from greenroom.actors.controller import status_file
+from greenroom.actors.controller.status_file import StatusFile
 from tests.support.systems import RunningSystem, alive, wait_until
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.actors.messages import (
+from greenroom.actors.messages.queries import (
     BINARY,
     MORE,
     FailedAnswer,
@@ -19,7 +19,7 @@ from greenroom.actors.messages import (
     StreamEnded,
     StreamPart,
 )
-from greenroom.actors.streams import (
+from greenroom.actors.runtime.streams import (
     COME_ROUND_S,
     JOINED_COST,
     MAX_JOINED,

@@ -16,10 +16,10 @@ from fastapi import APIRouter, Depends, FastAPI, Header
 from starlette.requests import Request
 
 from greenroom import serve
-from greenroom.actors import string_annotations
+from greenroom.actors.replica import string_annotations
 from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.code.packing import pack_code
 from greenroom.serve.exceptions import DeployFailedError
-from greenroom.serve.packing import pack_code
 from tests.support.systems import RunningSystem
 
 if TYPE_CHECKING:

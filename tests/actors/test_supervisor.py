@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from greenroom.actors import control_messages as cm
-from greenroom.actors.supervisor import Supervisor
+from greenroom.actors.controller.supervisor import Supervisor
+from greenroom.actors.messages import control as cm
 from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
 from greenroom.persistence.errors import StoreNotReadableError

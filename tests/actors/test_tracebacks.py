@@ -9,8 +9,8 @@ import cloudpickle
 import pytest
 
 from greenroom import serve
-from greenroom.actors.tracebacks import users_traceback
-from greenroom.actors.user_code import UserCode
+from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.exceptions import InvalidRequestError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.queueing import MAX_COPIES_QUEUED
+from greenroom.core.routing.queues import MAX_COPIES_QUEUED
 from tests.support.systems import RunningSystem, wait_until
 
 KEYS = [f"customer-{i}" for i in range(40)]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.actors.messages import BINARY, FailedAnswer, StreamEnded, StreamPart
-from greenroom.actors.streams import MAX_PART, WINDOW, Sender, cost
-from greenroom.actors.value_streams import ValueStream
+from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.messages.queries import BINARY, FailedAnswer, StreamEnded, StreamPart
+from greenroom.actors.runtime.streams import MAX_PART, WINDOW, Sender, cost
 
 END = StreamEnded(1, 200)
 KILO = 1024

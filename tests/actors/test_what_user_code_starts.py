@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from greenroom import serve
-from greenroom.serve import operations
+from greenroom.serve.admin import operations
 from tests.actors.conftest import deploy
 from tests.support.systems import alive, running_system, wait_until
 

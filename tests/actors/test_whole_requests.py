@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from greenroom.actors.messages import HttpCall
-from greenroom.actors.responses import make_request
+from greenroom.actors.messages.queries import HttpCall
+from greenroom.actors.replica.responses import make_request
 
 FORM = (b"content-type", b"application/x-www-form-urlencoded")
 

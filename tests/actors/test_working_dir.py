@@ -45,7 +45,7 @@ def write(folder: Path, word: str) -> None:
 def deploy(system: RunningSystem, *args: str) -> tuple[int, str]:
     with patched_environ(system.environ):
         done = subprocess.run(
-            [sys.executable, "-m", "greenroom.serve.cli", *args],
+            [sys.executable, "-m", "greenroom.serve.cli.main", *args],
             capture_output=True,
             text=True,
             check=False,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.actors import system
-from greenroom.actors.processes import is_alive
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.processes import is_alive
 from tests.support import footprint
 from tests.support.kept import Kept
 from tests.support.kills import (

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.actors import system
+from greenroom.actors.host import launcher as system
 from tests.support.kills import (
     SETTLED_WITHIN_S,
     assert_nothing_leaked,

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.actors import system
-from greenroom.actors.processes import identify
-from greenroom.actors.silence import silent_among
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.liveness import silent_among
+from greenroom.actors.runtime.processes import identify
 from tests.support.kills import (
     SETTLED_WITHIN_S,
     assert_nothing_leaked,

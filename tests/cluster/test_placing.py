@@ -89,7 +89,7 @@ def _begin_deploy(environ: dict[str, str], folder: str) -> None:
     import subprocess  # noqa: PLC0415
     import sys  # noqa: PLC0415
 
-    command = [sys.executable, "-m", "greenroom.serve.cli", "deploy", "gpu:app"]
+    command = [sys.executable, "-m", "greenroom.serve.cli.main", "deploy", "gpu:app"]
     subprocess.Popen(  # it waits; ended with its host
         [*command, "--app-dir", folder],
         env={**os.environ, **environ},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.processes import command_line
+from greenroom.actors.runtime.processes import command_line
 from greenroom.core.errors import GreenroomError
 from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster, ClusterHost, cluster_of

@@ -20,7 +20,7 @@ HEARD = b"default#Who"  # in all that is said of the application
 
 def replace_key() -> Any:
     """Have the key replaced, by the connection of ``read_status``. Called on a host."""
-    from greenroom.actors.admin_messages import RotateKey  # noqa: PLC0415
+    from greenroom.actors.messages.admin import RotateKey  # noqa: PLC0415
     from tests.support import cluster  # noqa: PLC0415  # on the host
 
     assert cluster._connection is not None

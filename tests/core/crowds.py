@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable
-from greenroom.core.tickets import Assign, Refuse, Ticket
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable
+from greenroom.core.routing.tickets import Assign, Refuse, Ticket
 
 from .queries import Query, endpoint, replica  # noqa: TID251 - the tests' own folder
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.tickets import Assign, Effect
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tickets import Assign, Effect
 
 T = TypeVar("T", bound=Effect)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.core import deploying
-from greenroom.core.cluster import Cluster
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.lifecycle import deploying
 
 from .worlds import Spec  # noqa: TID251 - the tests' own folder
 

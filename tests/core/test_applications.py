@@ -2,7 +2,7 @@
 
 import pytest
 
-from greenroom.core import status
+from greenroom.core.cluster import status
 from greenroom.core.records import BackendRecord
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core import status
-from greenroom.core.autoscaler import LOST_S
-from greenroom.core.autoscaling import Outcome
-from greenroom.core.definitions import BACKEND, differences
+from greenroom.core.autoscaling.autoscaler import LOST_S
+from greenroom.core.autoscaling.decision import EXPIRE_S, Outcome
+from greenroom.core.cluster import status
 from greenroom.core.effects import AskPolicy, Start, Stop
-from greenroom.core.history import Author
-from greenroom.core.loads import EXPIRE_S
+from greenroom.core.lifecycle.history import Author
+from greenroom.core.records import BACKEND, differences
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.autoscaling import (
+from greenroom.core.autoscaling.config import AutoscalingConfig
+from greenroom.core.autoscaling.decision import (
     NEVER,
     Decision,
+    Load,
     Outcome,
     Scaling,
     Window,
     first_target,
     number_from,
 )
-from greenroom.core.loads import Load
-from greenroom.core.scaling_config import AutoscalingConfig
 
 Curve = Callable[[int], int]
 RECORDED = Path(__file__).parent / "recorded_load.csv"

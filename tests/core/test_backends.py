@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from greenroom.core import status
-from greenroom.core.backends import (
+from greenroom.core.cluster import status
+from greenroom.core.cluster.long_poll import NOTHING_SEEN
+from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
+from greenroom.core.lifecycle.backend import (
     KILL_MARGIN_S,
     MAX_MISSED_CHECKS,
     RELEASE_TIMEOUT_S,
@@ -14,10 +16,7 @@ from greenroom.core.backends import (
     Backend,
     Replica,
 )
-from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
-from greenroom.core.long_poll import NOTHING_SEEN
-from greenroom.core.replica_states import IllegalTransitionError, ReplicaEvent
-from greenroom.core.retries import Retries
+from greenroom.core.lifecycle.replicas import IllegalTransitionError, ReplicaEvent, Retries
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, World  # noqa: TID251

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.core import status
-from greenroom.core.capacity import Capacity, needs_of
+from greenroom.core.cluster import status
+from greenroom.core.cluster.placement import Capacity, needs_of
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import Spec, World  # noqa: TID251

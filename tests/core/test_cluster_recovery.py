@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from greenroom.core import deploying, status
+from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
-from greenroom.core.history import Author
+from greenroom.core.lifecycle import deploying
+from greenroom.core.lifecycle.history import Author
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.goals import Goals, Progress
-from greenroom.core.long_poll import NOTHING_SEEN
-from greenroom.core.tables import EndpointTable
+from greenroom.core.lifecycle.goals import Goals, Progress
+from greenroom.core.routing.tables import EndpointTable
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, Spec, World  # noqa: TID251

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.core.comparing import Compare, Outcome, Response, check_compare, compare
-from greenroom.core.differences import (
+from greenroom.core.comparing.comparing import Compare, Outcome, Response, check_compare, compare
+from greenroom.core.comparing.differences import (
     OTHER_CAUSES,
     AllDifferences,
     Differences,

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from greenroom.core import deploying, status
-from greenroom.core.cluster import Cluster
-from greenroom.core.routing import Router
-from greenroom.core.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
-from greenroom.core.tickets import Refuse
+from greenroom.core.cluster import status
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.lifecycle import deploying
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
+from greenroom.core.routing.tickets import Refuse
 from greenroom.persistence import filesystem
 from greenroom.persistence.checkpoints import CODE, Checkpoints
 from greenroom.persistence.filesystem import FileStore
-from greenroom.serve.display import problems_of
+from greenroom.serve.cli.display import problems_of
 from tests.persistence.disks import UnsyncedDisk, copy_with_damage
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.tables import EndpointTable
+from greenroom.core.routing.tables import EndpointTable
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import Spec, World  # noqa: TID251 - the tests' own folder

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.cluster import Cluster
-from greenroom.core.endpoints import Endpoints, users_of
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.lifecycle.endpoints import Endpoints, users_of
 from greenroom.core.records import BackendRecord, EndpointRecord
 
 NAMES = st.sampled_from("abcd")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
-from greenroom.core.routing import Router
-from greenroom.core.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
 from tests.core.queries import Query, assigned, backend, endpoint, is_empty, numbers, only, router
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.core import deploying
-from greenroom.core.cluster import Cluster
+from greenroom.core.cluster.state import Cluster
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.history import Author, described
+from greenroom.core.lifecycle import deploying
+from greenroom.core.lifecycle.history import Author, described
 from greenroom.core.records import HistoryRecord
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
+from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.hosts import EXPECTED_S, STABLE_S, HostState
-from greenroom.core.liveness import STEADY_S
+from greenroom.core.lifecycle.replicas import LIVE, WITH_HOST_S, ReplicaState
 from greenroom.core.records import HostRecord
-from greenroom.core.replica_states import LIVE, ReplicaState
-from greenroom.core.retries import WITH_HOST_S
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import Spec, World  # noqa: TID251

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.leases import (
+from greenroom.core.cluster.leader_lease import (
     BID_FRESH_S,
     LOOK_S,
     OVER_S,

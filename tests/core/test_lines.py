@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.lines import Lines
-from greenroom.core.tickets import Ticket
+from greenroom.core.routing.queues import FairQueue
+from greenroom.core.routing.tickets import Ticket
 
 from .queries import Query  # noqa: TID251 - the tests' own folder
 
@@ -17,14 +17,14 @@ def ticket(number: int, endpoint: str = "e") -> Ticket:
     return Ticket(number, "c", Query(number), endpoint, "/", 0.0)
 
 
-def waiting(*endpoints: str) -> Lines:
-    lines = Lines()
+def waiting(*endpoints: str) -> FairQueue:
+    lines = FairQueue()
     for number, endpoint in enumerate(endpoints):
         lines.add(ticket(number, endpoint))
     return lines
 
 
-def served(lines: Lines, turns: int) -> str:
+def served(lines: FairQueue, turns: int) -> str:
     """Return whose turns come next."""
     names = ""
     for _ in range(turns):
@@ -90,7 +90,7 @@ def test_the_longest_line_gives_up_its_newest_for_one_that_stays_shorter() -> No
     assert lines.longest_beside("a") is None
     lines.remove(given_up)
     assert lines.longest_beside("b") is None, "they would change places for ever"
-    assert Lines().longest_beside("a") is None
+    assert FairQueue().longest_beside("a") is None
 
 
 def test_ahead_are_those_who_have_their_turns_before() -> None:
@@ -103,7 +103,7 @@ def test_ahead_are_those_who_have_their_turns_before() -> None:
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=60), st.randoms())
 def test_nobody_who_waits_gets_less_than_his_share(names: list[str], random: object) -> None:
     """Between two turns of a line that waits, no other has more than two: a new one, and one."""
-    lines = Lines()
+    lines = FairQueue()
     since: dict[str, Counter[str]] = {}
     for number, name in enumerate(names):
         lines.add(ticket(number, name))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from greenroom.core.listeners import EXPECTED_S
-from greenroom.core.tables import ENDPOINT_PREFIX
+from greenroom.core.cluster.long_poll import EXPECTED_S
+from greenroom.core.routing.tables import ENDPOINT_PREFIX
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import World  # noqa: TID251

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from greenroom.core.liveness import (
+from greenroom.core.cluster.hosts import (
     BEAT_S,
     GAP_S,
     LOOK_S,

@@ -1,6 +1,6 @@
 import random
 
-from greenroom.core.loads import EXPIRE_S, IDLE, SETTLE_S, Loads
+from greenroom.core.autoscaling.decision import EXPIRE_S, IDLE, SETTLE_S, Loads
 
 
 def test_reports_of_several_proxies_are_added_up() -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News
+from greenroom.core.cluster.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News
 
 
 class Listener:

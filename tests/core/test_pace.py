@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.core.pace import MAX_RETRY_AFTER_S, MEMORY_S, Pace
+from greenroom.core.routing.queues import MAX_RETRY_AFTER_S, MEMORY_S, DrainRate
 
 
-def busy(rate: float, seconds: float, begin: float = 0.0) -> Pace:
+def busy(rate: float, seconds: float, begin: float = 0.0) -> DrainRate:
     """Return the pace of a backend that gets through so many per second while queries wait."""
-    pace = Pace()
+    pace = DrainRate()
     pace.began(begin)
     for each in range(1, int(rate * seconds) + 1):
         pace.freed(1, begin + each / rate)
@@ -24,7 +24,7 @@ def test_the_wait_is_what_is_ahead_by_the_drain_rate(rate: float) -> None:
 
 
 def test_without_a_slot_that_became_free_nothing_is_known() -> None:
-    pace = Pace()
+    pace = DrainRate()
     pace.began(5.0)
     assert pace.wait_s(3, 6.0) is None
     assert pace.too_slow_for(3, 0.001, 6.0) is None, "so nobody is turned away"
@@ -72,7 +72,7 @@ def test_waiting_for_half_of_what_is_left_is_too_long() -> None:
 
 
 def test_neither_the_first_query_nor_one_that_hangs_says_much_about_the_others() -> None:
-    pace = Pace()
+    pace = DrainRate()
     pace.ran(5.0)
     for _ in range(20):
         pace.ran(0.01)

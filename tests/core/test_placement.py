@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from greenroom.core.placement import Placement, Request
+from greenroom.core.cluster.placement import Placement, Request
 
 
 def placement_of(**hosts: dict[str, float]) -> Placement:

@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.holders import SATURATED_S
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.tickets import Assign, Ticket
+from greenroom.core.routing.router import SATURATED_S, Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tickets import Assign, Ticket
 
 from .queries import Query, assigned, backend, endpoint, load, only  # noqa: TID251 - the tests' own folder
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from greenroom.core.repeats import MAX_ATTEMPTS, SPARE, RepeatBudget, may_repeat
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable
-from greenroom.core.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable
+from greenroom.core.routing.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
+from greenroom.core.routing.traffic import MAX_ATTEMPTS, SPARE, RetryBudget, may_repeat
 
 from .queries import (  # noqa: TID251 - the tests' own folder
     Query,
@@ -155,7 +155,7 @@ def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
 
 
 def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
-    budget = RepeatBudget()
+    budget = RetryBudget()
     assert not budget.take_out()
     for _ in range(1000):
         budget.pay_in(50)

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from greenroom.core.replica_states import (
+from greenroom.core.lifecycle.replicas import (
     LIVE,
     TRANSITIONS,
     IllegalTransitionError,

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from greenroom.core import status
-from greenroom.core.releases import Counts, next_steps, surge
+from greenroom.core.cluster import status
+from greenroom.core.lifecycle.releases import Counts, next_steps, surge
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, REFUSED, Process, Spec, World  # noqa: TID251

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.core import deploying
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.history import Author
-from greenroom.core.tallies import Tally
+from greenroom.core.lifecycle import deploying
+from greenroom.core.lifecycle.history import Author
+from greenroom.core.rollouts.judging import Tally
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, Spec, World  # noqa: TID251

@@ -1,4 +1,4 @@
-from greenroom.core.tickets import Starved
+from greenroom.core.routing.tickets import Starved
 
 from .queries import Query, backend, load, numbers, only, router  # noqa: TID251 - the tests' own folder
 

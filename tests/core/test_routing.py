@@ -1,11 +1,9 @@
 import pytest
 
-from greenroom.core.deadlines import SPARE
-from greenroom.core.holders import SATURATED_S
-from greenroom.core.repeats import MAX_ATTEMPTS
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable, EndpointTable
-from greenroom.core.tickets import Assign, Cancel, Ended, Refuse, Repeated, Starved
+from greenroom.core.routing.router import SATURATED_S, SPARE, Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tickets import Assign, Cancel, Ended, Refuse, Repeated, Starved
+from greenroom.core.routing.traffic import MAX_ATTEMPTS
 
 from .queries import (  # noqa: TID251 - the tests' own folder
     Query,

@@ -10,11 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.core.holders import SATURATED_S
-from greenroom.core.repeats import MAX_ATTEMPTS, may_repeat
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable
-from greenroom.core.tickets import (
+from greenroom.core.routing.router import SATURATED_S, Router
+from greenroom.core.routing.tables import BackendTable
+from greenroom.core.routing.tickets import (
     Assign,
     Cancel,
     Dropped,
@@ -25,6 +23,7 @@ from greenroom.core.tickets import (
     Starved,
     Ticket,
 )
+from greenroom.core.routing.traffic import MAX_ATTEMPTS, may_repeat
 
 from .queries import Query, endpoint, is_empty, load, replica  # noqa: TID251 - the tests' own folder
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from greenroom.core.autoscaling.config import AutoscalingConfig, AutoscalingPolicy
 from greenroom.core.config import BackendConfig, config_shown
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.scaling_config import AutoscalingConfig, AutoscalingPolicy
 
 
 def test_the_defaults_are_ray_serves() -> None:

@@ -8,10 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from greenroom.core import judging
-from greenroom.core.judging import Sample, calibrate, evidence_by_rule
-from greenroom.core.sequential import STAKES, excess, increase
-from greenroom.core.tallies import Tally
+from greenroom.core.rollouts import judging
+from greenroom.core.rollouts.judging import (
+    STAKES,
+    Sample,
+    Tally,
+    calibrate,
+    evidence_by_rule,
+    excess,
+    increase,
+)
 from tests.support.judged import STEPS, Version, count
 
 ALPHA = 0.01

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.holders import SATURATED_S
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable, EndpointTable
-from greenroom.core.tickets import Assign, Cancel, Compare, Dropped, Ended, Refuse, Starved
+from greenroom.core.routing.router import SATURATED_S, Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tickets import Assign, Cancel, Compare, Dropped, Ended, Refuse, Starved
 
 from .queries import Query, backend, endpoint, is_empty, load, only  # noqa: TID251 - the tests' own folder
 

@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from greenroom.core.tallies import BUCKETS, OVERDUE_S, Tallies, Tally, bound_of, bucket_of, total
+from greenroom.core.rollouts.judging import (
+    BUCKETS,
+    OVERDUE_S,
+    Tallies,
+    Tally,
+    bound_of,
+    bucket_of,
+    total,
+)
 
 HTTP = {200: 0, 404: 0, 429: 0, 500: 1, 503: 1, 408: 1}  # status -> bad
 

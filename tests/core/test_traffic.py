@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.routing import Router
-from greenroom.core.tables import BackendTable, EndpointTable
-from greenroom.core.tickets import Ended
-from greenroom.core.traffic import Split, choose_shadows
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tickets import Ended
+from greenroom.core.routing.traffic import Split, choose_shadows
 
 from .queries import Query, only  # noqa: TID251 - the tests' own folder
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from greenroom.core.cluster import Cluster
+from greenroom.core.cluster.long_poll import NOTHING_SEEN, News
+from greenroom.core.cluster.placement import anywhere
+from greenroom.core.cluster.state import Cluster
 from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
-from greenroom.core.long_poll import NOTHING_SEEN, News
-from greenroom.core.placement import anywhere
-from greenroom.core.releases import release_of
+from greenroom.core.lifecycle.releases import release_of
 
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 BROKEN = b"raise"  # code that starts so cannot start

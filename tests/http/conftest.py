@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.config import HTTPOptions, validated
 from greenroom.http_front.app import make_app
 from greenroom.http_front.fake import FakeDispatcher

@@ -5,8 +5,8 @@ import json
 import os
 from urllib.parse import unquote
 
-from greenroom.actors.messages import FailedAnswer, HttpAnswer
-from greenroom.actors.settings import HostSettings, read_settings
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.http_front import server
 from greenroom.http_front.fake import Asked, FakeDispatcher, Outcome
 

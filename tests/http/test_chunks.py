@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.http_front.chunks import (
+from greenroom.http_front.protocol import (
     MAX_CHUNK_LINE_BYTES,
     BadChunksError,
     ChunkedBody,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from greenroom.http_front.departures import Departures
+from greenroom.http_front.protocol import DisconnectWatcher
 
 DEADLINE_S = 10.0
 Pair = tuple[socket.socket, socket.socket]
@@ -25,9 +25,9 @@ def pair() -> Iterator[Pair]:
         yield near, far
 
 
-def run(watched: Callable[[Departures, asyncio.Event], Awaitable[None]]) -> None:
+def run(watched: Callable[[DisconnectWatcher, asyncio.Event], Awaitable[None]]) -> None:
     async def within() -> None:
-        departures = Departures()
+        departures = DisconnectWatcher()
         try:
             await asyncio.wait_for(watched(departures, asyncio.Event()), DEADLINE_S)
         finally:
@@ -48,7 +48,7 @@ def test_whoever_leaves_is_told_of_behind_what_is_not_read(pair: Pair, how: str)
         else:
             far.close()
 
-    async def watch(departures: Departures, told: asyncio.Event) -> None:
+    async def watch(departures: DisconnectWatcher, told: asyncio.Event) -> None:
         if how == "before":
             leave()
         departures.watch(near.fileno(), told.set)
@@ -64,7 +64,7 @@ def test_who_stays_and_who_is_not_watched_any_more_are_not_told_of(pair: Pair) -
     near, far = pair
     told = []
 
-    async def watch(departures: Departures, last: asyncio.Event) -> None:
+    async def watch(departures: DisconnectWatcher, last: asyncio.Event) -> None:
         departures.watch(near.fileno(), lambda: told.append("too late"))
         far.sendall(b"more")
         departures.unwatch(near.fileno())

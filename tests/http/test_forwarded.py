@@ -2,7 +2,7 @@
 
 import pytest
 
-from greenroom.http_front.forwarded import TrustedProxies
+from greenroom.http_front.protocol import TrustedProxies
 
 PROXY = ("127.0.0.1", 5000)
 

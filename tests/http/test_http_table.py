@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from greenroom.actors.messages import FailedAnswer, HttpAnswer
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
 from greenroom.core.errors import BackPressureError
 from greenroom.http_front.app import PAGE_TIMEOUT_S
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
-from greenroom.actors.settings import read_settings
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import HTTPOptions, validated
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.middlewares import check

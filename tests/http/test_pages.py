@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.http_port import bind_http
-from greenroom.actors.settings import read_settings
+from greenroom.actors.host.front import bind_http
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import HTTPOptions, validated
 from greenroom.core.errors import InvalidRequestError, StartError
 

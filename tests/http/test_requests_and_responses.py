@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from greenroom.actors.messages import HttpAnswer
+from greenroom.actors.messages.queries import HttpAnswer
 
 HOST = (b"host", b"test")
 

@@ -15,7 +15,7 @@ DEADLINE_S = 30.0
 AT_ONCE_S = 5.0  # a fraction of a second on an idle machine; every time limit here is longer
 COUNT_FAULTS = """
 from resource import RUSAGE_SELF, getrusage
-from greenroom.actors.memory import keep_freed_memory
+from greenroom.actors.runtime.actor import keep_freed_memory
 
 keep_freed_memory()
 bytearray(10_000_000)

@@ -7,8 +7,16 @@ import struct
 
 import pytest
 
-from greenroom.actors.messages import BINARY, END, MORE, TEXT, Process, StreamBegun, StreamPart
-from greenroom.actors.streams import Stream
+from greenroom.actors.messages.queries import (
+    BINARY,
+    END,
+    MORE,
+    TEXT,
+    Process,
+    StreamBegun,
+    StreamPart,
+)
+from greenroom.actors.runtime.streams import Stream
 from greenroom.core.closing import close_frame
 from greenroom.http_front import websocket
 from greenroom.http_front.fake import FakeDispatcher

@@ -9,13 +9,13 @@ import traceback
 import cloudpickle
 import pytest
 
-from greenroom.actors import connection as connections
-from greenroom.actors import system as systems
-from greenroom.actors.messages import FailedAnswer, ValueAnswer
-from greenroom.actors.query_client import QueryClient
-from greenroom.actors.user_code import _arguments
+from greenroom.actors.caller.client import QueryClient
+from greenroom.actors.host import launcher as systems
+from greenroom.actors.messages.queries import FailedAnswer, ValueAnswer
+from greenroom.actors.replica.user_code import _arguments
+from greenroom.actors.runtime import connection as connections
 from greenroom.core import errors
-from greenroom.serve import session
+from greenroom.serve.admin import session
 
 
 class FakeQueries(QueryClient):

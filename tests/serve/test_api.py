@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from greenroom import serve
-from greenroom.serve import session
+from greenroom.serve.admin import session
 from greenroom.serve.config import HTTPOptions
 from greenroom.serve.exceptions import (
     DeployFailedError,

@@ -13,7 +13,7 @@ import fastapi
 import pytest
 
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.packing import pack_code
+from greenroom.serve.code.packing import pack_code
 
 
 def sample() -> fastapi.FastAPI:

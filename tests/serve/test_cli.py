@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom import serve
-from greenroom.actors.settings import VARIABLES
+from greenroom.actors.runtime.settings import VARIABLES
 from greenroom.core.config import HTTPOptions
-from greenroom.serve import display, starting
-from greenroom.serve import running as run_command
-from greenroom.serve.cli import main
+from greenroom.serve.cli import display, starting
+from greenroom.serve.cli import running as run_command
+from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
 
 SOURCE = """
@@ -63,7 +63,7 @@ def interrupted(monkeypatch):
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["run", "--help"], ["start", "--help"]])
 def test_help_imports_nothing_heavy(words):
     source = (
-        "import sys\nfrom greenroom.serve.cli import main\n"
+        "import sys\nfrom greenroom.serve.cli.main import main\n"
         f"try: main({words!r})\nexcept SystemExit: pass\n"
         "print([m for m in ('pydantic', 'rich', 'thespian', 'cloudpickle', 'asyncio',"
         " 'starlette', 'psutil') if m in sys.modules])"
@@ -74,7 +74,7 @@ def test_help_imports_nothing_heavy(words):
 
 def test_the_installed_command_answers_and_names_its_version():
     for words in (["--help"], ["--version"]):
-        command = [sys.executable, "-m", "greenroom.serve.cli", *words]
+        command = [sys.executable, "-m", "greenroom.serve.cli.main", *words]
         assert subprocess.run(command, capture_output=True, check=True).stdout
 
 

@@ -5,8 +5,8 @@ import pytest
 from greenroom import serve
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.serve import config, exceptions, handle
+from greenroom.serve.deployments import GivenOptions
 from greenroom.serve.exceptions import InvalidRequestError
-from greenroom.serve.options import GivenOptions
 
 NESTED: list = []  # deeper than Python recurses
 for _ in range(100_000):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.serve.display import problems_of, show_status
+from greenroom.serve.cli.display import problems_of, show_status
 
 
 def replica(tag: str, state: str, host: str) -> dict[str, Any]:

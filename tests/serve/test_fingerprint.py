@@ -11,7 +11,7 @@ import xml
 
 import pytest
 
-from greenroom.serve.fingerprint import fingerprint
+from greenroom.serve.code.fingerprint import fingerprint
 
 HEAD = """
 import abc, collections, dataclasses, datetime, enum, functools, re, sys, typing, uuid, weakref
@@ -382,7 +382,7 @@ MISSING = {name for name in ("fastapi", "attrs") if importlib.util.find_spec(nam
 
 FINGERPRINTS = """
 import importlib, json, pathlib, sys
-from greenroom.serve.packing import pack_code
+from greenroom.serve.code.packing import pack_code
 
 def mark(folder):
     sys.path.insert(0, str(folder))

@@ -8,10 +8,9 @@ import cloudpickle
 import pytest
 
 from greenroom import serve
-from greenroom.actors import query_client
-from greenroom.actors.messages import FailedAnswer, HttpAnswer, ValueAnswer
-from greenroom.serve import answers
-from greenroom.serve.answers import decode
+from greenroom.actors.caller import client as query_client
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, ValueAnswer
+from greenroom.serve import handle as answers
 from greenroom.serve.exceptions import (
     BackPressureError,
     GreenroomError,
@@ -20,7 +19,7 @@ from greenroom.serve.exceptions import (
     RequestCancelledError,
     UserCodeError,
 )
-from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.handle import DeploymentHandle, decode
 
 
 class OddError(Exception):

@@ -3,13 +3,13 @@ import textwrap
 
 import pytest
 
-from greenroom.serve.exceptions import InvalidRequestError
-from greenroom.serve.importing import (
+from greenroom.serve.code.importing import (
     ImportFailedError,
     forget_modules,
     load_application,
     read_arguments,
 )
+from greenroom.serve.exceptions import InvalidRequestError
 
 SOURCE = """
 from pydantic import BaseModel

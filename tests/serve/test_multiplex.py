@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors import held_models
+from greenroom.actors.replica import context as held_models
 
 
 class Model:

@@ -9,9 +9,9 @@ import threading
 import cloudpickle
 import pytest
 
+from greenroom.serve.code.fingerprint import fingerprint
+from greenroom.serve.code.packing import pack_arguments, pack_code
 from greenroom.serve.exceptions import InvalidRequestError
-from greenroom.serve.fingerprint import fingerprint
-from greenroom.serve.packing import pack_arguments, pack_code
 
 LOCK = threading.Lock()
 
@@ -112,7 +112,7 @@ def test_a_script_and_the_modules_beside_it_travel_by_value(project, tmp_path):
     code = tmp_path / "code"
     script = project / "script.py"
     script.write_text(
-        "import sys, helpers\nfrom greenroom.serve.packing import pack_code\n"
+        "import sys, helpers\nfrom greenroom.serve.code.packing import pack_code\n"
         "def main(x): return helpers.double(x)\n"
         "open(sys.argv[1], 'wb').write(pack_code('it', main, (), {}, None).pickled)\n"
     )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from greenroom.serve.importing import load_application
+from greenroom.serve.code.importing import load_application
 
 STARLETTE = """
 import starlette
@@ -37,7 +37,7 @@ def test_import_starlette_alone_is_enough_in_a_module_that_a_command_loads(app_d
     )
     (app_dir / "mine.py").write_text("import models\n" + STARLETTE)
     source = (
-        "import pathlib, sys; from greenroom.serve.importing import load_application as load\n"
+        "import pathlib, sys; from greenroom.serve.code.importing import load_application as load\n"
         "load('mine', pathlib.Path(sys.argv[1]), {})"
     )
     result = run(source, str(app_dir))
@@ -48,7 +48,7 @@ def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
     (app_dir / "mine.py").write_text(STARLETTE)
     stored = tmp_path / "code"
     build = (
-        "import pathlib, sys; from greenroom.serve.importing import load_application as load\n"
+        "import pathlib, sys; from greenroom.serve.code.importing import load_application as load\n"
         "from greenroom.serve.build import build\n"
         "built = build(load('mine', pathlib.Path(sys.argv[1]), {}), 'a')\n"
         "pathlib.Path(sys.argv[2]).write_bytes(built.deployments[0].code)"
@@ -56,7 +56,7 @@ def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
     assert run(build, str(app_dir), str(stored)).returncode == 0
     replica = (
         "import pathlib, sys, threading\n"
-        "from greenroom.actors.user_code import UserCode\n"
+        "from greenroom.actors.replica.user_code import UserCode\n"
         "code, loaded, told = UserCode(lambda call: call()), threading.Event(), []\n"
         "code.start()\n"
         "done = lambda failure: (told.append(failure), loaded.set())\n"

@@ -10,10 +10,10 @@ import pytest
 
 from greenroom import serve
 from greenroom.serve.build import build
+from greenroom.serve.cli.display import show_autoscaling
+from greenroom.serve.code.packing import packed, packed_changes
 from greenroom.serve.config import AutoscalingConfig, AutoscalingPolicy, BackendConfig
-from greenroom.serve.display import show_autoscaling
 from greenroom.serve.exceptions import InvalidRequestError
-from greenroom.serve.scaling import packed, packed_changes
 
 
 def policy(_context: Any, least: int = 1) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors import folders
+from greenroom.actors.replica import folders
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve import working_dir
-from greenroom.serve.working_dir import pack
+from greenroom.serve.code import working_dir
+from greenroom.serve.code.working_dir import pack
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import messages as m
-from greenroom.actors.dispatch import Caller
-from greenroom.actors.port import PROXY, Finder, Port
-from greenroom.actors.streams import Stream
+from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime.port import PROXY, Finder, Port
+from greenroom.actors.runtime.streams import Stream
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.links import PORT
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from greenroom.core.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.tickets import Assign
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tickets import Assign
 
 if TYPE_CHECKING:
-    from greenroom.core.routing import Router
+    from greenroom.core.routing.router import Router
     from tests.simulation.simulation import Simulation
 
 _WATCHED = {

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.actors.controller import KINDS
-from greenroom.actors.settings import DEFAULT_SILENCE_TIMEOUT_S
+from greenroom.actors.controller.actor import KINDS
+from greenroom.actors.messages import admin as am
+from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S
+from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.silence import TICK_S
-from greenroom.core.tables import EndpointTable
 from greenroom.persistence.errors import StoreError
 from tests.simulation.clients import SHARED
 from tests.simulation.comparison_checks import ComparisonChecks

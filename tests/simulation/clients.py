@@ -1,7 +1,8 @@
 """Clients: each makes changes to things of its own, and to one that all share.
 
-A client repeats a request, with its id, until it is answered, as actors/connection.py does; it
-keeps what it was told has happened, and :mod:`tests.simulation.checks` compares that with the disk.
+A client repeats a request, with its id, until it is answered, as actors/runtime/connection.py does;
+it keeps what it was told has happened, and :mod:`tests.simulation.checks` compares that with the
+disk.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.actors.port import CONTROLLER, Finder, Port
-from greenroom.actors.requests import FAILED
+from greenroom.actors.controller.requests import FAILED
+from greenroom.actors.messages import admin as am
+from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.core.config import BackendConfig
 from tests.simulation.channels import Address
 from tests.simulation.links import OUTSIDE, PORT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.core.differences import MAX_CAUSES, MAX_EXAMPLES
+from greenroom.actors.messages import admin as am
+from greenroom.core.comparing.differences import MAX_CAUSES, MAX_EXAMPLES
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from greenroom.actors import admin_messages as am
+from greenroom.actors.messages import admin as am
 from greenroom.core.records import BackendRecord, EndpointRecord
 
 Version = tuple[str, dict[str, Any]]  # the code's digest, the settings

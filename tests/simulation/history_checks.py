@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.core import releases
-from greenroom.core.definitions import BACKEND, backend_definition
+from greenroom.actors.messages import admin as am
+from greenroom.core.lifecycle import releases
+from greenroom.core.records import BACKEND, backend_definition
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks

@@ -1,7 +1,7 @@
 """What is one host's: its settings, its records of processes, and its host process.
 
-The host process is a short driver of what actors/host.py has do the work: the real membership,
-finders and candidate. Only the candidate's thread is a timer here.
+The host process is a short driver of what actors/host/process.py has do the work: the real
+membership, finders and candidate. Only the candidate's thread is a timer here.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import bidding, candidate, joining
-from greenroom.actors import control_messages as cm
-from greenroom.actors.host import PRUNE_EVERY_S
-from greenroom.actors.membership import Membership
-from greenroom.actors.port import PROXY, Finder, Port
-from greenroom.actors.processes import send_signal
-from greenroom.actors.pulse import Pulse
-from greenroom.actors.settings import HostSettings
-from greenroom.actors.unasked import Unasked
-from greenroom.core.key_rotation import KeyIds
-from greenroom.core.leases import LOOK_S, Bid
+from greenroom.actors.cluster import election as candidate
+from greenroom.actors.cluster import leader_lease as bidding
+from greenroom.actors.cluster.membership import Membership
+from greenroom.actors.host import process as joining
+from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
+from greenroom.actors.messages import control as cm
+from greenroom.actors.runtime.liveness import Pulse
+from greenroom.actors.runtime.port import PROXY, Finder, Port
+from greenroom.actors.runtime.processes import send_signal
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.cluster.key_rotation import KeyIds
+from greenroom.core.cluster.leader_lease import LOOK_S, Bid
 from tests.simulation.channels import Address
 from tests.simulation.links import PORT, ip_of
 from tests.simulation.world import SimProcess
@@ -132,7 +133,7 @@ def bidding_in(bids: dict[str, Bid]) -> type[Bidding]:
     return type("BiddingHere", (Bidding,), {"bids": bids})
 
 
-class Candidate(candidate.Candidate):
+class LeaderElection(candidate.LeaderElection):
     """The real one, that looks by a timer and not on a thread."""
 
     def start(self) -> None:
@@ -145,7 +146,7 @@ class Candidate(candidate.Candidate):
 
 
 class HostProcess:
-    """What actors/host.py does for the shells: joins, introduces the controller to the proxy."""
+    """What a host process does for the shells: joins, introduces the controller to the proxy."""
 
     def __init__(self, simulation: Simulation, number: int, process: SimProcess) -> None:
         settings = simulation.settings[number]

@@ -15,10 +15,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.actors import crash_loop, loop, membership, port, proxy, unsaved
-from greenroom.core import retries
+from greenroom.actors.cluster import membership
+from greenroom.actors.controller import read_only as unsaved
+from greenroom.actors.messages import admin as am
+from greenroom.actors.proxy import actor as proxy
+from greenroom.actors.runtime import actor as crash_loop
+from greenroom.actors.runtime import loop, port
 from greenroom.core.config import BackendConfig
+from greenroom.core.lifecycle import replicas as retries
 from tests.simulation import hosts, processes
 from tests.simulation.clients import Client, Script
 from tests.simulation.scripted_code import DEPENDENT

@@ -23,31 +23,43 @@ from typing import TYPE_CHECKING, Any
 
 from thespian.actors import ActorAddress
 
-from greenroom.actors import (
-    bidding,
-    binding,
-    candidate,
-    capacity,
-    crash_loop,
-    leading,
+from greenroom.actors.cluster import (
+    election as candidate,
+)
+from greenroom.actors.cluster import (
+    leader_lease as bidding,
+)
+from greenroom.actors.cluster import (
+    leader_lease as leading,
+)
+from greenroom.actors.controller import policies, status_file
+from greenroom.actors.host import capacity
+from greenroom.actors.proxy import metrics
+from greenroom.actors.replica import logging as user_logging
+from greenroom.actors.replica import user_code
+from greenroom.actors.runtime import (
+    actor as crash_loop,
+)
+from greenroom.actors.runtime import (
+    liveness as pulse,
+)
+from greenroom.actors.runtime import (
     logs,
-    metrics,
-    policies,
     processes,
-    pulse,
     settings,
     state_dir,
-    status_file,
     streams,
-    user_code,
-    user_logging,
 )
-from greenroom.actors.crash_loop import CrashLoop
-from greenroom.actors.pulse import Seen
-from greenroom.actors.transport import addresses, base, key_files
+from greenroom.actors.runtime import (
+    settings as binding,
+)
+from greenroom.actors.runtime.actor import CrashLoop
+from greenroom.actors.runtime.liveness import Seen
+from greenroom.actors.transport import addresses, base
+from greenroom.actors.transport import cluster_key as key_files
 from greenroom.actors.transport.admission import Trouble
-from greenroom.core.cluster import Cluster
-from greenroom.core.routing import Router
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.routing.router import Router
 from greenroom.core.silence import TICK_S, Doing
 from greenroom.persistence import writer
 from greenroom.persistence.filesystem import FileStore
@@ -67,7 +79,7 @@ CAPACITY = {"num_cpus": 64.0, "num_gpus": 0.0, "memory": 2.0**36}
 
 
 class Transport:
-    """What :class:`greenroom.actors.loop.Loop` and ports need, for one address of a process."""
+    """What loops and ports need of a transport, for one address of a process."""
 
     is_quiet = False
     starved_s = 0.0
@@ -247,7 +259,7 @@ class Thread:
 
 
 class OwnPulse:
-    """See :class:`greenroom.actors.pulse.Pulse`."""
+    """See :class:`greenroom.actors.runtime.liveness.Pulse`."""
 
     def __init__(self, world: World, *, runs_user_code: bool = False) -> None:
         self._world = world
@@ -273,7 +285,7 @@ class OwnPulse:
 
 
 class OtherPulse:
-    """See :class:`greenroom.actors.pulse.OtherPulse`."""
+    """See :class:`greenroom.actors.runtime.liveness.OtherPulse`."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
@@ -368,7 +380,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (leading.store_id, lambda settings: "shared" if settings.leaders else ""),
         (state_dir.write_private, lambda path, text: path.write_text(text)),
         (leading.word_file, lambda _: simulation.word_files[here()]),
-        (candidate.Candidate, hosts.Candidate),
+        (candidate.LeaderElection, hosts.LeaderElection),
         (crash_loop.CrashLoop, lambda _, role: CrashLoop(simulation.run_dirs[here()], role)),
         (bidding.Bidding, hosts.bidding_in(bids)),
         (bidding.read_bids, lambda _: bids_by_name()),

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors import admin_messages as am
-from greenroom.core.tickets import Ended, Repeated
+from greenroom.actors.messages import admin as am
+from greenroom.core.routing.tickets import Ended, Repeated
 from tests.simulation.scripted_code import FAILING
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""User code by script, in place of the threads and the event loop of actors/user_code.py.
+"""User code by script, in place of the threads and the event loop of actors/replica/user_code.py.
 
 Code is bytes such as ``b"plain 1"``: its first word says how it behaves.
 """
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.messages import FailedAnswer, StreamEnded, ValueAnswer
-from greenroom.actors.user_code import Failure, Stuck
+from greenroom.actors.messages.queries import FailedAnswer, StreamEnded, ValueAnswer
+from greenroom.actors.replica.user_code import Failure, Stuck
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.world import Killed, Timer
 
@@ -41,7 +41,7 @@ class _Running:
 
 
 class ScriptedCode:
-    """What a replica sees of :class:`greenroom.actors.user_code.UserCode`."""
+    """What a replica sees of :class:`greenroom.actors.replica.user_code.UserCode`."""
 
     def __init__(self, simulation: Simulation, post: Callable[[Callable[[], None]], None]) -> None:
         self._simulation = simulation

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.leading import NAMESPACE
+from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.persistence.disk import Disk
 from greenroom.persistence.errors import NothingSavedError, StoreLockedError
 from greenroom.persistence.filesystem import FileStore

@@ -13,13 +13,13 @@ from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
-from greenroom.actors import silence
-from greenroom.actors.candidate import LEADING_CONTROLLER
-from greenroom.actors.controller import Controller, LeadingController
-from greenroom.actors.members import REPLICA
-from greenroom.actors.port import CONTROLLER, PROXY
-from greenroom.actors.proxy import Proxy
-from greenroom.actors.replica import Replica
+from greenroom.actors.cluster.election import LEADING_CONTROLLER
+from greenroom.actors.cluster.members import REPLICA
+from greenroom.actors.controller.actor import Controller, LeadingController
+from greenroom.actors.proxy.actor import Proxy
+from greenroom.actors.replica.actor import Replica
+from greenroom.actors.runtime import liveness as silence
+from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from tests.simulation.callers import SimCaller
 from tests.simulation.channels import Address, Message
 from tests.simulation.checks import Checks

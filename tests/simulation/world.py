@@ -24,7 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.actors.messages import Process
+from greenroom.actors.messages.queries import Process
 from tests.simulation.channels import Address, Channel, Message
 from tests.simulation.links import HOST, Links, Socket, Watch, host_of
 

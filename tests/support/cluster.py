@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.admin_messages import GetStatus
-from greenroom.actors.connection import Connection
-from greenroom.actors.settings import read_settings
+from greenroom.actors.messages.admin import GetStatus
+from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
 from tests.support import logs, switch
 from tests.support.load import GetLoad, Tally
@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 def greenroom(environ: dict[str, str], *args: str) -> tuple[int, str, str]:
     """Run the command line; returns exit code, stdout and stderr. Called on a host."""
     done = subprocess.run(
-        [sys.executable, "-m", "greenroom.serve.cli", *args],
+        [sys.executable, "-m", "greenroom.serve.cli.main", *args],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,

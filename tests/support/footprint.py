@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from greenroom.actors.processes import identify
+from greenroom.actors.runtime.processes import identify
 from tests.support.systems import RunningSystem
 
 SLACK = 3  # descriptors of what may be under way: a connection being dialed, a file being written

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from greenroom.core.tallies import Tally, bucket_of
+from greenroom.core.rollouts.judging import Tally, bucket_of
 
 STEPS = (0.01, 0.1, 0.5)  # those of a rollout by default that are judged
 LATENCIES = ((0.01, 0.6), (0.02, 0.25), (0.04, 0.09), (0.1, 0.04), (0.3, 0.02))  # seconds, share

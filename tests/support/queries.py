@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from greenroom.actors import messages as m
-from greenroom.serve.packing import pack_arguments
+from greenroom.actors.messages import queries as m
+from greenroom.serve.code.packing import pack_arguments
 
 
 def query(number: int, **settings: Any) -> m.Query:

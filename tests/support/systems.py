@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from greenroom import serve
-from greenroom.actors import system
-from greenroom.actors.admin_messages import GetStatus
-from greenroom.actors.connection import Connection
-from greenroom.actors.processes import RunRecords, identify
-from greenroom.actors.settings import HostSettings, read_settings
-from greenroom.serve import session
+from greenroom.actors.host import launcher as system
+from greenroom.actors.messages.admin import GetStatus
+from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.processes import RunRecords, identify
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.serve.admin import session
 from tests.support import logs
 
 PATIENCE = 4  # beside two programs that compute all takes two to three times as long
@@ -181,7 +181,7 @@ class RunningSystem:
         """Run the command line against this system."""
         logs.begin(self.settings.logs_dir)
         return subprocess.run(
-            [sys.executable, "-m", "greenroom.serve.cli", *args],
+            [sys.executable, "-m", "greenroom.serve.cli.main", *args],
             env={**os.environ, **self.environ},
             capture_output=True,
             text=True,

@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from greenroom.actors.transport.events import Authenticated, Closed, Refused
+from greenroom.actors.transport.addresses import RefusedError
+from greenroom.actors.transport.connection import (
+    Authenticated,
+    Closed,
+    Connection,
+    Refused,
+    Sessions,
+)
 from greenroom.actors.transport.frames import DATA, HEADER, SMALL_MESSAGE
-from greenroom.actors.transport.greeting import MAGIC
-from greenroom.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
-from greenroom.actors.transport.identity import RefusedError
-from greenroom.actors.transport.protocol import Connection
-from greenroom.actors.transport.routes import (
+from greenroom.actors.transport.gate import (
     ROUTE_SIZE,
     ROUTED_SIZE,
     read_route,
@@ -30,8 +33,13 @@ from greenroom.actors.transport.routes import (
     write_route,
     write_routed,
 )
-from greenroom.actors.transport.sessions import Sessions
-from greenroom.actors.transport.states import ConnectionState
+from greenroom.actors.transport.handshake import (
+    MAGIC,
+    MAX_HANDSHAKE,
+    ConnectionState,
+    Handshake,
+    Role,
+)
 from tests.transport.pairs import KEY, Link, Process, identity
 
 NONCE = bytes(31) + b"\1"

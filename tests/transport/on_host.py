@@ -17,8 +17,8 @@ from thespian.actors import ActorSystem
 from greenroom.actors.transport.base import install
 from greenroom.actors.transport.cluster_key import read_key
 from greenroom.actors.transport.frames import DATA, HEADER
+from greenroom.actors.transport.gate import write_route
 from greenroom.actors.transport.handshake import Handshake, Role
-from greenroom.actors.transport.routes import write_route
 from tests.transport.pairs import identity
 from tests.transport.workers import Worker
 

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from itertools import count
 from typing import TypeVar
 
-from greenroom.actors.transport.events import Event, MessageReceived, Refused
+from greenroom.actors.transport.addresses import Identity
+from greenroom.actors.transport.connection import (
+    Connection,
+    Event,
+    Limits,
+    MessageReceived,
+    Refused,
+    Session,
+    Sessions,
+)
 from greenroom.actors.transport.handshake import Role
-from greenroom.actors.transport.identity import Identity
-from greenroom.actors.transport.protocol import Connection
-from greenroom.actors.transport.session import Limits, Session
-from greenroom.actors.transport.sessions import Sessions
 
 KEY = bytes(range(32))
 _nonces = count(1)

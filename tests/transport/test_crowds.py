@@ -11,9 +11,8 @@ import tracemalloc
 
 import pytest
 
-from greenroom.actors.transport.greeting import MAGIC
-from greenroom.actors.transport.handshake import Handshake, Role
-from greenroom.actors.transport.routes import write_route
+from greenroom.actors.transport.gate import write_route
+from greenroom.actors.transport.handshake import MAGIC, Handshake, Role
 from tests.support.systems import free_port
 from tests.transport.pairs import identity
 from tests.transport.worlds import KEY, World

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.actors.transport.events import Acknowledged, Closed, MessageReceived, Refused
+from greenroom.actors.transport.connection import (
+    WELCOME_BODY,
+    Acknowledged,
+    Closed,
+    Connection,
+    Limits,
+    MessageReceived,
+    Refused,
+)
 from greenroom.actors.transport.frames import (
     HEADER,
     MAX_BUFFERS,
@@ -13,8 +21,6 @@ from greenroom.actors.transport.frames import (
     Sealer,
 )
 from greenroom.actors.transport.handshake import Role
-from greenroom.actors.transport.protocol import Connection
-from greenroom.actors.transport.session import WELCOME_BODY, Limits
 from tests.transport.pairs import KEY, Link, Process, joined, nonce, only_refusal, pieces, session
 
 LARGE = bytes(range(256)) * 1100  # two chunks

@@ -9,13 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.actors.transport.events import Authenticated, Closed, Opened, Refused
-from greenroom.actors.transport.greeting import MAGIC, VERSION
-from greenroom.actors.transport.handshake import MAX_HANDSHAKE, Handshake, Role
-from greenroom.actors.transport.identity import MAX_TEXT, Identity, encode_identity
-from greenroom.actors.transport.keys import hkdf_expand, hkdf_extract
-from greenroom.actors.transport.protocol import Connection
-from greenroom.actors.transport.sessions import Sessions
+from greenroom.actors.transport.addresses import MAX_TEXT, Identity, encode_identity
+from greenroom.actors.transport.connection import (
+    Authenticated,
+    Closed,
+    Connection,
+    Opened,
+    Refused,
+    Sessions,
+)
+from greenroom.actors.transport.handshake import (
+    MAGIC,
+    MAX_HANDSHAKE,
+    VERSION,
+    Handshake,
+    Role,
+    hkdf_expand,
+    hkdf_extract,
+)
 from tests.transport.pairs import KEY, Link, Process, identity, nonce, only_refusal, pieces
 
 

@@ -13,7 +13,7 @@ from thespian.actors import ActorAddress
 
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import ensure_key
-from greenroom.actors.transport.routes import ROUTED_SIZE
+from greenroom.actors.transport.gate import ROUTED_SIZE
 from tests.support.certificates import certificate
 from tests.support.namespaces import two_hosts
 from tests.support.systems import alive, wait_until

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors.transport import admission, strangers
+from greenroom.actors.transport import admission
+from greenroom.actors.transport import admission as strangers
 from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin
 from greenroom.actors.transport.endpoints import Naming
 from greenroom.actors.transport.sockets import own_listener

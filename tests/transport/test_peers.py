@@ -14,11 +14,9 @@ import pytest
 
 from greenroom.actors.transport import peers as peers_module
 from greenroom.actors.transport import sockets
-from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
-from greenroom.actors.transport.descriptors import Shortage
-from greenroom.actors.transport.identity import RefusedError
-from greenroom.actors.transport.protocol import PATIENT_MESSAGES
-from greenroom.actors.transport.session import Limits
+from greenroom.actors.transport.addresses import ProcessAddress, RefusedError, drawn_address
+from greenroom.actors.transport.connection import PATIENT_MESSAGES, Limits
+from greenroom.actors.transport.endpoints import Shortage
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HOST, World
 
@@ -113,7 +111,7 @@ def test_a_peer_that_cannot_take_a_message_is_dialed_ever_more_slowly(world, mon
     def refuse(*_: object) -> None:
         raise RefusedError("cannot take it")
 
-    monkeypatch.setattr("greenroom.actors.transport.protocol.MessageReceived", refuse)
+    monkeypatch.setattr("greenroom.actors.transport.connection.MessageReceived", refuse)
     one, other = world.process(), world.process()
     one.send(other, is_patient=True)
     (peer,) = one.peers._peers.values()

@@ -10,12 +10,14 @@ from contextlib import closing
 
 import pytest
 
-from greenroom.actors.transport import admission, remote, strangers
+from greenroom.actors.transport import admission
+from greenroom.actors.transport import admission as strangers
+from greenroom.actors.transport import peers as remote
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
-from greenroom.actors.transport.greeting import MAGIC
+from greenroom.actors.transport.gate import write_route
+from greenroom.actors.transport.handshake import MAGIC
 from greenroom.actors.transport.network import Network
-from greenroom.actors.transport.remote import GIVE_UP_S
-from greenroom.actors.transport.routes import write_route
+from greenroom.actors.transport.peers import GIVE_UP_S
 from greenroom.actors.transport.sockets import tcp_listener
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HERE, KEY, THERE

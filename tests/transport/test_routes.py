@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.actors.transport.greeting import MAGIC
-from greenroom.actors.transport.identity import RefusedError
-from greenroom.actors.transport.routes import (
+from greenroom.actors.transport.addresses import RefusedError
+from greenroom.actors.transport.gate import (
     ROUTE_SIZE,
     ROUTED_SIZE,
     read_route,
@@ -17,6 +16,7 @@ from greenroom.actors.transport.routes import (
     write_route,
     write_routed,
 )
+from greenroom.actors.transport.handshake import MAGIC
 
 KEY, NONCE = bytes(range(32)), bytes(31) + b"\7"
 ROUTE = write_route(7, KEY, NONCE)

@@ -7,16 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.actors.transport.events import (
+from greenroom.actors.transport.addresses import RefusedError
+from greenroom.actors.transport.connection import (
+    MESSAGE_COST,
     Acknowledged,
     Closed,
+    Limits,
     Opened,
     Superseded,
     Undeliverable,
+    WindowFullError,
     WindowOpened,
 )
-from greenroom.actors.transport.identity import RefusedError
-from greenroom.actors.transport.session import MESSAGE_COST, Limits, WindowFullError
 from tests.transport.pairs import Link, Process, identity, joined, session
 
 both_kinds = pytest.mark.parametrize("remote", [False, True])

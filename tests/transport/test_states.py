@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.transport.states import (
+from greenroom.actors.transport.handshake import (
     CONNECTION,
     SESSION,
     ConnectionEvent,

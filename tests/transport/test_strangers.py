@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from greenroom.actors.transport.strangers import (
+from greenroom.actors.transport.admission import (
     MAX_LINES,
     MAX_SOURCE_LINES,
     WINDOW_S,
-    Allowance,
+    PendingHandshakes,
     Refusals,
-    Strangers,
+    TokenBucket,
 )
 
 
 def test_strangers_are_counted_until_they_have_left() -> None:
-    strangers: Strangers[int] = Strangers()
+    strangers: PendingHandshakes[int] = PendingHandshakes()
     assert strangers.came(1, "a", 0.0) is None
     assert strangers.came(2, "a", 0.0) is None
     assert len(strangers) == 2
@@ -22,7 +22,7 @@ def test_strangers_are_counted_until_they_have_left() -> None:
 
 
 def test_each_has_its_time() -> None:
-    strangers: Strangers[int] = Strangers(patience_s=5.0)
+    strangers: PendingHandshakes[int] = PendingHandshakes(patience_s=5.0)
     strangers.came(1, "a", 0.0)
     strangers.came(2, "b", 1.0)
     assert strangers.overdue(4.9) == []
@@ -31,7 +31,7 @@ def test_each_has_its_time() -> None:
 
 
 def test_the_oldest_of_the_busiest_source_makes_room() -> None:
-    strangers: Strangers[int] = Strangers(limit=4)
+    strangers: PendingHandshakes[int] = PendingHandshakes(limit=4)
     for stranger, source in enumerate("abbb"):
         strangers.came(stranger, source, 0.0)
     assert strangers.came(4, "c", 1.0) == 1
@@ -40,7 +40,7 @@ def test_the_oldest_of_the_busiest_source_makes_room() -> None:
 
 
 def test_who_opens_many_does_not_push_out_others() -> None:
-    strangers: Strangers[int] = Strangers(limit=10)
+    strangers: PendingHandshakes[int] = PendingHandshakes(limit=10)
     strangers.came(0, "honest", 0.0)
     turned_away = [strangers.came(number, "rude", 1.0) for number in range(1, 1000)]
     assert 0 not in turned_away
@@ -71,7 +71,7 @@ def test_a_flood_of_kinds_has_few_lines() -> None:
 
 
 def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded() -> None:
-    allowance, now, taken = Allowance(most=512, per_s=4000.0), 1000.0, 0
+    allowance, now, taken = TokenBucket(most=512, per_s=4000.0), 1000.0, 0
     rests = []
     while now < 1010.0:
         rest_s = allowance.take(32, now)
@@ -84,7 +84,7 @@ def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded() -> None:
 
 
 def test_after_a_lull_no_more_is_taken_at_once_than_at_first() -> None:
-    allowance = Allowance(most=100, per_s=1000.0)
+    allowance = TokenBucket(most=100, per_s=1000.0)
     assert allowance.take(100, 5.0) == 0.0
     assert allowance.take(10, 5.0) == 0.01
     assert allowance.take(100, 500.0) == 0.0

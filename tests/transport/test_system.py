@@ -13,7 +13,7 @@ import types
 import pytest
 from thespian.actors import ActorExitRequest, NoCompatibleSystemForActor, PoisonMessage
 
-from greenroom.actors.processes import child_pids
+from greenroom.actors.runtime.processes import child_pids
 from tests.support.systems import alive, free_port, wait_until
 from tests.support.timing import check_within
 from tests.transport.workers import (

@@ -32,8 +32,8 @@ from thespian.system.transport import (
 
 from greenroom.actors.transport import peers
 from greenroom.actors.transport.addresses import drawn_address
+from greenroom.actors.transport.connection import Limits
 from greenroom.actors.transport.endpoints import Attach
-from greenroom.actors.transport.session import Limits
 from greenroom.actors.transport.thespian_transport import Transport
 from tests.support.systems import wait_until
 from tests.support.timing import check_within

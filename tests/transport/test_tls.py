@@ -11,10 +11,9 @@ from contextlib import closing
 import pytest
 
 from greenroom.actors.transport.addresses import drawn_address
-from greenroom.actors.transport.network import tls_of
-from greenroom.actors.transport.remote import GIVE_UP_S
-from greenroom.actors.transport.routes import ROUTED_SIZE, write_route
-from greenroom.actors.transport.tls import Tls, TlsError
+from greenroom.actors.transport.gate import ROUTED_SIZE, write_route
+from greenroom.actors.transport.network import Tls, TlsError, tls_of
+from greenroom.actors.transport.peers import GIVE_UP_S
 from tests.support.certificates import certificate
 from tests.support.timing import check_within
 from tests.transport.worlds import HERE, KEY, THERE

@@ -9,8 +9,7 @@ import secrets
 import time
 from contextlib import contextmanager
 
-from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
-from greenroom.actors.transport.identity import Identity
+from greenroom.actors.transport.addresses import Identity, ProcessAddress, drawn_address
 from greenroom.actors.transport.network import Network
 from greenroom.actors.transport.peers import Peers
 

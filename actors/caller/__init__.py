@@ -1,0 +1,1 @@
+"""The side of whoever sends queries: HTTP workers, replicas with handles, scripts."""

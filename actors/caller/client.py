@@ -1,0 +1,150 @@
+"""How code calls endpoints by name, from any thread: what handles use.
+
+A replica installs one for the process; scripts have one from their connection, local testing its
+own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from greenroom.actors.caller.dispatch import CLOSED, Caller
+from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.messages.queries import Answer, Query, beside
+from greenroom.actors.runtime.loop import Callback
+from greenroom.core.errors import NotRunningError
+
+
+class PendingQuery:
+    """A call that is made, or is going to be once it can be; its future gets the answer."""
+
+    __slots__ = ("_client", "_stream", "future", "id", "request_id")
+
+    def __init__(self, client: QueryClient, query_id: int, request_id: str) -> None:
+        self._client = client
+        self.id = query_id
+        self.request_id = request_id
+        self.future: Future[Answer | ValueStream] = Future()
+        self._stream: ValueStream | None = None
+
+    def answered(self, answer: Any) -> None:
+        """Give the future its result, unless it was cancelled."""
+        if isinstance(answer, ValueStream):
+            self._stream = answer
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(answer)
+
+    def failed(self, error: BaseException) -> None:
+        """Have the future raise, unless it was cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+    def cancel(self) -> None:
+        """Cancel the future, and the query wherever it is; harmless when it is answered."""
+        if self.future.cancel():
+            self._client.cancel(self)
+        elif self._stream is not None:
+            self._stream.close()
+
+    def when_over(self, callback: Callback) -> None:
+        """Call when the answer has come, to its end, or the call was cancelled; on any thread."""
+
+        def answered(_: Future[Any]) -> None:
+            if self._stream is None:
+                callback()
+            else:
+                self._stream.when_over(callback)
+
+        self.future.add_done_callback(answered)
+
+
+class QueryClient:
+    """Makes queries and sends them; thread-safe. What sends them is a subclass."""
+
+    def __init__(self, next_id: Callable[[], int]) -> None:
+        self._next_id = next_id
+
+    def pending(self, request_id: str) -> PendingQuery:
+        """Return what stands for a call that is to be submitted."""
+        return PendingQuery(self, self._next_id(), request_id)
+
+    def submit(
+        self,
+        pending: PendingQuery,
+        *,
+        endpoint: str,
+        call: bytes,
+        call_method: str = "",
+        timeout_s: float | None = None,
+        retryable: bool | None = None,
+        shard_key: str | None = None,
+        for_shadow: bool = False,
+        multiplexed_model_id: str = "",
+    ) -> None:
+        """Send a query to an endpoint by name; its future gets the answer, whatever it is.
+
+        NotRunningError where nobody would ever answer.
+        """
+        query = Query(
+            id=pending.id,
+            endpoint=endpoint,
+            path="",
+            http_method="",
+            call_method=call_method,
+            call=beside(call),
+            request_id=pending.request_id,
+            timeout_s=timeout_s,
+            retryable=retryable,
+            shard_key=shard_key,
+            for_shadow=for_shadow,
+            multiplexed_model_id=multiplexed_model_id,
+        )
+        self._send(query, pending)
+
+    def _send(self, query: Query, pending: PendingQuery) -> None:
+        raise NotImplementedError
+
+    def cancel(self, pending: PendingQuery) -> None:
+        """Have a query dropped wherever it is; its future is cancelled."""
+        raise NotImplementedError
+
+
+class CallerClient(QueryClient):
+    """A face of :class:`Caller` for all threads."""
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__(caller.next_id)
+        self._caller = caller
+
+    def _send(self, query: Query, pending: PendingQuery) -> None:
+        if self._caller.process.pid != os.getpid():
+            raise NotRunningError("this handle was made before a fork; get another one after it")
+        self._caller.loop.run(partial(self._submit, query, pending))
+        if self._caller.left:  # not before: what is posted to a loop that has ended is dropped
+            raise NotRunningError(f"{CLOSED}; get another handle from one that is open")
+
+    def _submit(self, query: Query, pending: PendingQuery) -> None:
+        if not pending.future.cancelled():  # else its cancel came before it
+            self._caller.submit(query, pending.answered)
+
+    def cancel(self, pending: PendingQuery) -> None:
+        """See :meth:`QueryClient.cancel`."""
+        self._caller.loop.run(partial(self._caller.cancel, pending.id))
+
+
+_installed: QueryClient | None = None
+
+
+def install(client: QueryClient | None) -> None:
+    """Make ``client`` the one that handles in this process use; a replica does it at its start."""
+    global _installed  # noqa: PLW0603  # one per process, like the process's actor
+    _installed = client
+
+
+def current() -> QueryClient | None:
+    """Return the process's own query client, or None outside replicas."""
+    return _installed

@@ -1,0 +1,1 @@
+"""Several hosts: who is a member, who is alive, who leads."""

@@ -1,0 +1,187 @@
+"""A host that may lead: makes the controller here when it is to lead, else follows another's.
+
+Theory of operation. A thread looks at the lease in the store, for a file system that hangs must not
+stop this process; core/cluster/leader_lease.py makes of each look whether this host is to lead. If
+so, word is left from which epoch on (leading.py), and the controller is made by its name. Its end
+is decided on anew. A host that does not lead looks for the controller on the other hosts that may.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from thespian.actors import ActorAddress
+
+from greenroom.actors.cluster.leader_lease import Bidding, SeenLease, leave_word, read_lease
+from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.port import CONTROLLER, Finder, ThreadPort
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Succession
+from greenroom.persistence.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
+FIRST_S = 1.0  # for which who leads first of all looks whether another does, from another folder
+
+
+class LeaderElection:
+    """Has the face of a Finder for the controller; on the port's loop, but for what it says."""
+
+    def __init__(
+        self,
+        port: ThreadPort,
+        settings: HostSettings,
+        on_found: Callable[[Address, Process], None],
+        on_lost: Callable[[], None],
+        silent_s: Callable[[], float],
+        hosts: Callable[[], Iterable[str]],
+    ) -> None:
+        self._port = port
+        self._settings = settings
+        self._on_found = on_found
+        self._on_lost = on_lost
+        self._silent_s = silent_s
+        self._hosts = hosts  # the addresses of all others that were heard of
+        rank = settings.leader_addresses.index(settings.own_address)
+        self._succession = Succession(settings.host_name, rank)
+        self._bidding = Bidding(port, settings, rank)
+        self._bid: Bid | None = None
+        self._others = [ActorAddress(parse_address(gate)) for gate in settings.gates]
+        self._finder: Finder | None = None
+        self._stopped = threading.Event()
+        self._begun_at = time.monotonic()
+        self._ended_at = float("-inf")  # when the last controller here did
+        self._trouble = ""  # why word could not be left
+        self._unseen = ""  # why the lease could not be seen
+        self.leads = False
+
+    @property
+    def found(self) -> tuple[Address, Process] | None:
+        """The controller, and None while there is none."""
+        return None if self._finder is None else self._finder.found
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the controller that was found, 0 where it is not known."""
+        return 0 if self._finder is None else self._finder.epoch
+
+    @property
+    def never_led(self) -> bool:
+        """Whether nobody has ever led from this state dir, as far as is known; on any thread."""
+        return self._succession.seen.epoch == 0
+
+    @property
+    def refusal(self) -> str:
+        """Why another host that may lead does not talk to this one; "" where none has said so."""
+        troubles = [self._port.trouble(other) for other in self._others]
+        return next((each.reason for each in troubles if each.is_refusal), "")
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._watch, name="greenroom-lease", daemon=True).start()
+
+    def stop(self) -> None:
+        """Decide nothing any more; from any thread."""
+        self._stopped.set()
+        if self._finder is not None:
+            self._finder.stop()
+
+    def doubt(self) -> None:
+        """Look whether others know of a later controller than the one that was found."""
+        if self._finder is not None and not self.leads:
+            self._finder.doubt()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        begun_at = time.monotonic()
+        try:
+            seen = read_lease(self._settings)
+        except (StoreError, ValueError) as error:
+            if str(error) != self._unseen:
+                logger.warning("cannot see who leads: %s", error)
+            self._unseen = str(error)
+            return
+        self._unseen = ""
+        self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
+        self._show_bid()
+
+    def _show_bid(self) -> None:
+        try:
+            if self._bid is None:
+                self._bidding.withdraw()
+            else:
+                self._bidding.write(self._bid)
+        except OSError as error:
+            logger.warning("cannot bid for the lease: %s", error)
+
+    def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
+        if self._stopped.is_set() or begun_at < self._ended_at:
+            return  # it may have been read before the controller here gave the lease up
+        lease = seen.lease
+        leads = self._succession.look(lease, at, self._silent_s())
+        if lease.epoch == 0 and (
+            self.found is not None or at - self._begun_at < FIRST_S or self.refusal
+        ):
+            leads = self.leads
+        if leads != self.leads or self._finder is None:
+            self._turn(leads=leads)
+        if self._finder is None:
+            self._begin(seen)
+        self._bid = None
+        if not leads and lease.epoch and self._silent_s() > BEATS_S:
+            leader = self._settings.leader_addresses[lease.place]
+            self._bid = self._bidding.bid([*self._settings.gates, *self._hosts()], leader)
+
+    def _turn(self, *, leads: bool) -> None:
+        if leads != self.leads:
+            logger.warning("this host leads" if leads else "this host leads no more")
+        self.leads = leads
+        self._let_go()
+
+    def _let_go(self) -> None:
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.stop()
+            if finder.found is not None:
+                self._on_lost()
+
+    def _begin(self, seen: SeenLease) -> None:
+        if self.leads:
+            if not self._leave_word(seen):
+                return  # the next look tries again
+            self._finder = Finder(
+                self._port, LEADING_CONTROLLER, self._on_found, self._let_go_of_lost
+            )
+        else:
+            self._finder = Finder(
+                self._port, CONTROLLER, self._on_found, self._on_lost, lambda: self._others
+            )
+        self._finder.start()
+
+    def _leave_word(self, seen: SeenLease) -> bool:
+        trouble = ""
+        try:
+            leave_word(self._settings, seen)
+        except OSError as error:
+            trouble = str(error)
+            if trouble != self._trouble:
+                logger.error("this host cannot lead: %s", trouble)  # noqa: TRY400  # no bug
+        self._trouble = trouble
+        return not trouble
+
+    def _let_go_of_lost(self) -> None:
+        """Have the next look decide whether there is to be another controller here."""
+        self._ended_at = time.monotonic()
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.stop()
+            self._on_lost()

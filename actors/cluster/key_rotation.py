@@ -1,0 +1,168 @@
+"""Replacing the cluster's key: the controller's end, and each host's.
+
+core/cluster/key_rotation.py has the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from greenroom.actors.messages.admin import RequestReply, RotateKey
+from greenroom.actors.messages.control import GiveKey, HoldKeys, NeedKey
+from greenroom.actors.messages.queries import Address
+from greenroom.actors.runtime.loop import Callback, Loop
+from greenroom.actors.runtime.port import ThreadPort
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport.cluster_key import ClusterKeyError, Exchange, KeyFiles, SealError
+from greenroom.core.cluster.hosts import HostState
+from greenroom.core.cluster.key_rotation import KeyIds, next_step
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.errors import GreenroomError
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN = KeyIds("")
+
+
+class KeyRotation:
+    """The controller's end; its state is its host's files, and what hosts report."""
+
+    def __init__(self, loop: Loop, cluster: Cluster, settings: HostSettings) -> None:
+        self._loop = loop
+        self._cluster = cluster
+        self._own_host = settings.host_name
+        self._path = settings.cluster_key
+        self._files: KeyFiles | None = None  # read when there is another host, or a rotation
+        self._held: dict[str, KeyIds] = {}
+        self._at: dict[str, Address] = {}
+        self._begun_by = ""  # id of the request
+
+    def begin(self, request_id: str) -> None:
+        """Begin a rotation, or join the one under way; a repeat of a request begins no other."""
+        files = self._opened()
+        if request_id != self._begun_by:
+            try:
+                files.begin()
+            except ClusterKeyError as error:
+                raise GreenroomError(str(error)) from None
+            self._begun_by = request_id
+        self._advance()
+
+    def rotated(self, request: RotateKey) -> RequestReply | None:
+        """Return the answer once all hosts that run hold the new key and no other."""
+        own = self._opened().ids()
+        counted = self._counted()
+        if own != KeyIds(own.current) or any(self._held.get(name) != own for name in counted):
+            return None
+        away = sorted(name for name in self._cluster.hosts.records if name not in counted)
+        hosts = [self._own_host, *sorted(counted)]
+        return RequestReply(request_id=request.request_id, value={"hosts": hosts, "away": away})
+
+    def reported(self, host: str, held: tuple[str, str, str], at: Address) -> None:
+        """Take note of what a host holds; have it hold what this one does."""
+        if host != self._own_host:
+            self._held[host], self._at[host] = KeyIds(*held), at
+        elif self._files is None:
+            return  # there is no other host, and no rotation
+        if not self._advance():
+            self._tell(host)
+
+    def asked(self, message: NeedKey, sender: Address) -> None:
+        """Give a host a key that it lacks."""
+        if not any(at == sender and self._is_member(name) for name, at in self._at.items()):
+            logger.warning("refused a key of the cluster to %s, which is none of its hosts", sender)
+            return
+        files = self._opened()
+        key, held = files.get(message.key), files.get(message.held)
+        if key is None or held is None:
+            logger.warning("a host asks for a key that was replaced since; it will ask again")
+            return
+        exchange = Exchange()
+        try:
+            sealed = exchange.seal(key, message.public, held)
+        except SealError as error:
+            logger.warning("cannot give a host the cluster's key: %s", error)
+            return
+        give = GiveKey(key=message.key, public=exchange.public, sealed=sealed, keys=files.ids())
+        self._loop.send(sender, give)
+
+    def _opened(self) -> KeyFiles:
+        if self._files is None:
+            self._files = KeyFiles(self._path)
+        return self._files
+
+    def _counted(self) -> set[str]:
+        """Return the hosts to wait for: all that are not lost."""
+        hosts = self._cluster.hosts
+        return {name for name in hosts.records if hosts.state(name) is not HostState.LOST}
+
+    def _advance(self) -> bool:
+        """Take the steps that can be taken; tell all hosts, and return True, if any was."""
+        files, took = self._opened(), False
+        try:
+            while (wanted := self._next()) != (own := files.ids()):
+                logger.info("the cluster's key: %s follows %s", wanted, own)
+                files.hold(wanted)
+                took = True
+        except ClusterKeyError as error:  # it is tried again with the next report
+            logger.error("%s; the cluster's key stays as it is", error)  # noqa: TRY400  # no bug
+        if took:
+            for host in self._at:
+                self._tell(host)
+        return took
+
+    def _next(self) -> KeyIds:
+        others = [self._held.get(name, UNKNOWN) for name in self._counted()]
+        return next_step(self._opened().ids(), others)
+
+    def _is_member(self, host: str) -> bool:
+        return host in self._cluster.hosts.records
+
+    def _tell(self, host: str) -> None:
+        own = self._opened().ids()
+        if self._is_member(host) and self._held.get(host) != own:
+            self._loop.send(self._at[host], HoldKeys(keys=own))
+
+
+class KeyHolder:
+    """A host's end, in its host process, on the port's thread."""
+
+    def __init__(self, settings: HostSettings, port: ThreadPort, report: Callback) -> None:
+        self._files = KeyFiles(settings.cluster_key)
+        self._port = port
+        self._report = report
+        self._exchange: tuple[str, str, Exchange] | None = None  # the key, one held, and our end
+        port.on(HoldKeys, lambda message, sender: self._hold(KeyIds(*message.keys), sender))
+        port.on(GiveKey, self._given)
+
+    def ids(self) -> KeyIds:
+        """Return what this host holds."""
+        return self._files.ids()
+
+    def _hold(self, wanted: KeyIds, controller: Address, *given: bytes) -> None:
+        try:
+            missing = self._files.hold(wanted, *given)
+        except ClusterKeyError as error:
+            logger.error("%s; the key that is there stays in use", error)  # noqa: TRY400  # no bug
+            return
+        if not missing:
+            self._report()
+            return
+        held = self.ids().current
+        self._exchange = (missing, held, Exchange())
+        need = NeedKey(key=missing, held=held, public=self._exchange[2].public)
+        self._port.loop.send(controller, need)
+
+    def _given(self, message: GiveKey, sender: Address) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None or exchange[0] != message.key:
+            return  # a repeat
+        held = self._files.get(exchange[1])
+        if held is None:
+            return  # replaced meanwhile; what is wanted now has been told
+        try:
+            key = exchange[2].open(message.sealed, message.public, held)
+        except SealError as error:
+            logger.error("refused a key of the cluster: %s", error)  # noqa: TRY400  # no bug here
+            return
+        self._hold(KeyIds(*message.keys), sender, key)

@@ -1,0 +1,262 @@
+"""The controller's lease, where several hosts may lead: had by word of its host, renewed, given up.
+
+Who decides that this host is to lead is candidate.py; it leaves word from which epoch on. The
+controller takes the store over from just that epoch and that renewal of the lease, or not at all:
+so a leader that was only slow, and has renewed meanwhile, goes on. From then on it does nothing
+while its term may be over, until the store has accepted a renewal, and ends when that is refused.
+It gives the lease up when its host is stopped, or a bid (bidding.py) tells of who is better placed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thespian.actors import ActorAddress
+
+from greenroom.actors.messages.queries import Address
+from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.port import PROXY, Port
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.runtime.state_dir import write_private
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.cluster.leader_lease import RENEW_S, Bid, Contest, Lease, Tenure
+from greenroom.persistence.errors import StaleWriterError, StoreError
+from greenroom.persistence.filesystem import FileStore
+
+# Bids of hosts that may lead and do not hear who does: see core/cluster/leader_lease.py.
+#
+# Theory of operation. A bid is a file in the host's own folder, which is in the state dir that
+# they share, and so reaches a leader whom nothing else reaches. It has the number of other hosts
+# whose proxies have answered lately; they are asked for nothing but that, and only while there is
+# a bid.
+
+ASK_S = 0.5
+HEARD_S = 2.0  # since a host has answered: it is reached
+_FILE = "bid.json"
+
+
+class Bidding:
+    """What this host bids; all but ``write`` and ``withdraw`` on the port's loop."""
+
+    def __init__(self, port: Port, settings: HostSettings, place: int) -> None:
+        self._port = port
+        self._path = settings.own_dir / _FILE
+        self._own = settings.own_address
+        self._place = place
+        self._number = 0
+        self._is_written = False
+        self._asked: dict[str, float] = {}  # since when a host owes an answer
+        self._answered: dict[str, float] = {}
+
+    def bid(self, hosts: Iterable[str], leader: str) -> Bid | None:
+        """Ask hosts, by address, whether they can be reached; return what is known of that.
+
+        None where the leader is one of those that can: then its beats are what fails.
+        """
+        now = time.monotonic()
+        for host in {*hosts, leader} - {self._own}:
+            since = max(self._asked.get(host, 0.0), self._answered.get(host, 0.0))
+            if now - since > (HEARD_S if host in self._asked else ASK_S):
+                self._asked[host] = now
+                self._ask(host)
+        reached = {host for host, at in self._answered.items() if now - at <= HEARD_S}
+        self._number += 1
+        return None if leader in reached else Bid(self._number, len(reached), self._place)
+
+    def write(self, bid: Bid) -> None:
+        """Let the leader see a bid; raises OSError. Blocks."""
+        write_private(self._path, json.dumps(bid))
+        self._is_written = True
+
+    def withdraw(self) -> None:
+        """Bid no more; raises OSError. Blocks."""
+        if self._is_written:
+            self._path.unlink(missing_ok=True)
+            self._is_written = False
+
+    def _ask(self, host: str) -> None:
+        def located(proxy: Address | None) -> None:
+            if proxy is None:
+                self._asked.pop(host, None)
+            else:
+                self._port.ask_proxy(proxy, "controller", partial(self._heard, host))
+
+        self._port.locate(*PROXY, located, ActorAddress(parse_address(host)))
+
+    def _heard(self, host: str, _known: Any) -> None:
+        self._asked.pop(host, None)
+        self._answered[host] = time.monotonic()
+
+
+def read_bids(settings: HostSettings) -> dict[str, Bid]:
+    """Return all bids, by host; one that cannot be read is none. Blocks."""
+    bids = {}
+    for path in settings.state_dir.glob(f"hosts/*/{_FILE}"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            bids[path.parent.name] = Bid(*json.loads(path.read_text(encoding="ascii")))
+    return bids
+
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "controller"
+NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
+STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
+
+
+class SeenLease(NamedTuple):
+    """What the store says of who leads, and the words in which it does."""
+
+    lease: Lease
+    written: bytes
+
+
+def read_lease(settings: HostSettings) -> SeenLease:
+    """Return what the store says of who leads; raises StoreError. Blocks."""
+    epoch, written = FileStore.look(settings.store_dir, namespace=NAMESPACE)
+    lease = json.loads(written) if written else {}
+    if lease.get("epoch") != epoch:  # taken over, and not renewed yet
+        return SeenLease(Lease(epoch), written)
+    known = {name: lease[name] for name in Lease._fields if name in lease}
+    return SeenLease(Lease(**known), written)
+
+
+def store_id(settings: HostSettings) -> str:
+    """Return what tells the leaders' state dir from any other; "" where there is one leader."""
+    if not settings.leaders:
+        return ""
+    path = settings.state_dir / "shared.id"
+    if not path.exists():
+        temporary = path.with_name(f".shared.{secrets.token_hex(8)}")
+        write_private(temporary, secrets.token_hex(16))
+        with contextlib.suppress(FileExistsError):  # another host was quicker
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text(encoding="ascii")
+
+
+def word_file(settings: HostSettings) -> Path:
+    """Return the file with the epoch and the lease that this host's controller may follow on."""
+    return settings.run_dir / "leads.from"
+
+
+def leave_word(settings: HostSettings, seen: SeenLease) -> None:
+    """Let this host's controller take the store over, if nothing has happened since; OSError."""
+    word = f"{seen.lease.epoch}\n{seen.written.decode()}"
+    write_private(word_file(settings), word)
+
+
+class LeaderLease:
+    """The lease of one controller, from ``open`` to the end of its process."""
+
+    def __init__(self, settings: HostSettings, loop: Loop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._tenure = Tenure()
+        self._contest = Contest(time.monotonic())
+        self._lease = Lease()
+        self._is_given_up = False
+        self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
+        self.former = Lease()  # of who led before
+        self.reach: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see Members.reach
+
+    def open(self) -> FileStore:
+        """Take the store over, or end this process. Raises StoreError."""
+        self.former = read_lease(self._settings).lease
+        try:
+            after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
+            self._store = FileStore.open(
+                self._settings.store_dir,
+                namespace=NAMESPACE,
+                after=int(after),
+                lease=lease.encode(),
+            )
+        except FileNotFoundError:
+            self._step_down("this host has not been told to lead")
+        except StaleWriterError as error:
+            self._step_down(str(error))
+        self._lease = Lease(
+            self._store.epoch,
+            self._settings.host_name,
+            place=self._settings.leader_addresses.index(self._settings.own_address),
+        )
+        self._renew_again()
+        return self._store
+
+    def may_act(self) -> bool:
+        """Tell whether this is the controller that acts; where it is not, its process ends."""
+        if self._tenure.is_over(time.monotonic()):
+            self.renew()
+        return not self._tenure.is_over(time.monotonic())
+
+    def trouble(self) -> str:
+        """Return why nothing can be done, where nobody else seems to take over; else ""."""
+        if self._trouble is None or time.monotonic() - self._trouble[0] < NOBODY_ELSE_S:
+            return ""
+        return f"nothing can be changed, or looked up, at present: {self._trouble[1]}"
+
+    def renew(self) -> bool:
+        """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
+        if self._is_given_up:
+            return False
+        begun_at = time.monotonic()
+        self._lease = self._lease._replace(number=self._lease.number + 1)
+        has_renewed = self._write()
+        if has_renewed:
+            self._tenure.renewed(begun_at)
+        return has_renewed
+
+    def abandon(self) -> None:
+        """Neither act nor renew any more: the store is not the one that was led from."""
+        self._is_given_up = True
+        self._tenure.end()
+
+    def give_up(self, heir: str, *, leaves: bool) -> None:
+        """Have another host lead, and act no more; ``leaves`` where this one is being stopped."""
+        logger.warning("this controller gives the lease up for host %s", heir)
+        self._is_given_up = True
+        self._tenure.end()
+        self._lease = self._lease._replace(heir=heir, leaves=leaves)
+        self._write()  # where that fails, the others see it end
+
+    def _write(self) -> bool:
+        try:
+            self._store.renew(json.dumps(self._lease._asdict()).encode())
+        except StaleWriterError as error:
+            self._step_down(str(error))
+        except StoreError as error:
+            if self._trouble is None:
+                logger.exception("the lease could not be written")
+            since = time.monotonic() if self._trouble is None else self._trouble[0]
+            self._trouble = (since, str(error))
+            return False
+        if self._trouble is not None:
+            logger.warning("the lease could be written again")
+        self._trouble = None
+        return True
+
+    def _renew_again(self) -> None:
+        self.renew()
+        self._give_way()
+        self._loop.call_later(RENEW_S, self._renew_again)
+
+    def _give_way(self) -> None:
+        reach, known = self.reach()
+        if reach < known and not self._is_given_up:
+            heir = self._contest.heir(read_bids(self._settings), reach, time.monotonic())
+            if heir:
+                self.give_up(heir, leaves=False)
+                self._step_down(f"host {heir} reaches more than {reach} of {known} other hosts")
+
+    def _step_down(self, reason: str) -> None:
+        logger.warning("this controller steps down: %s", reason)
+        os._exit(STEPPED_DOWN)

@@ -1,0 +1,331 @@
+"""The hosts of the cluster, as the controller deals with them: their reports, beats and processes.
+
+What hosts are there, and what that means for replicas, core/cluster/hosts.py decides. Of another
+host the controller asks its admin for a replica's actor, by name, so that whoever asks again gets
+the same process; and its host process to kill one, for a pid means nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from thespian.actors import ActorAddress
+
+from greenroom.actors.cluster.heartbeats import BeatListener
+from greenroom.actors.cluster.key_rotation import KeyRotation
+from greenroom.actors.messages import admin as am
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.port import Port
+from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.settings import LOCAL_NAMES as LOOPBACK
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.cluster_key import KeyFiles
+from greenroom.core.cluster.hosts import HostState
+from greenroom.core.cluster.leader_lease import Lease
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.errors import ConflictError
+from greenroom.core.records import HostRecord
+
+logger = logging.getLogger(__name__)
+
+REPLICA = "greenroom.actors.replica.actor.Replica"
+LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
+ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
+
+
+class Members:
+    """All hosts, the controller's own among them; on the controller's loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        cluster: Cluster,
+        settings: HostSettings,
+        process: Process,
+        changed: Callable[[], None],
+        epoch: int = 0,
+        store_id: str = "",
+    ) -> None:
+        self.epoch = epoch  # that orders carry: 0 where nobody else could lead
+        self._store_id = store_id
+        self._loop = loop
+        self._cluster = cluster
+        self._settings = settings
+        self._own = settings.host_name
+        self._process = process
+        self._changed = changed
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._host_processes: dict[str, tuple[Process, Address]] = {}
+        self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
+        self._port: Port | None = None  # to other hosts' admins; made when there is one
+        self._locating: dict[str, tuple[float, list[Callable[[Address], None]]]] = {}
+        self.keys = KeyRotation(loop, cluster, settings)
+        self._beats: BeatListener | None = None
+        if settings.bind is not None and settings.bind not in LOOPBACK:
+            self._beats = BeatListener(
+                loop.asyncio,
+                (settings.bind, settings.admin_port),
+                KeyFiles(settings.cluster_key),
+                process.incarnation,
+                time.monotonic,
+                lambda incarnation: loop.guarded(self._beat, incarnation),
+            )
+
+    def close(self) -> None:
+        """Listen to nobody any more."""
+        if self._beats is not None:
+            self._beats.close()
+        if self._port is not None:
+            self._port.detach()
+
+    # --- What hosts tell ------------------------------------------------------------------------
+
+    def reported(self, message: cm.HostReported, sender: Address) -> bool:
+        """Take a host's report; tell whether what status shows has changed."""
+        name = message.host
+        if message.store_id and (refusal := self._not_shared(message)):
+            self._answer(sender, refusal)
+            return False
+        record = HostRecord(
+            name=name,
+            id=message.id,
+            address=message.address,
+            capacity=message.capacity,
+            labels=message.labels,
+        )
+        if name == self._own and self.epoch and not self._is_of_another_host(message):
+            self._cluster.hosts.note_own(record)  # for who may lead after it
+        elif name != self._own or self._is_of_another_host(message):
+            running = [tag for tag, _ in message.replicas]
+            try:
+                incarnation = message.process.incarnation
+                self._cluster.hosts.reported(record, running, time.monotonic(), incarnation)
+            except ConflictError as error:
+                self._answer(sender, str(error))
+                return False
+            self.listen_to(message.process.incarnation, name)
+        self._answer(sender, hosts=self.addresses() if message.store_id else self._may_lead())
+        self._know(name, message.process, sender)
+        self._stop_orphans(message)
+        self.keys.reported(name, message.keys, sender)
+        is_news = self._reports.get(name) != message.report
+        self._reports[name] = message.report
+        return is_news
+
+    def _answer(self, sender: Address, refusal: str = "", hosts: tuple[str, ...] = ()) -> None:
+        self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch, hosts=hosts))
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return where all hosts are: the controller's own, those that may lead, the others."""
+        may_lead = self._settings.leader_addresses
+        others = [record.address for record in self._cluster.hosts.records.values()]
+        others.sort(key=lambda address: address not in may_lead)
+        return (self._settings.own_address, *others)
+
+    def _may_lead(self) -> tuple[str, ...]:
+        return self._settings.leader_addresses or (self._settings.own_address,)
+
+    def _not_shared(self, message: cm.HostReported) -> str:
+        """Return why a host that may lead cannot be one of those who take turns here."""
+        name, ours = message.host, self._settings.leader_addresses
+        if message.store_id == self._store_id:
+            if message.leaders == ours:
+                return ""
+            return (
+                f"host {name!r} is started with --leaders {','.join(message.leaders)}, and "
+                f"{self._own!r}, which leads, with {','.join(ours)}; start all that may lead with "
+                "the same list, in the same order"
+            )
+        if not self._store_id:
+            return (
+                f"host {name!r} is started with --leaders, and {self._own!r}, which leads, is not; "
+                "start all that may lead with the same --leaders, or this one with --join"
+            )
+        return (
+            f"the state dir of host {name!r} is not the one of {self._own!r}, which leads: they "
+            "hold different ids; --state-dir of all leaders must be one folder, on a file system "
+            "that they share"
+        )
+
+    def _is_of_another_host(self, message: cm.HostReported) -> bool:
+        return message.address != self._settings.own_address
+
+    def _know(self, name: str, process: Process, sender: Address) -> None:
+        known = self._host_processes.get(name)
+        if known is not None and known[0] == process:
+            return
+        self._host_processes[name] = (process, sender)
+        gone = lambda: self._host_process_gone(name, process)  # noqa: E731
+        self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
+
+    def _host_process_gone(self, name: str, process: Process) -> None:
+        """Show what else runs there as it was last reported, but not who reported it."""
+        self.listen_no_more(process.incarnation)
+        if self._host_processes.get(name, (None,))[0] == process:
+            self._reports[name] = {**self._reports.get(name, {}), "host_pid": None}
+            self._changed()
+
+    def _stop_orphans(self, message: cm.HostReported) -> None:
+        """Have replicas go that are nobody's any more: their host was lost when they were.
+
+        That may also have been this one, in the eyes of who led before.
+        """
+        if message.host == self._own and not self.epoch:
+            return
+        for tag, address in message.replicas:
+            if address and self._cluster.backend_of(tag) is None:
+                logger.info("telling replica %s on host %s to go", tag, message.host)
+                stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
+                self._loop.send(ActorAddress(parse_address(address)), stop)
+
+    def listen_to(self, incarnation: str, host: str) -> None:
+        """Take the beats of one process as its host's."""
+        if host != self._own and self._beats is not None and incarnation not in self._hosts:
+            self._hosts[incarnation] = host
+            self._beats.expect(incarnation)
+
+    def listen_no_more(self, incarnation: str) -> None:
+        """Forget a process that beat and is dead; with the last of a host, that is lost."""
+        host = self._hosts.pop(incarnation, None)
+        if host is None or self._beats is None:
+            return
+        self._beats.forget(incarnation)
+        if host not in self._hosts.values():
+            self._cluster.hosts.gone(host, time.monotonic())
+            self._changed()
+
+    def _beat(self, incarnation: str) -> None:
+        self._cluster.hosts.beat(self._hosts[incarnation], time.monotonic())
+
+    # --- What is asked for ----------------------------------------------------------------------
+
+    def drain(self, request: am.DrainHost) -> None:
+        """Begin to empty a host."""
+        if request.leave:
+            self._cluster.hosts.leave(request.host, time.monotonic())
+        else:
+            self._cluster.hosts.drain(request.host)
+
+    def drained(self, request: am.DrainHost) -> am.RequestReply | None:
+        """Return the answer once nothing is left on a host, or there is nobody to take it."""
+        hosts, name = self._cluster.hosts, request.host
+        may_stay = not request.leave and not hosts.can_take_over(name)
+        if not (may_stay or hosts.is_empty(name)):
+            return None
+        if request.leave:
+            hosts.forget(name, time.monotonic())
+            self._reports.pop(name, None)
+            self._host_processes.pop(name, None)
+        return am.RequestReply(request_id=request.request_id, value=True)
+
+    def succeed(self, former: Lease) -> None:
+        """Take note of who led before, and why it does no more."""
+        if former.leaves:
+            self._cluster.hosts.forget(former.holder, time.monotonic())
+        else:
+            self._cluster.hosts.suspect(former.holder, time.monotonic())
+
+    def reach(self) -> tuple[int, int]:
+        """Return how many of the other hosts are heard, and how many there are."""
+        hosts = self._cluster.hosts
+        heard = sum(hosts.state(name) is not HostState.LOST for name in hosts.records)
+        return heard, len(hosts.records)
+
+    def heir(self) -> str:
+        """Return the first other host of those that may lead that can; "" when none can."""
+        hosts = self._cluster.hosts
+        at = {
+            record.address: name
+            for name, record in hosts.records.items()
+            if hosts.state(name) is HostState.RUNNING
+        }
+        may_lead = self._settings.leader_addresses
+        return next((at[address] for address in may_lead if address in at), "")
+
+    def stop_all(self) -> None:
+        """Have every host stop and delete its state, the controller's own last."""
+        for name in sorted(self._host_processes, key=lambda name: name == self._own):
+            self._loop.send(
+                self._host_processes[name][1], cm.StopHost(forget=True, epoch=self.epoch)
+            )
+
+    def is_here(self, host: str) -> bool:
+        """Tell whether this is the controller's own host."""
+        return host == self._own
+
+    def locate(self, tag: str, host: str, on_located: Callable[[Address], None]) -> None:
+        """Find a replica's actor on another host, and make it where there is none."""
+        record = self._cluster.hosts.records.get(host)
+        if record is None:
+            return
+        now = time.monotonic()
+        asked_at, waiting = self._locating.get(tag, (float("-inf"), []))
+        waiting.append(on_located)
+        if now - asked_at < LOCATE_AGAIN_S:
+            return
+        self._locating[tag] = (now, waiting)
+        if self._port is None:
+            settings = self._settings
+            asyncio_loop = self._loop.asyncio
+            self._port = Port(
+                settings.admin_port, self._process, asyncio_loop, on_error=self._loop.on_error
+            )
+        gate = ActorAddress(parse_address(record.address))
+        self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
+
+    def _located(self, tag: str, address: Address | None) -> None:
+        for on_located in self._locating.pop(tag, (0.0, ()))[1]:
+            if address is not None:  # else the core asks again
+                on_located(address)
+
+    def kill(self, process: Process, host: str) -> None:
+        """Have a replica's process on another host killed."""
+        known = self._host_processes.get(host)
+        if known is not None:
+            self._loop.send(known[1], cm.KillReplica(process=process, epoch=self.epoch))
+
+    # --- Status ---------------------------------------------------------------------------------
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return all hosts for status, the controller's own first."""
+        hosts = self._cluster.hosts
+        names = [name for name in self._reports if name == self._own]
+        names += sorted({*self._reports, *hosts.records} - {self._own})
+        return [self._shown(name) for name in names if name == self._own or name in hosts.records]
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        hosts = self._cluster.hosts
+        record = hosts.records.get(name)
+        known = {} if record is None else {"name": name, "address": record.address}
+        shown = {**known, **self._reports.get(name, {})}
+        if name == self._own:
+            shown = _living(shown)
+        state = hosts.state(name)
+        if state is not HostState.RUNNING:
+            shown["state"] = state.value
+        labels = self._settings.labels if record is None else record.labels
+        return {**shown, "labels": dict(labels), "resources": self._cluster.placement.shown(name)}
+
+
+def _living(shown: dict[str, Any]) -> dict[str, Any]:
+    """Return what is shown of this host without pids of the dead: a report may be of before."""
+
+    def lives(pid: int | None) -> int | None:
+        return pid if pid is not None and identify(pid) is not None else None
+
+    for name in ("admin_pid", "logger_pid", "host_pid"):
+        if name in shown:
+            shown = {**shown, name: lives(shown[name])}
+    proxy, front = shown.get("proxy"), shown.get("front")
+    if proxy and lives(proxy["pid"]) is None:
+        shown = {**shown, "proxy": {**proxy, "pid": None, "state": "STARTING"}}
+    if front:
+        workers = [pid for pid in front["workers"] if lives(pid) is not None]
+        shown = {**shown, "front": {**front, "pid": lives(front["pid"]), "workers": workers}}
+    return shown

@@ -1,0 +1,158 @@
+"""A host in its cluster, as its host process sees to it: reports, beats, orders, leaving."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from thespian.actors import ActorAddress
+
+from greenroom.actors.cluster.epoch_fence import EpochFence
+from greenroom.actors.cluster.heartbeats import Beater, beater_towards
+from greenroom.actors.cluster.key_rotation import KeyHolder
+from greenroom.actors.cluster.leader_lease import store_id
+from greenroom.actors.host.capacity import capacity_of
+from greenroom.actors.messages.admin import DrainHost, RequestReply
+from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
+from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.port import ThreadPort
+from greenroom.actors.runtime.processes import RunRecords, send_signal
+from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.cluster.leader_lease import BEATS_S
+
+logger = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 2.0
+REACH_AGAIN_S = 0.5
+LISTEN_S = 0.5  # how often to see whether beats are answered
+
+
+class Membership:
+    """Used on the port's thread, but for ``has_joined``, ``trouble`` and ``drain``."""
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        process: Process,
+        records: RunRecords,
+        port: ThreadPort,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.has_joined = False
+        self.trouble = ""  # why this host has not joined
+        self.is_refused = False  # by the controller; else the trouble is to reach one
+        self.is_hopeless = False  # another host has refused to talk, and will again
+        self.hosts: tuple[str, ...] = ()  # addresses of all where this host may lead, else of those
+        self._settings = settings
+        self._process = process
+        self._records = records
+        self._port = port
+        self._describe = describe
+        self._id = host_id(settings)
+        self._keys = KeyHolder(settings, port, self.report)
+        self._capacity = capacity_of(settings)
+        self._controller: Address | None = None
+        self._beater: Beater | None = None
+        self._has_left = False
+        self._store_id = store_id(settings)
+        self._obedience = EpochFence(port.loop)
+        self.obeys = self._obedience.accepts
+        self.on_silence: Callable[[], None] = lambda: None
+        port.on(HostAnswered, self._answered)
+        port.on(KillReplica, self._kill)
+
+    def begin(self) -> None:
+        """Reach for the leader, and go on reporting."""
+        for gate in resolved_gates(self._settings)[:1]:
+            self._reach(ActorAddress(parse_address(gate)))
+        self._report_again()
+        self._listen()
+
+    def met_controller(self, address: Address, process: Process) -> None:
+        """Report and beat to this controller from now on."""
+        self._controller = address
+        self.report()
+        if self._beater is not None:
+            self._beater.close()
+        loop, own = self._port.loop.asyncio, self._process.incarnation
+        self._beater = beater_towards(address, process.incarnation, self._settings, loop, own)
+
+    def lost_controller(self) -> None:
+        """Report to nobody, until another controller is met."""
+        self._controller = None
+
+    def silent_s(self) -> float:
+        """Return for how long the controller of another host has not answered beats."""
+        return float("inf") if self._beater is None else self._beater.silent_s
+
+    def _listen(self) -> None:
+        if self._controller is not None and BEATS_S < self.silent_s() < float("inf"):
+            self.on_silence()
+        self._port.loop.call_later(LISTEN_S, self._listen)
+
+    def report(self) -> None:
+        """Tell the controller what this host is, and what runs here."""
+        if self._controller is None or self._has_left:
+            return
+        replicas = self._records.details("replica")
+        report = HostReported(
+            host=self._settings.host_name,
+            process=self._process,
+            id=self._id,
+            address=self._settings.own_address,
+            capacity=self._capacity,
+            labels=dict(self._settings.labels),
+            replicas=tuple((each["tag"], each["address"]) for each in replicas if "tag" in each),
+            report=self._describe(),
+            keys=self._keys.ids(),
+            store_id=self._store_id,
+            leaders=self._settings.leader_addresses,
+        )
+        self._port.loop.send(self._controller, report)
+
+    def drain(self, timeout_s: float, *, leave: bool) -> bool:
+        """Have what is here replaced elsewhere; tell whether that was answered in time. Blocks.
+
+        Not done where no controller is known.
+        """
+        if self._controller is None:
+            return False
+        request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
+        request = DrainHost(request_id=request_id, host=self._settings.host_name, leave=leave)
+        self._has_left = leave
+        return self._port.ask_until(lambda: self._controller, request, RequestReply, timeout_s)
+
+    def _report_again(self) -> None:
+        self.report()
+        self._port.loop.call_later(REPORT_EVERY_S, self._report_again)
+
+    def _reach(self, leader: Address) -> None:
+        """See why the leader cannot be reached, while the controller has not been found."""
+
+        def lost() -> None:
+            if self._controller is None:
+                reason, self.is_hopeless = self._port.trouble(leader)
+                if reason and reason != self.trouble:
+                    logger.warning("cannot join %s: %s", ", ".join(self._settings.gates), reason)
+                self.trouble = reason
+                self._port.loop.call_later(REACH_AGAIN_S, lambda: self._reach(leader))
+
+        self._port.reach(leader, lost)
+
+    def _answered(self, message: HostAnswered, sender: Address) -> None:
+        refusal = message.refusal
+        if not self.obeys(message.epoch, sender):
+            return
+        if refusal and refusal != self.trouble:
+            logger.error("cannot join %s: %s", ", ".join(self._settings.gates), refusal)
+        self.trouble, self.is_refused, self.has_joined = refusal, bool(refusal), not refusal
+        self.hosts = message.hosts
+
+    def _kill(self, message: KillReplica, sender: Address) -> None:
+        process = message.process
+        if self.obeys(message.epoch, sender) and process in self._records.with_role("replica"):
+            logger.warning("killing replica process %d, as the controller asks", process.pid)
+            send_signal(process, signal.SIGKILL)

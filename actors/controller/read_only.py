@@ -1,0 +1,131 @@
+"""What is left of the controller while its store cannot be used: it refuses changes, and waits.
+
+Theory of operation. A controller that cannot save ends, for what it has in memory is not what is on
+disk; the next one cannot take the store over. It stays as this, so that whoever asks for a change
+is told at once that it was not made, and why, and is not left waiting. Serving needs none of it:
+proxies and replicas go on with what they have. Every :data:`LOOK_S` it tries whether the store can
+be written, and ends when it can: the controller after it starts as after any crash. So it is, too,
+where another store is in the place of the one that was used, until that one is back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from greenroom.actors.cluster.leader_lease import NAMESPACE
+from greenroom.actors.messages import admin as am
+from greenroom.actors.messages.queries import Address
+from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.errors import StateNotSavedError
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import StoreError
+from greenroom.persistence.filesystem import FileStore
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+_NOTHING_KNOWN: dict[str, Any] = {
+    "hosts": [],
+    "applications": {},
+    "backends": {},
+    "endpoints": {},
+    "goals": [],
+    "pending_goals": 0,
+    "rollouts": {},
+    "resources": {},
+}
+
+
+def not_saved(request_id: str, error: Exception) -> am.RequestReply:
+    """Return the answer to a request whose change the store did not take; it says how sure that is.
+
+    Whether it was made is not known where the store failed while it was about to rename.
+    """
+    text = f"the state cannot be saved: {error}"
+    return am.RequestReply(
+        request_id=request_id, error_kind=StateNotSavedError.__name__, error=text
+    )
+
+
+class ReadOnlyController:
+    """Answers requests in a controller's place; on the loop's thread."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: HostSettings,
+        shown: dict[str, Any],
+        error: StoreError,
+        look: Callable[[], object] | None = None,
+    ) -> None:
+        """Wait until ``look`` raises no StoreError; by default, until something can be written."""
+        self._loop = loop
+        self._settings = settings
+        self._shown = shown  # in the status, of this controller itself
+        self._error = error
+        self._try = look or self._try_to_write
+        self._since = time.time()
+        self._saved = self._requests_on_disk()
+        logger.error("the state cannot be saved, so this controller only waits: %s", error)
+        self._loop.call_later(LOOK_S, self._look)
+
+    def take(self, message: am.Request, sender: Address) -> None:
+        """Answer a request: with what was known last, or that it cannot be carried out.
+
+        One that is on disk was carried out, and is answered by the next controller.
+        """
+        if message.request_id in self._saved:
+            return
+        if isinstance(message, am.GetStatus):
+            reply = am.RequestReply(request_id=message.request_id, value=self._status())
+        elif isinstance(message, am.StopCluster):  # there is nothing that it would have to save
+            reply = am.RequestReply(request_id=message.request_id, value=True)
+        else:
+            reply = not_saved(message.request_id, self._error)
+        self._loop.send(sender, reply)
+
+    def _try_to_write(self) -> None:
+        FileStore.try_to_write(self._settings.store_dir, namespace=NAMESPACE)
+
+    def _look(self) -> None:
+        try:
+            self._try()
+        except StoreError as error:
+            self._error = error
+            self._loop.call_later(LOOK_S, self._look)
+        else:
+            logger.warning("the state can be saved again; the next controller goes on")
+            os._exit(0)
+
+    def _requests_on_disk(self) -> set[str]:
+        try:
+            store = FileStore.open(self._settings.store_dir, namespace=NAMESPACE, read_only=True)
+            entries: Any = Checkpoints(store).load("history").values()
+            return {entry.request_id for entry in entries}
+        except StoreError:
+            logger.exception("the history cannot be read")
+            return set()
+
+    def _status(self) -> dict[str, Any]:
+        """Return the last snapshot, or nothing known, with what is the matter."""
+        try:
+            snapshot = json.loads(self._settings.status_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            snapshot = {}
+        return {
+            **_NOTHING_KNOWN,
+            **snapshot,
+            "controller": self._shown,
+            "saving": saving(self._settings, self._since, str(self._error)),
+        }
+
+
+def saving(settings: HostSettings, since: float | None = None, error: str = "") -> dict[str, Any]:
+    """Return what the status tells of the store: since when, as wall time, it takes nothing."""
+    return {"path": str(settings.store_dir), "failing_since": since, "error": error}

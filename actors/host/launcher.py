@@ -1,0 +1,305 @@
+"""This host's system from outside: start it, stop it, see whether it runs.
+
+The host process (:mod:`greenroom.actors.host.process`) is a clean process of its own session, so
+that no descriptor or thread of the caller reaches the actors. A command, which has done nothing but
+import what is needed, forks it; anything else may have whatever in its memory, and starts a
+program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime import forking
+from greenroom.actors.runtime.liveness import silent_among
+from greenroom.actors.runtime.logs import open_log
+from greenroom.actors.runtime.processes import (
+    HOST_ROLE,
+    MARK,
+    RunRecords,
+    can_mark,
+    descendants,
+    is_alive,
+    kill_all,
+    mark_of,
+    send_signal,
+    wait_gone,
+)
+from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
+from greenroom.actors.runtime.state_dir import being_written, check_state_dir, make_private
+from greenroom.core.errors import GreenroomError, StartError
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
+from greenroom.persistence.filesystem import FileStore
+
+Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
+# The fork makes it nobody's child but init's: it may outlive the caller, and is never its zombie.
+_HOST_PROGRAM = """
+import os, sys
+if os.fork():
+    os._exit(0)
+from greenroom.actors.host.launcher import be_host
+sys.exit(be_host())
+"""
+
+
+def start(
+    settings: HostSettings,
+    *,
+    on_progress: Callable[[str], None] = lambda _text: None,
+    is_command: bool = False,
+) -> bool:
+    """Start this host's system and wait until it answers HTTP; False when it was running.
+
+    ``is_command`` where this process is one of ours alone, and starts quicker for that.
+    ``on_progress`` is called when there is something to wait for. Raises StartError with the
+    reason. The system goes on when the caller ends.
+    """
+    check_state_dir(settings.state_dir)
+    _check_state(settings)
+    while not _wait_for_another_start(settings, on_progress):
+        _prepare_folders(settings)
+        may_fork = is_command and forking.can_fork() and can_mark(settings.own_dir)
+        launch = _fork if may_fork else _spawn
+        outcome = _start_host(settings, launch, on_progress)
+        if outcome == "ready":
+            return True
+        if outcome != "running":
+            raise StartError(outcome)
+    return False
+
+
+def _check_state(settings: HostSettings) -> None:
+    """Refuse another version's state: a controller would end at it, again and again."""
+    try:
+        with contextlib.closing(
+            FileStore.open(settings.store_dir, namespace="controller", read_only=True)
+        ) as store:
+            Checkpoints(store).check_schema()
+    except (NewerFormatError, OlderFormatError) as error:
+        told = f"the state in {settings.state_dir} is of another version: {error}"
+        raise StartError(told) from error
+    except StoreError:
+        return  # there is none yet, or its damage is told by who can set it aside
+
+
+def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]) -> str:
+    """Start a host process; return its one line: "ready", "running", or what went wrong."""
+    read_fd, write_fd = os.pipe()
+    output = open_log(settings, "host")
+    try:
+        environ = {**settings.to_environ(), "GREENROOM_READY_FD": str(write_fd)}
+        environ[MARK] = mark_of(settings.own_dir)  # last, where no long title reaches
+        launch(environ, output, write_fd)
+    finally:
+        os.close(output)
+        os.close(write_fd)
+    on_progress("starting the actor system and the HTTP front")
+    try:
+        return _read_outcome(read_fd)
+    finally:
+        os.close(read_fd)
+
+
+def running_environ(settings: HostSettings) -> dict[str, str] | None:
+    """Return the settings that this host's system was started with, as variables.
+
+    None when none runs.
+    """
+    found = RunRecords(settings.run_dir).details(HOST_ROLE)
+    return found[0] if found else None
+
+
+def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str], None]) -> bool:
+    """Wait while a host process starts or stops; tell whether one runs then, and answers."""
+    records = records_of(settings)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while hosts := records.find(HOST_ROLE):
+        is_silent = _end_silent(hosts, settings)
+        # It may have been ended as silent while that was looked at.
+        if not is_silent and any(records.is_ready(host) and is_alive(host) for host in hosts):
+            return True
+        does = "stands still" if is_silent else "starts or stops"
+        on_progress(f"waiting for host process {hosts[0].pid}, which {does}")
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"host process {hosts[0].pid} neither answers nor ends; see logs/host.log in "
+                f"{settings.state_dir}, or end it with `greenroom stop`"
+            )
+        time.sleep(0.02)
+    return False
+
+
+def _end_silent(hosts: list[Process], settings: HostSettings) -> bool:
+    """Kill host processes that stand still, for others to take their place; True if any do."""
+    limit_s = settings.silence_timeout_s or DEFAULT_SILENCE_TIMEOUT_S
+    silent = silent_among(dict.fromkeys(hosts, HOST_ROLE))
+    hung = {each["pid"] for each in silent if each["silent_s"] >= limit_s}
+    kill_all([host for host in hosts if host.pid in hung])
+    return bool(silent)
+
+
+def records_of(settings: HostSettings) -> RunRecords:
+    """Return the processes of this host's system, as far as they are on record or marked."""
+    # Where leaders share the state dir, and all of it is gone, own_dir is not to be told.
+    return RunRecords(settings.run_dir, settings.state_dir / "hosts" / settings.host_name)
+
+
+def stop(settings: HostSettings, *, forget: bool = False) -> bool:
+    """Drain and stop this host's system, then kill what is left of it; True if something ran.
+
+    With ``forget`` the state on disk is deleted too, after everything has ended. Raises
+    GreenroomError where that, or a process, cannot be ended.
+    """
+    check_state_dir(settings.state_dir)  # whose records say which processes to end
+    records = records_of(settings)
+    hosts = records.find(HOST_ROLE)
+    _end_silent(hosts, settings)  # it would not hear
+    for host in hosts:
+        send_signal(host, signal.SIGTERM)
+    wait_gone(hosts, STOP_TIMEOUT_S)
+    left = kill_system(records)
+    if outlived := [str(each.pid) for each in left if is_alive(each)]:
+        raise GreenroomError(
+            f"processes {', '.join(outlived)} of this host's system outlive SIGKILL; they are "
+            "stuck in the kernel, perhaps by a file system that does not answer: repeat it later"
+        )
+    with contextlib.suppress(OSError):  # a read-only disk; its age tells that it is old
+        settings.status_file.unlink(missing_ok=True)
+    if forget:
+        forget_state(settings)
+        if settings.store_dir.exists():
+            raise GreenroomError(
+                f"the system is stopped, but its state in {settings.store_dir} cannot be deleted: "
+                "delete it once it can be written"
+            )
+    return bool(hosts or left)
+
+
+def forget_state(settings: HostSettings) -> None:
+    """Delete the state on disk of a system that has ended, as far as the disk lets it."""
+    for folder in (settings.store_dir, settings.run_dir, settings.logs_dir, settings.folders_dir):
+        shutil.rmtree(folder, ignore_errors=True)
+    for left in (being_written(settings.status_file), settings.host_id_file):
+        with contextlib.suppress(OSError):
+            left.unlink(missing_ok=True)
+
+
+def is_running(settings: HostSettings) -> bool:
+    """Tell whether this host's host process is alive."""
+    return bool(host_processes(settings))
+
+
+def host_processes(settings: HostSettings) -> list[Process]:
+    """Return this host's host process; several while one starts and finds that another runs."""
+    records = records_of(settings)
+    return records.with_role(HOST_ROLE) or records.find(HOST_ROLE)
+
+
+def kill_system(
+    records: RunRecords, *, spare: tuple[str, ...] = (), under: int | None = None
+) -> list[Process]:
+    """SIGKILL all processes of a system and those under them; return what was alive.
+
+    Killing is the normal way to end an actor that has nothing left to finish: all that must outlive
+    it is on disk. Roles in ``spare`` are left alone, and what those of the HTTP front have started.
+    ``under`` is the pid of a process, itself left alone, that has inherited what dead processes had
+    started.
+    """
+    found: dict[int, Process] = {}
+    roles: dict[int, str] = {}
+    # Again until there is no other: what is stopped starts nothing that the next look would miss.
+    while new := [each for each in _victims(records, spare, under, roles) if each.pid not in found]:
+        for process in new:
+            send_signal(process, signal.SIGSTOP)
+            found[process.pid] = process
+    # The proxy first: it would answer with errors what replicas had when they were killed, while
+    # without an answer its callers send again what they may.
+    kill_all(sorted(found.values(), key=lambda each: roles.get(each.pid) != "proxy"))
+    for process in found.values():
+        records.remove(process)
+    return list(found.values())
+
+
+def _victims(
+    records: RunRecords, spare: tuple[str, ...], under: int | None, roles: dict[int, str]
+) -> list[Process]:
+    spared: list[Process] = []
+    victims: list[Process] = []
+    for process, role in records.found().items():
+        roles[process.pid] = role
+        (spared if role in spare else victims).append(process)
+    beside = {each.pid for each in descendants(p.pid for p in spared if roles[p.pid] != HOST_ROLE)}
+    beside |= {each.pid for each in spared}
+    roots = [process.pid for process in victims] + ([] if under is None else [under])
+    each_once = {process.pid: process for process in [*victims, *descendants(roots)]}
+    return [each for each in each_once.values() if each.pid not in beside | {os.getpid()}]
+
+
+def _prepare_folders(settings: HostSettings) -> None:
+    for folder in (settings.state_dir, settings.logs_dir, settings.run_dir):
+        try:
+            make_private(folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise StartError(
+                f"the state dir {settings.state_dir} cannot be used: {folder}: {error.strerror}; "
+                "choose another with --state-dir or GREENROOM_STATE_DIR"
+            ) from None
+
+
+def be_host() -> int:
+    """Be the host process that the environment describes; return its exit status."""
+    with forking.uncollected():
+        from greenroom.actors.host import process as host  # noqa: PLC0415  # only there
+    return host.main()
+
+
+def _fork(environ: dict[str, str], output: int, ready_fd: int) -> None:
+    def main() -> int:
+        os.environ.update(environ)
+        return be_host()
+
+    forking.fork(main, output, keep=[ready_fd], detached=True)
+
+
+def _spawn(environ: dict[str, str], output: int, ready_fd: int) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _HOST_PROGRAM],
+        env={**os.environ, **environ},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(ready_fd,),
+        start_new_session=True,
+        check=True,
+    )
+
+
+def _read_outcome(fd: int) -> str:
+    """Read the host process's one line: "ready", "running", or what went wrong."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    text = b""
+    while not text.endswith(b"\n"):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+            return f"the system was not ready within {START_TIMEOUT_S:g} s; see logs/host.log"
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            return "the host process died at its start; see logs/host.log in the state dir"
+        text += chunk
+    return text.decode().strip()

@@ -1,0 +1,1 @@
+"""What travels between processes: frozen dataclasses, in one place, by who speaks."""

@@ -1,0 +1,314 @@
+"""The messages of the controller with its proxies, replicas and hosts; see :mod:`.messages`.
+
+Where several hosts may lead, what a controller orders carries its ``epoch``, and who has heard of a
+later one does not obey, but answers with Superseded. Epoch 0 is that of the only leader.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from greenroom.actors.messages.queries import Address, LargeBytes, Message, Process, message
+
+# --- Long poll: proxy -> controller -----------------------------------------------------------
+
+
+@message
+class Listen(Message):
+    """Proxy to controller: up to which id it holds all; answered by Changed once there is more.
+
+    Repeated every two seconds, which is also how the controller knows that the proxy lives.
+    """
+
+    listener: Process
+    host: str
+    seen: int
+    store: str = ""  # whose tables these are: see Changed
+
+
+@message
+class Changed(Message):
+    """Controller to proxy: newer snapshots by key (None: deleted), with their snapshot ids.
+
+    ``upto`` is what the proxy has seen once it holds them. What is not in a ``complete`` one does
+    not exist. A repeat, or one that a newer one has overtaken, is harmless. ``store`` is the id of
+    the controller's store, so that another one in its place is noticed.
+    """
+
+    controller: Process
+    snapshots: dict[str, tuple[int, Any]]
+    upto: int
+    complete: bool
+    epoch: int = 0
+    store: str = ""
+
+
+@message
+class MeetController(Message):
+    """Host process to proxy: the controller lives here (again). Repeats are safe.
+
+    ``by`` is the host process. What one of before said may come after what its successor says.
+    None where the proxy has found the controller itself.
+    """
+
+    controller: Address
+    process: Process
+    by: Process | None
+    epoch: int = 0
+
+
+@message
+class ReplicaLost(Message):
+    """Proxy to controller: the replica's process is gone."""
+
+    replica: str
+    incarnation: str
+
+
+@message
+class LoadReported(Message):
+    """Proxy to controller: backend -> (queued, ongoing) of its router; repeats are safe.
+
+    It stands for all that the proxy has: a backend that is not named has nothing there, and a later
+    report replaces the earlier one. Sent every half second while there are queries, at once when
+    one waits at a backend without replicas, and once more, empty, when the last has ended; also
+    once to each controller that the proxy meets.
+    """
+
+    proxy: Process
+    load: dict[str, tuple[int, int]]
+
+
+@message
+class TalliesReported(Message):
+    """Proxy to controller: what became of the queries of endpoints with a rollout; may repeat.
+
+    ``tallies`` is endpoint -> (the step's name, backend -> core.tallies.PlainTally): all that this
+    proxy has counted in that step. Sent every second while there is a rollout.
+    """
+
+    proxy: Process
+    tallies: dict[str, tuple[str, dict[str, tuple[int, int, int, dict[int, int]]]]]
+
+
+# --- Replica lifecycle: controller -> replica ---------------------------------------------------
+
+
+@message
+class StartReplica(Message):
+    """Controller to replica: become this one. Repeats are safe; answered by ReplicaReported."""
+
+    replica: str
+    backend: str
+    deployment: str
+    application: str
+    version: str | None
+    code: bytes  # cloudpickle of (function or class, args, kwargs)
+    code_hash: str
+    config: dict[str, Any]
+    config_id: int  # grows with each change of the config
+    working_dir: str = ""  # sha256 of the zip of the folder that it works in
+    epoch: int = 0
+
+
+@message
+class FetchFolder(Message):
+    """Replica to controller: send me this zip; answered by FolderFetched. Repeats are safe."""
+
+    replica: str
+    digest: str
+
+
+@message
+class FolderFetched(Message):
+    """Controller to replica: the zip of that sha256, or why there is none; may repeat."""
+
+    digest: str
+    content: LargeBytes | None
+    error: str = ""
+
+
+@message
+class ReconfigureReplica(Message):
+    """Controller to replica: newer settings; answered by ReplicaReported with that config_id."""
+
+    replica: str
+    config: dict[str, Any]
+    config_id: int
+    epoch: int = 0
+
+
+@message
+class CheckReplica(Message):
+    """Controller to replica: run check_health; answered by ReplicaReported with check_id."""
+
+    replica: str
+    check_id: int
+    epoch: int = 0
+
+
+@message
+class StopReplica(Message):
+    """Controller to replica: finish what you have within ``drain_s``, then exit; may repeat.
+
+    ``replica`` names the receiver, which may not have been started yet.
+    """
+
+    replica: str
+    drain_s: float
+    epoch: int = 0
+
+
+@message
+class ReplicaReported(Message):
+    """Replica to controller: its state, after any of the above.
+
+    ``queries_at`` is where it takes queries, once it has code.
+    ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
+    raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
+    traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
+    to start it again would end in the same way; ``trouble`` is for status to show.
+    """
+
+    replica: str
+    process: Process
+    state: str
+    queries_at: Address | None = None
+    config_id: int = 0
+    check_id: int = 0
+    ongoing: int = 0
+    error: str = ""
+    exception: bytes | None = None
+    lasts: bool = False
+    trouble: str = ""
+
+
+@message
+class ComparisonsReported(Message):
+    """Replica of a shadow to controller: all that its comparisons have found; may repeat.
+
+    By endpoint, shadow and the id of the settings, as core.differences tells it.
+    """
+
+    process: Process
+    found: dict[tuple[str, str, str], dict[str, Any]]
+
+
+@message
+class MeetProxy(Message):
+    """Proxy to replica: it will send queries. Repeats are safe.
+
+    Handles made in the replica send theirs to a proxy that ``is_near``, of the same host.
+    """
+
+    proxy: Address
+    process: Process
+    is_near: bool
+
+
+# --- Identity and hosts -------------------------------------------------------------------------
+
+
+@message
+class Identify(Message):
+    """Anyone to any of our actors: who are you; answered by IdentifyReply."""
+
+    request_id: str
+
+
+@message
+class IdentifyReply(Message):
+    """An actor's process, and the title it shows in process lists.
+
+    ``epoch`` is that of a controller which another host's may follow, else 0.
+    """
+
+    request_id: str
+    process: Process
+    title: str
+    epoch: int = 0
+
+
+@message
+class StopHost(Message):
+    """Controller to host process: stop this host's system; ``forget`` deletes its state too."""
+
+    forget: bool
+    epoch: int = 0
+
+
+@message
+class HostReported(Message):
+    """Host process to controller: what this host is, and what runs there. Repeats are safe.
+
+    The first one of a host joins it. Answered with HostAnswered.
+    ``replicas`` are (tag, address of the actor) of those that have a process there.
+    """
+
+    host: str
+    process: Process
+    id: str  # of its state dir
+    address: str  # HOST:PORT of its actor system
+    capacity: dict[str, float]
+    labels: dict[str, str]
+    replicas: tuple[tuple[str, str], ...]
+    report: dict[str, Any]  # for status
+    keys: tuple[str, str, str] = ("", "", "")  # core.key_rotation.KeyIds of what it holds
+    store_id: str = ""  # of the state dir that leaders share, on one of them
+    leaders: tuple[str, ...] = ()  # those that may lead, as it was told, on one of them
+
+
+@message
+class HostAnswered(Message):
+    """Controller to host process: it is in the cluster, or cannot be for this reason."""
+
+    refusal: str = ""
+    epoch: int = 0
+    hosts: tuple[str, ...] = ()  # addresses of all hosts for one that may lead, else of those
+
+
+@message
+class HoldKeys(Message):
+    """Controller to host process: hold these keys of the cluster, by name. Repeats are safe.
+
+    Answered by HostReported once they are on disk, or by NeedKey. See core/cluster/key_rotation.py.
+    """
+
+    keys: tuple[str, str, str]
+
+
+@message
+class NeedKey(Message):
+    """Host process to controller: I do not have this key; answered by GiveKey.
+
+    ``held`` names one that this host has; ``public`` is its end of a key exchange.
+    """
+
+    key: str
+    held: str
+    public: bytes
+
+
+@message
+class GiveKey(Message):
+    """Controller to host process: a key, sealed for it alone; a repeat is ignored."""
+
+    key: str
+    public: bytes
+    sealed: bytes
+    keys: tuple[str, str, str]  # what to hold with it
+
+
+@message
+class KillReplica(Message):
+    """Controller to the host process of another host: SIGKILL this replica's process."""
+
+    process: Process
+    epoch: int = 0
+
+
+@message
+class Superseded(Message):
+    """Anyone ordered to a controller: there is a later one, which is obeyed; it is to step down."""
+
+    epoch: int

@@ -1,0 +1,646 @@
+"""What every message is made of, and the messages of queries: callers, proxies and replicas.
+
+Those of the controller with its proxies, replicas and hosts are in :mod:`.control_messages`, those
+of clients to the controller in :mod:`.admin_messages`.
+
+Requests are imperative, facts past tense, answers end in ``Reply``. Every message that crosses a
+process boundary is a frozen, slotted dataclass of plain values; the records that travel in batches
+are NamedTuples, which pickle fastest. Each ``__str__`` is cheap, because Thespian formats every
+message it sends for a log that is off.
+
+Addresses are Thespian's ActorAddress. Ports are reused, so whatever names a process carries its
+``incarnation`` too: a random id made when the process started.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from typing_extensions import dataclass_transform
+
+Address = Any  # thespian.actors.ActorAddress, which ships no types
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def message(cls: type[T]) -> type[T]:
+    """Make ``cls`` a frozen, slotted dataclass with keyword-only fields."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+
+class Message:
+    """Base of all messages; gives them a cheap text."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class Process(NamedTuple):
+    """One process of the system, recognisable even when its pid or port is used again."""
+
+    pid: int
+    start_ticks: int  # the kernel's start time of the process, in clock ticks since boot
+    incarnation: str  # random, made when the process started
+
+
+# --- Records that travel in batches -----------------------------------------------------------
+
+
+class HttpCall(NamedTuple):
+    """An HTTP request as the replica will see it; opaque to the router.
+
+    It is pickled as a plain tuple, which takes a third of the time.
+    """
+
+    method: str
+    path: str  # percent-decoded, with the route prefix
+    raw_path: bytes
+    query_string: bytes
+    headers: tuple[tuple[bytes, bytes], ...]  # names in lower case
+    body: bytes
+    scheme: str
+    http_version: str
+    client: tuple[str, int] | None
+    server: tuple[str, int] | None
+    root_path: str
+
+
+class PythonCall(NamedTuple):
+    """A call through a handle: a method's name, and cloudpickle of (args, kwargs).
+
+    ``inputs`` are what other calls have returned, cloudpickled, to be put where an
+    :class:`Input` stands for them. With ``stream`` the answer is what a generator yields.
+    """
+
+    method: str
+    arguments: bytes
+    inputs: tuple[bytes, ...] = ()
+    stream: bool = False
+
+
+class Input(NamedTuple):
+    """Stands for an argument that another call returns, by its place in ``inputs``."""
+
+    place: int
+
+
+class Query(NamedTuple):
+    """One call on its way. ``id`` is unique for its sender's incarnation; a repeat keeps it."""
+
+    id: int
+    endpoint: str | None  # None: the router matches ``path``
+    path: str
+    http_method: str  # "" for a call through a handle
+    call_method: str  # method of the user's class, "" for __call__
+    call: bytes | LargeBytes  # pickled PythonCall, or fields of an HttpCall
+    request_id: str
+    timeout_s: float | None  # from now; None leaves it to the backend's setting
+    retryable: bool | None  # by its caller's word; None leaves it to endpoint, deployment, method
+    shard_key: str | None
+    for_shadow: bool = False  # made by code that runs a copy for a shadow
+    multiplexed_model_id: str = ""  # the model that user code is to use; "" for none
+    follows: str = ""  # BODY or SOCKET: what its caller sends on to its replica; "" for nothing
+
+
+class HttpAnswer(NamedTuple):
+    """A response from user code, whatever its status."""
+
+    query_id: int
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes | Pieces
+
+
+class ValueAnswer(NamedTuple):
+    """What a PythonCall returned, cloudpickled."""
+
+    query_id: int
+    value: bytes
+
+
+class FailedAnswer(NamedTuple):
+    """A query that user code, the router or a death ended; ``kind`` is a class in core.errors.
+
+    ``exception`` is the cloudpickled original where there is one and it can be pickled.
+    """
+
+    query_id: int
+    kind: str
+    text: str
+    retry_after_s: float | None = None
+    allowed: tuple[str, ...] = ()  # for MethodNotAllowedError
+    exception: bytes | None = None
+    traceback: str = ""
+
+
+class StreamBegun(NamedTuple):
+    """An answer that comes in parts has begun; parts follow, then one Answer ends it.
+
+    ``status`` and ``headers`` are those of an HTTP answer.
+    """
+
+    query_id: int
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    process: Process  # whose death ends it
+
+
+# What a part ends: nothing yet, a text or a binary message of a WebSocket (or a value, of a call
+# through a handle), or all that comes. The end of a WebSocket has its close code, two bytes, and
+# the reason in UTF-8.
+MORE, TEXT, BINARY, END = range(4)
+
+
+class StreamPart(NamedTuple):
+    """The next bytes of an answer that has begun, or of what follows a query."""
+
+    query_id: int  # of what follows a query, the FeedWanted's number
+    data: bytes  # LargeBytes in a message, if there are many
+    ends: int = MORE
+    parts: int = 1  # how many were joined to this one
+
+
+class FeedWanted(NamedTuple):
+    """A replica runs a query that more follows: it is to be sent to the replica itself.
+
+    ``number`` is the replica's own for it: the same query may run twice in one replica.
+    """
+
+    query_id: int
+    number: int
+    process: Process
+
+
+class FeedTaken(NamedTuple):
+    """So much of what followed has been taken, so that more may be sent."""
+
+    query_id: int
+    number: int
+    size: int
+
+
+class StreamEnded(NamedTuple):
+    """An answer in parts is complete; a FailedAnswer in its place says that it never will be."""
+
+    query_id: int
+    status: int
+
+
+Answer = HttpAnswer | ValueAnswer | FailedAnswer | StreamEnded
+
+
+class AnswerPart(NamedTuple):
+    """The next bytes of the content of an answer that is too large for one message.
+
+    ``number`` is for this answer, of all replicas: the same query may be answered twice.
+    """
+
+    query_id: int
+    number: int
+    content: LargeBytes
+
+
+class StillRuns(NamedTuple):
+    """A replica runs a query whose router has died; who wants it no more has to say so there."""
+
+    query_id: int
+
+
+# What comes before the one answer.
+Piece = StreamBegun | StreamPart | AnswerPart | FeedWanted | FeedTaken | StillRuns
+
+
+# Where a query's answer is compared with that of a copy of it: the copy's number; the replica, as
+# (incarnation, address); for the copy, the settings, as (id, fields of core.comparing.Compare), and
+# b"" for the query itself. The last two are pickled once and for all, for they go with every query;
+# nor is it a class, whose name would take ten times as long to pickle as all the rest.
+CompareAt = tuple[int, bytes, bytes]
+
+
+class ComparedAnswer(NamedTuple):
+    """One side's answer, on its way to be compared; ``missing`` says why there is only a status."""
+
+    proxy: str  # the incarnation of the proxy that has numbered it
+    number: int  # the copy's
+    settings: bytes  # see CompareAt
+    endpoint: str
+    backend: str
+    request_id: str
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""  # of an answer over HTTP
+    value: bytes = b""  # of a call through a handle, cloudpickled
+    missing: str = ""
+
+
+class Assignment(NamedTuple):
+    """A query on its way from the router to one replica, with the address that wants the answer.
+
+    The address is pickled once and for all: a replica reads it with the caller's first query.
+    """
+
+    ticket: int  # the router's number for this assignment
+    query: Query
+    caller: bytes | None  # None for a shadow's copy, whose answer is discarded
+    caller_incarnation: str
+    endpoint: str
+    route: str
+    timeout_s: float | None
+    compare: tuple[CompareAt, ...] | None = ()  # None: somewhere, which will be told
+
+
+# --- Dispatch: workers and handles <-> proxy <-> replicas ---------------------------------------
+
+
+@message
+class AttachCaller(Message):
+    """A caller introduces itself to the proxy; answered by AttachCallerReply. Repeats are safe."""
+
+    process: Process
+
+
+@message
+class AttachCallerReply(Message):
+    """The proxy knows the caller. ``ready`` is False before its first route table."""
+
+    proxy: Process
+    ready: bool
+
+
+@message
+class DetachCaller(Message):
+    """A caller takes its leave of the proxy, which drops its queries; its process may live on."""
+
+    incarnation: str
+
+
+@message
+class SubmitQueries(Message):
+    """Caller to proxy: new queries and ids to cancel. Answers come singly, in AnswerQueries.
+
+    A repeat of a query id that the proxy still has is ignored. ``resent`` are ids of queries that
+    were sent before, to a proxy that has died or may not have taken them: they may have run.
+    """
+
+    incarnation: str
+    queries: tuple[Query, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    resent: tuple[int, ...] = ()
+
+
+@message
+class AnswerQueries(Message):
+    """Replica or proxy to the caller: answers, for the incarnation that asked, in their order."""
+
+    incarnation: str
+    answers: tuple[Answer | LargeAnswer | PartedAnswer | Piece, ...]
+
+
+@message
+class ControlStreams(Message):
+    """Caller to replica: (query id, bytes) taken of streams, and streams that nobody wants more of.
+
+    A replica sends a bounded number of bytes ahead of what was taken.
+    """
+
+    incarnation: str  # the caller's
+    taken: tuple[tuple[int, int], ...] = ()
+    stopped: tuple[int, ...] = ()
+
+
+@message
+class FeedQueries(Message):
+    """Caller to replica: parts of what follows queries, and those that will never be complete.
+
+    A caller sends a bounded number of bytes ahead of what was taken.
+    """
+
+    incarnation: str  # the replica's
+    process: Process  # the caller's, whose death ends all that it sends
+    parts: tuple[StreamPart, ...] = ()
+    stopped: tuple[int, ...] = ()
+
+
+@message
+class RunQueries(Message):
+    """Proxy to replica: run these, cancel those. Each ticket ends in one outcome.
+
+    ``compared`` are tickets, running or answered, whose assignment did not say where their answers
+    are to be compared, with where that is; nowhere is an empty tuple.
+    """
+
+    incarnation: str  # the replica's, as the router knows it
+    proxy: Process
+    assignments: tuple[Assignment, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    compared: tuple[tuple[int, tuple[CompareAt, ...]], ...] = ()
+
+
+@message
+class QueriesFinished(Message):
+    """Replica to proxy: what became of tickets. Slots are free, but for the ``delivered``.
+
+    A ticket is ``rejected`` when it was never run, because the replica was at max_ongoing_requests
+    or draining; ``begun`` when a part of its answer has left, which cannot be repeated;
+    ``cancelled`` when there is no answer because nobody wanted one; else ``answered``, with the
+    answer's HTTP status, and later ``delivered``: the caller has the answer. It is ``undelivered``
+    when the caller could not be reached, with its answer or a part: it is dead, or behind a broken
+    link. A copy for a shadow is only ``answered``.
+
+    ``models`` says which multiplexed models the replica has, each time that changed; the last one
+    counts.
+    """
+
+    replica: str
+    incarnation: str
+    models: tuple[tuple[str, ...], ...] = ()
+    begun: tuple[int, ...] = ()
+    answered: tuple[tuple[int, int], ...] = ()
+    cancelled: tuple[int, ...] = ()
+    delivered: tuple[int, ...] = ()
+    undelivered: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
+    draining: bool = False
+
+
+@message
+class CompareAnswers(Message):
+    """Replica to a replica of a shadow: answers to compare. Nobody answers, nobody repeats."""
+
+    incarnation: str
+    answers: tuple[tuple[Any, ...], ...]  # the fields of ComparedAnswers
+
+
+@message
+class AskProxy(Message):
+    """Anyone to the proxy: what is known there; AskProxyReply answers.
+
+    ``what`` is "routes", "metrics", or "controller": its address, process and epoch, if known.
+    """
+
+    request_id: str
+    what: str
+
+
+@message
+class AskProxyReply(Message):
+    """The proxy's answer to AskProxy; ``value`` is plain."""
+
+    request_id: str
+    value: Any
+
+
+# Bytes that travel beside the pickle of their message, and so without being copied into it.
+#
+# A body of megabytes was copied into the pickle of its message and out of it again in each
+# process on its way. ``beside`` and ``travelling`` put those of ``LARGE`` bytes and more in a
+# wrapper, which the router passes on unseen; ``content_of`` and ``arrived`` take them out where
+# they are needed.
+#
+# The body or value of an answer of ``PARTED`` bytes and more travels in parts, so that answers to
+# other queries can go in between: ``in_parts`` cuts it, ``put_together`` does what it says. It is
+# one answer all the same: until the last part is here nobody is told of it.
+
+Item = Answer | Piece
+LARGE = 64 * 1024  # under that a copy costs less than what saves it
+PART = 450_000  # two to a message
+PARTED = 500_000
+
+
+class LargeBytes:
+    """Read-only bytes, pickled out of band where the transport can."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, content: bytes | bytearray | memoryview) -> None:
+        self.view = memoryview(content).toreadonly()
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if protocol < 5:
+            return LargeBytes, (bytes(self.view),)
+        return LargeBytes, (pickle.PickleBuffer(self.view),)
+
+
+class Pieces:
+    """Bytes that came in pieces, for who needs them in no one piece; to be taken once."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self._pieces = list(reversed(pieces))
+        self._size = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        """Return how many bytes they had at first."""
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Yield and let go of one after the other."""
+        while self._pieces:
+            yield self._pieces.pop()
+
+
+class LargeAnswer(NamedTuple):
+    """An answer on its way without its body or value, and that."""
+
+    answer: HttpAnswer | ValueAnswer
+    content: LargeBytes
+
+
+class PartedAnswer(NamedTuple):
+    """An answer without its body or value, which has so many bytes and has gone ahead in parts."""
+
+    answer: HttpAnswer | ValueAnswer
+    number: int
+    size: int
+
+
+def beside(content: bytes) -> bytes | LargeBytes:
+    """Return what to put in a message for ``content``."""
+    return content if len(content) < LARGE else LargeBytes(content)
+
+
+def content_of(sent: bytes | LargeBytes) -> bytes | memoryview:
+    """Return what ``beside`` was given; not copied."""
+    return sent.view if isinstance(sent, LargeBytes) else sent
+
+
+def travelling(answer: Item) -> Item | LargeAnswer:
+    """Return what to put in a message for ``answer``."""
+    if isinstance(answer, HttpAnswer) and len(answer.body) >= LARGE:
+        return LargeAnswer(answer._replace(body=b""), LargeBytes(bytes(answer.body)))
+    if isinstance(answer, ValueAnswer) and len(answer.value) >= LARGE:
+        return LargeAnswer(answer._replace(value=b""), LargeBytes(answer.value))
+    return part_travelling(answer) if isinstance(answer, StreamPart) else answer
+
+
+def part_travelling(part: StreamPart) -> StreamPart:
+    """Return what to put in a message for a part of what comes in parts."""
+    if len(part.data) < LARGE:
+        return part
+    large: Any = LargeBytes(part.data)
+    return part._replace(data=large)
+
+
+def part_arrived(part: StreamPart) -> StreamPart:
+    """Return what ``part_travelling`` was given."""
+    sent: Any = part.data
+    return part._replace(data=bytes(sent.view)) if isinstance(sent, LargeBytes) else part
+
+
+def size_of(answer: Any) -> int:
+    """Return the bytes of an answer's body or value, 0 for all that has none."""
+    if isinstance(answer, HttpAnswer):
+        return len(answer.body)
+    return len(answer.value) if isinstance(answer, ValueAnswer) else 0
+
+
+def in_parts(answer: HttpAnswer | ValueAnswer, number: int) -> list[AnswerPart | PartedAnswer]:
+    """Cut an answer; all of it goes the same way, and the answer last."""
+    rest: HttpAnswer | ValueAnswer
+    if isinstance(answer, HttpAnswer):
+        whole, rest = memoryview(bytes(answer.body)), answer._replace(body=b"")
+    else:
+        whole, rest = memoryview(answer.value), answer._replace(value=b"")
+    pieces = (whole[start : start + PART] for start in range(0, len(whole), PART))
+    parts = [AnswerPart(answer.query_id, number, LargeBytes(piece)) for piece in pieces]
+    return [*parts, PartedAnswer(rest, number, len(whole))]
+
+
+def put_together(sent: PartedAnswer, parts: Sequence[LargeBytes]) -> Answer:
+    """Return the answer whose parts these are; an HTTP answer's body stays in pieces."""
+    answer, pieces = sent.answer, [part.view for part in parts]
+    if sum(map(len, pieces)) != sent.size:
+        text = "its answer did not arrive in full"
+        return FailedAnswer(answer.query_id, "ReplicaUnavailableError", text, 1.0)
+    if isinstance(answer, HttpAnswer):
+        return answer._replace(body=Pieces(pieces))
+    return answer._replace(value=b"".join(pieces))
+
+
+def arrived(sent: Answer | LargeAnswer) -> Answer:
+    """Return what ``travelling`` was given."""
+    if not isinstance(sent, LargeAnswer):
+        return sent
+    content = bytes(sent.content.view)
+    if isinstance(sent.answer, HttpAnswer):
+        return sent.answer._replace(body=content)
+    return sent.answer._replace(value=content)
+
+
+# The messages of queries as plain tuples: those of which there are thousands a second.
+#
+# Pickle calls Python for each instance of a class, and looks its class up by name; tuples of
+# plain values cost it neither (docs/performance.md has the figures). All else is pickled as it
+# is.
+
+Plain = tuple[Any, ...]  # begins with one of these numbers
+ITSELF, SUBMIT, RUN, ANSWER, FINISHED = range(5)
+
+_query = partial(tuple.__new__, Query)
+_assignment = partial(tuple.__new__, Assignment)
+_http_answer = partial(tuple.__new__, HttpAnswer)
+_process = partial(tuple.__new__, Process)
+
+
+def plain(message: Any) -> Any:
+    """Return what to pickle for ``message``: a tuple for those of queries, and for tuples."""
+    make_plain = _PLAIN.get(type(message))
+    return message if make_plain is None else make_plain(message)
+
+
+def restored(loaded: Any) -> Any:
+    """Return what ``plain`` was given; raises whatever a tuple that it did not make leads to."""
+    return _RESTORED[loaded[0]](*loaded[1:]) if type(loaded) is tuple else loaded
+
+
+def _plain_submit(message: SubmitQueries) -> Plain:
+    queries = [tuple(query) for query in message.queries]
+    return SUBMIT, message.incarnation, queries, message.cancelled, message.resent
+
+
+def _plain_run(message: RunQueries) -> Plain:
+    assignments = [(each[0], tuple(each[1]), *each[2:]) for each in message.assignments]
+    proxy, cancelled = tuple(message.proxy), message.cancelled
+    return RUN, message.incarnation, proxy, assignments, cancelled, message.compared
+
+
+def _plain_answer(message: AnswerQueries) -> Plain:
+    answers = [tuple(each) if type(each) is HttpAnswer else each for each in message.answers]
+    return ANSWER, message.incarnation, answers
+
+
+def _plain_finished(message: QueriesFinished) -> Plain:
+    return FINISHED, *[getattr(message, name) for name in _FINISHED_FIELDS]
+
+
+def _maker(kind: type) -> Callable[..., Any]:
+    """Return what makes a message of the values of its fields, faster than its constructor."""
+    setters = [getattr(kind, each.name).__set__ for each in fields(kind)]
+    new: Callable[[], Any] = partial(object.__new__, kind)
+
+    def make(*values: Any) -> Any:
+        message: Any = new()
+        for set_to, value in zip(setters, values, strict=True):
+            set_to(message, value)
+        return message
+
+    return make
+
+
+_FINISHED_FIELDS = [each.name for each in fields(QueriesFinished)]
+_submit_queries = _maker(SubmitQueries)
+_run_queries = _maker(RunQueries)
+_answer_queries = _maker(AnswerQueries)
+
+
+def _restored_submit(
+    incarnation: str, queries: list[Plain], cancelled: tuple[int, ...], resent: tuple[int, ...]
+) -> Any:
+    return _submit_queries(
+        incarnation, tuple([_query(each) for each in queries]), cancelled, resent
+    )
+
+
+def _restored_run(
+    incarnation: str,
+    proxy: Plain,
+    assignments: list[Plain],
+    cancelled: tuple[int, ...],
+    compared: Plain,
+) -> Any:
+    made = [_assignment((each[0], _query(each[1]), *each[2:])) for each in assignments]
+    return _run_queries(incarnation, _process(proxy), tuple(made), cancelled, compared)
+
+
+def _restored_answer(incarnation: str, answers: list[Any]) -> Any:
+    made = [_http_answer(each) if type(each) is tuple else each for each in answers]
+    return _answer_queries(incarnation, tuple(made))
+
+
+_PLAIN: dict[type, Callable[[Any], Plain]] = {
+    tuple: lambda message: (ITSELF, message),
+    SubmitQueries: _plain_submit,
+    RunQueries: _plain_run,
+    AnswerQueries: _plain_answer,
+    QueriesFinished: _plain_finished,
+}
+_RESTORED: dict[int, Callable[..., Any]] = {
+    ITSELF: lambda message: message,
+    SUBMIT: _restored_submit,
+    RUN: _restored_run,
+    ANSWER: _restored_answer,
+    FINISHED: _maker(QueriesFinished),
+}

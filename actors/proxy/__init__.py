@@ -1,0 +1,1 @@
+"""The proxy: one actor per host, which holds the router."""

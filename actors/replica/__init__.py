@@ -1,0 +1,1 @@
+"""The replica: one actor that runs one copy of the user's code."""

@@ -1,0 +1,345 @@
+"""The replica: one actor running one copy of the user's code.
+
+The actor itself takes the controller's orders; queries go to its data side (queries.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from greenroom.actors.cluster.epoch_fence import EpochFence
+from greenroom.actors.messages.control import (
+    CheckReplica,
+    ComparisonsReported,
+    FetchFolder,
+    FolderFetched,
+    ReconfigureReplica,
+    ReplicaReported,
+    StartReplica,
+    StopReplica,
+)
+from greenroom.actors.messages.queries import Address
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import logging as user_logging
+from greenroom.actors.replica.comparisons import Comparisons
+from greenroom.actors.replica.data_plane import Queries
+from greenroom.actors.replica.folders import Arrival
+from greenroom.actors.replica.user_code import (
+    MAX_THREADS,
+    Failure,
+    UserCode,
+    give_way_to_messages,
+    import_starlette,
+)
+from greenroom.actors.runtime.actor import LoopActor
+from greenroom.actors.runtime.logs import redirect_output, replica_log
+from greenroom.actors.runtime.loop import end_where_starved
+from greenroom.actors.runtime.port import Port
+from greenroom.actors.runtime.processes import descendants, kill_all
+from greenroom.core.comparing.differences import Place, Plain
+from greenroom.core.errors import DeployFailedError
+
+logger = logging.getLogger(__name__)
+
+EXIT_CHECK_S = 0.02
+TELL_AFTER = 1 / 3  # of health_check_timeout_s without the end of any sync call, while others wait
+
+
+class Replica(LoopActor):
+    """One copy of a backend's code, in the state that its controller has ordered."""
+
+    role = "replica"
+    carries_bodies = True
+    runs_user_code = True
+
+    def started(self) -> None:
+        """See :meth:`LoopActor.started`."""
+        self._obedience = EpochFence(self.loop)
+        self._controller: Address | None = None
+        self._load_id: int | None = None  # the config's with which user code is loaded
+        self._tag = ""  # known from the first order
+        self._config: dict[str, Any] = {}
+        self._config_id = 0  # the newest taken
+        self._applied_id = 0  # the newest that user code has taken too
+        self._state = "idle"
+        self._failure: Failure | None = None  # of the constructor
+        self._sickness = ""  # what its last health check raised
+        self._refusal: Failure | None = None  # of reconfigure, on the newest settings
+        self._user_code: UserCode | None = None
+        self._queries: Queries | None = None
+        self._arrival: Arrival | None = None
+        self._trouble = ""  # that status is to show
+
+    def may_beat(self) -> bool:
+        """See :meth:`LoopActor.may_beat`; answers go over links of their own."""
+        loops = [self.loop] if self._queries is None else [self.loop, self._queries.loop]
+        return end_where_starved(*loops)
+
+    # --- Lifecycle, by the controller's orders ------------------------------------------------
+
+    def receiveMsg_StartReplica(self, message: StartReplica, sender: Address) -> None:
+        """Load the code, once; a repeat, from this controller or a new one, gets a report."""
+        if not self._is_for_me(message, sender):
+            return
+        if self._load_id is None:
+            self._begin_loading(message)
+        elif message.config_id > self._config_id:
+            self._apply_config(message.config, message.config_id)
+        self._report()
+        if self._queries is not None:
+            self._queries.report_comparisons()
+
+    def receiveMsg_ReconfigureReplica(self, message: ReconfigureReplica, sender: Address) -> None:
+        """Take newer settings; user code hears of a changed user_config."""
+        if not self._is_for_me(message, sender):
+            return
+        if message.config_id > self._config_id:
+            self._apply_config(message.config, message.config_id)
+        else:
+            self._report()
+
+    def receiveMsg_CheckReplica(self, message: CheckReplica, sender: Address) -> None:
+        """Run the user's check_health and report."""
+        if not self._is_for_me(message, sender):
+            return
+        if self._user_code is None or self._state != "running":
+            self._report(check_id=message.check_id)
+        elif (failure := self._stuck(self._user_code)) is not None:
+            self._report(check_id=message.check_id, failure=failure)
+        else:
+            self._user_code.check_health(partial(self._checked, message.check_id))
+
+    def _checked(self, check_id: int, failure: Failure | None) -> None:
+        text = "" if failure is None else failure.text
+        if failure is not None and text != self._sickness:
+            logger.error("%s failed its health check: %s", self._tag, failure.traceback)
+        elif self._sickness and not text:
+            logger.info("%s passes its health check again", self._tag)
+        self._sickness = text
+        self._report(check_id=check_id, failure=failure)
+
+    def _stuck(self, user_code: UserCode) -> Failure | None:
+        """Take note of sync calls that hang; return why that makes this replica unhealthy.
+
+        What somebody waits for may take as long as it likes, and is only told of.
+        """
+        stuck = user_code.stuck(self._config["max_ongoing_requests"], time.monotonic())
+        most_s = self._config["health_check_timeout_s"]
+        self._trouble = ""
+        if stuck.busy_s >= most_s * TELL_AFTER:
+            self._trouble = (
+                f"all {MAX_THREADS} threads have been busy for {stuck.busy_s:.0f} s, and "
+                f"{stuck.waiting} calls wait for one"
+            )
+            logger.warning("%s: %s", self._tag, self._trouble)
+        if stuck.unwanted_s < most_s:
+            return None
+        text = (
+            f"for {stuck.unwanted_s:.0f} s all sync calls that may run at once have been calls "
+            "that nobody waits for any more: they hang, and nothing else can run"
+        )
+        logger.error("%s: %s", self._tag, text)
+        return Failure(text, text, None)
+
+    def receiveMsg_StopReplica(self, message: StopReplica, sender: Address) -> None:
+        """Finish what runs, within ``drain_s``, then end the process."""
+        if not self._is_for_me(message, sender) or self._state == "draining":
+            return
+        self._state = "draining"
+        if self._queries is not None:
+            self._queries.is_draining, self._queries.accepting = True, False
+            self._queries.close_sockets()  # what they bring has no end to wait for
+        self._report(then=self._drain)
+        self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
+
+    def _is_for_me(
+        self,
+        message: StartReplica | ReconfigureReplica | CheckReplica | StopReplica,
+        controller: Address,
+    ) -> bool:
+        """Take an order of the controller; ports are reused, so it may be for a dead replica."""
+        if self._tag not in {"", message.replica}:
+            logger.warning("%s ignored an order for %s", self._tag, message.replica)
+            return False
+        if not self._obedience.accepts(message.epoch, controller):
+            return False
+        self._tag, self._controller = message.replica, controller
+        return True
+
+    def exiting(self) -> None:
+        """Thespian asks the process to end: the system shuts down."""
+        super().exiting()
+        kill_all(descendants([self.process.pid]))  # what user code has started
+        os._exit(0)  # user threads may never end, and Thespian would wait for them
+
+    # --- User code's life ---------------------------------------------------------------------
+
+    def _begin_loading(self, order: StartReplica) -> None:
+        self._state = "starting"
+        self._config, self._config_id = order.config, order.config_id
+        self._load_id = order.config_id
+        self._leave_record(order)
+        user_context.install(
+            user_context.ReplicaContext(
+                app_name=order.application,
+                deployment=order.deployment,
+                replica_tag=order.replica,
+                backend=order.backend,
+                version=order.version,
+            )
+        )
+        failure = self._configure_logging(order.config)
+        if failure is not None:
+            self._loaded(failure)
+            return
+        give_way_to_messages()
+        self._user_code = user_code = UserCode(self.loop.post)
+        user_code.allow_method_header = _allows_method_header(order.config)
+        settings = self.settings
+        port = Port(settings.admin_port, self.process, user_code.loop)
+        limit = self._config["max_ongoing_requests"]
+        comparisons = Comparisons(port, self._comparisons_found)
+        self._queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
+        user_code.start()
+        if order.working_dir:
+            self._fetch_folder(order)
+        else:
+            user_code.load(order.code, self._config["user_config"], self._loaded)
+
+    def _leave_record(self, order: StartReplica) -> None:
+        """Let this host's processes know of this one."""
+        redirect_output(self.settings, replica_log(order.replica))
+        self.records.add(
+            self.process,
+            "replica",
+            f"replica {order.replica}",
+            tag=order.replica,
+            address=getattr(self.myAddress.addressDetails, "text", ""),
+            folder=order.working_dir,
+        )
+
+    def _fetch_folder(self, order: StartReplica) -> None:
+        """Load the code when the folder that it works in is here."""
+        digest = order.working_dir
+
+        def ask() -> None:
+            self.loop.send(self._controller, FetchFolder(replica=order.replica, digest=digest))
+
+        def here(folder: Path | DeployFailedError) -> None:
+            if isinstance(folder, DeployFailedError):
+                self._loaded(Failure.of(folder))
+                return
+            sys.path.insert(0, str(folder))
+            os.chdir(folder)
+            import_starlette()  # its modules are imported here, and may need it
+            if self._user_code is not None:
+                self._user_code.load(order.code, self._config["user_config"], self._loaded)
+
+        self._arrival = Arrival(self.loop, self.settings.folders_dir, digest, ask, here)
+        self._arrival.begin()
+
+    def receiveMsg_FolderFetched(self, message: FolderFetched, _sender: Address) -> None:
+        """See :meth:`Arrival.arrived`."""
+        if self._arrival is not None:
+            content = None if message.content is None else message.content.view
+            self._arrival.arrived(content, message.error)
+
+    def _configure_logging(self, config: dict[str, Any]) -> Failure | None:
+        wanted: Any = config.get("logging_config")
+        try:
+            user_logging.configure(wanted, self._tag)
+        except OSError as error:
+            text = f"logs_dir={wanted['logs_dir']!r} of logging_config cannot be used: {error}"
+            return Failure.of(DeployFailedError(text))
+        return None
+
+    def _comparisons_found(self, found: dict[Place, Plain]) -> None:
+        """Tell the controller what comparing answers has found; called on user code's loop."""
+        report = ComparisonsReported(process=self.process, found=found)
+        self.loop.post(lambda: self.loop.send(self._controller, report))
+
+    def _loaded(self, failure: Failure | None) -> None:
+        self._failure = failure
+        if failure is not None:
+            logger.error("%s could not start: %s", self._tag, failure.traceback)
+        self._applied_id = max(self._applied_id, self._load_id or 0)
+        if self._state == "starting":
+            self._state = "failed" if failure is not None else "running"
+            if self._queries is not None:
+                self._queries.accepting = failure is None
+        self._report()
+
+    def _apply_config(self, config: dict[str, Any], config_id: int) -> None:
+        """Take newer settings; they count as applied when user code has taken its part of them."""
+        changed = config["user_config"] != self._config["user_config"]
+        logs_changed = config.get("logging_config") != self._config.get("logging_config")
+        self._config, self._config_id = config, config_id
+        if self._queries is not None:
+            self._queries.limit = config["max_ongoing_requests"]
+        if self._user_code is not None:
+            self._user_code.allow_method_header = _allows_method_header(config)
+        failure = self._configure_logging(config) if logs_changed else None
+        if failure is None and changed and self._user_code is not None:
+            self._user_code.reconfigure(
+                config["user_config"], lambda failure: self._applied(config_id, failure)
+            )
+        else:
+            self._applied(config_id, failure)
+
+    def _applied(self, config_id: int, failure: Failure | None) -> None:
+        self._applied_id, self._refusal = max(self._applied_id, config_id), failure
+        self._report()
+
+    def _report(
+        self,
+        check_id: int = 0,
+        failure: Failure | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Report to the controller; ``then`` is called when it was taken, or cannot be."""
+        if self._controller is None:
+            return
+        if not check_id:  # a new controller has to hear of it again; health is another matter
+            failure = failure or self._refusal
+        failure = failure or self._failure
+        self.loop.send(
+            self._controller,
+            ReplicaReported(
+                replica=self._tag,
+                process=self.process,
+                state=self._state,
+                config_id=self._applied_id,
+                check_id=check_id,
+                queries_at=None if self._queries is None else self._queries.address,
+                ongoing=0 if self._queries is None else self._queries.running,
+                error="" if failure is None else failure.traceback,
+                exception=None if failure is None else failure.exception,
+                trouble=self._trouble,
+                lasts=failure is not None and failure.lasts,
+            ),
+            on_sent=then,
+            on_failed=then,
+        )
+
+    def _drain(self) -> None:
+        queries = self._queries
+        if queries is not None and (queries.running or queries.undelivered):
+            self.loop.call_later(EXIT_CHECK_S, self._drain)
+        elif self._user_code is None:
+            self._leave()
+        else:
+            self._user_code.close(lambda _failure: self._leave())
+
+    def _leave(self) -> None:
+        self.exiting()
+
+
+def _allows_method_header(config: dict[str, Any]) -> bool:
+    return bool(config.get("allow_method_header", True))  # older records have no such setting

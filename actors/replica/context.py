@@ -1,0 +1,325 @@
+"""What user code may ask about the query it runs, and about the replica that it runs in.
+
+A query costs one context variable, which holds what runs it; a :class:`RequestContext` is made of
+it only for who asks. Calls that user code makes through handles belong to the query that it runs:
+they inherit its id and what is left of its time, and are cancelled with it. That ends with the
+query: what user code leaves running in the background is on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from greenroom.actors.messages.queries import Assignment
+
+
+class DeploymentID(NamedTuple):
+    """A deployment of an application, as Ray Serve names it."""
+
+    name: str
+    app_name: str
+
+
+class ReplicaID(NamedTuple):
+    """A replica of a deployment, as Ray Serve names it."""
+
+    unique_id: str
+    deployment_id: DeploymentID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaContext:
+    """One replica; ``servable_object`` is None until the constructor has returned."""
+
+    app_name: str  # "" for a backend that belongs to no application
+    deployment: str  # the backend's tag where it belongs to no application
+    replica_tag: str
+    backend: str
+    version: str | None
+    servable_object: Any = None
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        """Return the tag with what it is a replica of."""
+        return ReplicaID(self.replica_tag, DeploymentID(self.deployment, self.app_name))
+
+
+class _OfQuery:
+    """What looks at a query each time it is asked; no field, so copies do without."""
+
+    __slots__ = ("_query",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext(_OfQuery):
+    """One query, as user code sees it; all empty where none is being run.
+
+    ``request_id`` is that of the query on whose behalf user code called, where it is a call of its.
+    ``is_shadow``: a copy, whose result nobody gets, or a call on behalf of one. Code that charges,
+    mails or writes should not. ``deadline``, by :func:`time.monotonic` as ``asyncio.timeout_at``
+    takes it: nobody waits for the answer any longer.
+    """
+
+    request_id: str = ""
+    route: str = ""  # the endpoint's; "" for a call through a handle
+    endpoint: str = ""
+    app_name: str = ""
+    backend: str = ""
+    version: str | None = None
+    replica_tag: str = ""
+    is_shadow: bool = False
+    is_http_request: bool = False
+    multiplexed_model_id: str = ""
+    deadline: float | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits any more; sync code, which cannot be stopped, should look."""
+        query = getattr(self, "_query", None)
+        return query is not None and bool(query.is_cancelled)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Return the seconds until the deadline, not below 0; None where there is none."""
+        return None if self.deadline is None else max(self.deadline - time.monotonic(), 0.0)
+
+
+class Call(Protocol):
+    """A call made through a handle."""
+
+    def cancel(self) -> None:
+        """Cancel it wherever it is; harmless when it is over; callable from any thread."""
+
+
+class RunningQuery:
+    """A query, or batch of queries, that user code runs, and the calls that it has made meanwhile.
+
+    ``deadline_at`` is in :func:`time.monotonic` seconds. Calls come from any thread; the end and
+    the cancellation from that of user code's loop.
+    """
+
+    __slots__ = ("assignment", "calls", "deadline_at", "has_ended", "is_cancelled")
+
+    def __init__(self, assignment: Assignment, deadline_at: float | None) -> None:
+        self.assignment = assignment
+        self.deadline_at = deadline_at
+        self.calls: set[Call] = set()  # those that are under way
+        self.is_cancelled = False
+        self.has_ended = False
+
+    def made(self, call: Call) -> None:
+        """Cancel this call with the query, unless :meth:`over` comes before."""
+        self.calls.add(call)
+        if self.is_cancelled:  # on another thread, which has not seen this one perhaps
+            call.cancel()
+
+    def over(self, call: Call) -> None:
+        """Forget a call that is over."""
+        self.calls.discard(call)
+
+    def cancel_calls(self) -> None:
+        """Cancel all calls that are under way: nobody wants to know any more."""
+        self.is_cancelled = True
+        for call in list(self.calls):
+            call.cancel()
+
+
+class Origin(NamedTuple):
+    """What a call made through a handle inherits of the query on whose behalf it is made."""
+
+    request_id: str = ""  # "" for none
+    for_shadow: bool = False
+    deadline_at: float | None = None
+    query: RunningQuery | None = None  # with which to cancel it
+
+
+running: ContextVar[RunningQuery | None] = ContextVar("greenroom_query", default=None)
+running_batch: ContextVar[tuple[RunningQuery | None, ...]] = ContextVar(
+    "greenroom_batch", default=()
+)
+_replica: ReplicaContext | None = None
+# What stands for a replica in a process that has several: see serve.local_testing.
+local_replica: ContextVar[ReplicaContext | None] = ContextVar("greenroom_replica", default=None)
+
+
+def install(context: ReplicaContext | None) -> None:
+    """Make ``context`` this process's; a replica does it before it loads user code."""
+    global _replica  # noqa: PLW0603  # one per process, like the process's actor
+    _replica = context
+
+
+def constructed(servable_object: Any) -> None:
+    """Add what user code has made of itself to the replica's context."""
+    if _replica is not None:
+        install(replace(_replica, servable_object=servable_object))
+
+
+def replica_context() -> ReplicaContext | None:
+    """Return the replica that this is, or what stands for one; None outside of any."""
+    return local_replica.get() if _replica is None else _replica
+
+
+def request_context() -> RequestContext:
+    """Return the query that the calling task or thread runs; an empty one where it runs none."""
+    return _context_of(running.get())
+
+
+def batch_request_context() -> list[RequestContext]:
+    """Return the queries of the batch that the calling task runs, in the items' order."""
+    return [_context_of(query) for query in running_batch.get()]
+
+
+def _context_of(query: RunningQuery | None) -> RequestContext:
+    replica = replica_context()
+    if query is None or replica is None:
+        return RequestContext()
+    assignment = query.assignment
+    is_http = bool(assignment.query.http_method)
+    context = RequestContext(
+        request_id=assignment.query.request_id,
+        route=assignment.route if is_http else "",
+        endpoint=assignment.endpoint,
+        app_name=replica.app_name,
+        backend=replica.backend,
+        version=replica.version,
+        replica_tag=replica.replica_tag,
+        is_shadow=_is_for_shadow(query),
+        is_http_request=is_http,
+        multiplexed_model_id=assignment.query.multiplexed_model_id,
+        deadline=query.deadline_at,
+    )
+    object.__setattr__(context, "_query", query)
+    return context
+
+
+def origin() -> Origin:
+    """Return what calls made here inherit.
+
+    Nobody waits for a query that has ended or was cancelled, so what is called then, to clean up
+    or in the background, has all the time it takes.
+    """
+    query = running.get()
+    if query is None:
+        return Origin()
+    request_id, for_shadow = query.assignment.query.request_id, _is_for_shadow(query)
+    if query.has_ended or query.is_cancelled:
+        return Origin(request_id, for_shadow)
+    return Origin(request_id, for_shadow, query.deadline_at, query)
+
+
+def is_cancelled() -> bool:
+    """Return whether the running query was cancelled."""
+    query = running.get()
+    return query is not None and query.is_cancelled
+
+
+def begin_batch(queries: Iterable[RunningQuery | None]) -> RunningQuery | None:
+    """Have the calling task run these queries as a batch; return what is run, which has their ids.
+
+    It goes on as long as one of them is wanted, so it has the time of the one that has most.
+    """
+    of_items = tuple(queries)
+    running_batch.set(of_items)
+    first = of_items[0]
+    if first is None:
+        return None
+    deadlines = [None if query is None else query.deadline_at for query in of_items]
+    known = [deadline for deadline in deadlines if deadline is not None]
+    latest = max(known) if len(known) == len(deadlines) else None
+    batch = RunningQuery(first.assignment, latest)
+    running.set(batch)
+    return batch
+
+
+def detach() -> None:
+    """Have the calling task work for others than the running query too; it keeps that one's id."""
+    query = running.get()
+    if query is not None:
+        running.set(RunningQuery(query.assignment, None))
+
+
+def batching_group(query: RunningQuery | None) -> Hashable:
+    """Return what queries must have in common to be run in one batch.
+
+    Calls made by a batch are made for its first query, and inherit what that is; and its model is
+    that of all.
+    """
+    if query is None:
+        return None
+    return _is_for_shadow(query), query.assignment.query.multiplexed_model_id
+
+
+def multiplexed_model_id() -> str:
+    """Return the model that the running query asks for; "" for none."""
+    query = running.get()
+    return "" if query is None else query.assignment.query.multiplexed_model_id
+
+
+def _is_for_shadow(query: RunningQuery) -> bool:
+    assignment = query.assignment
+    return assignment.caller is None or assignment.query.for_shadow
+
+
+# Which multiplexed models this process has, and who wants to know.
+#
+# A replica tells its proxies, which prefer it for queries for those models, and has them unloaded
+# when it stops. Ids that are being loaded count: the next query for one should wait for it there.
+
+
+class Holder(Protocol):
+    """What keeps models: see :mod:`greenroom.serve.decorators.multiplex`."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The models that it has, or loads."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that it belongs to; None when that is gone."""
+
+    def unload_all(self) -> Awaitable[None]:
+        """Unload them; called on that loop when the replica stops."""
+
+
+_lock = threading.Lock()
+_ids: dict[Holder, tuple[str, ...]] = {}
+_listener: Callable[[], None] | None = None
+
+
+def on_change(listener: Callable[[], None] | None) -> None:
+    """Call ``listener`` after each change, on the thread that made it; a replica does it."""
+    global _listener  # noqa: PLW0603  # one per process, like the process's actor
+    _listener = listener
+
+
+def all_ids() -> tuple[str, ...]:
+    """Return the ids of all models here, in their order."""
+    with _lock:
+        return tuple(sorted({model_id for ids in _ids.values() for model_id in ids}))
+
+
+def changed(holder: Holder) -> None:
+    """Know what a holder has now, if that changed; one without any is forgotten."""
+    ids = holder.ids
+    with _lock:
+        if set(ids) == set(_ids.get(holder, ())):
+            return
+        if ids:
+            _ids[holder] = ids
+        else:
+            del _ids[holder]
+    if _listener is not None:
+        _listener()
+
+
+async def close() -> None:
+    """Unload all models that belong to the running event loop."""
+    loop = asyncio.get_running_loop()
+    for holder in [each for each in _ids if each.loop is loop]:
+        await holder.unload_all()

@@ -1,0 +1,515 @@
+"""The data side of a replica: queries in, answers out, on the event loop of the user's code.
+
+Theory of operation. A replica is a process with two places in the actor system. The actor, on the
+main thread, takes the controller's orders, and answers them whatever user code does. This is the
+other one, an address of its own on user code's event loop: a query goes from the socket to the
+user's coroutine and its answer back to a socket without changing threads. User code that blocks its
+loop delays its own queries, as it must, and nothing else.
+
+A query's slot is free when user code has returned. The router keeps the query until it hears that
+the caller has the answer: if this process dies in between, it goes to another replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import secrets
+import time
+from functools import partial
+from typing import Any
+
+from greenroom.actors.caller import client as query_client
+from greenroom.actors.caller.client import CallerClient
+from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.caller.feeds import Inflows
+from greenroom.actors.messages.control import MeetProxy
+from greenroom.actors.messages.queries import (
+    END,
+    MORE,
+    PARTED,
+    Address,
+    Answer,
+    AnswerPart,
+    AnswerQueries,
+    Assignment,
+    AttachCallerReply,
+    ControlStreams,
+    FailedAnswer,
+    FeedQueries,
+    HttpAnswer,
+    PartedAnswer,
+    Piece,
+    Process,
+    QueriesFinished,
+    RunQueries,
+    StillRuns,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+    in_parts,
+    size_of,
+    travelling,
+)
+from greenroom.actors.replica import context as held_models
+from greenroom.actors.replica.comparisons import Comparisons, ResponseSampler
+from greenroom.actors.replica.reply import Reply
+from greenroom.actors.replica.user_code import UserCode
+from greenroom.actors.runtime.loop import (
+    GATHERED,
+    GATHERED_PARTS,
+    MAX_BYTES_UNDER_WAY,
+    Loop,
+    Outbox,
+    Outboxes,
+    Timer,
+)
+from greenroom.actors.runtime.port import Port
+from greenroom.actors.runtime.streams import MOST_JOINED, Parts, Sender
+from greenroom.core.closing import RESTARTING, close_frame
+from greenroom.core.errors import error_status
+from greenroom.core.routing.tickets import SOCKET
+
+NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
+ADRIFT_S = 10.0  # how often callers are told what of theirs runs without a router
+LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
+
+PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
+
+_Item = Answer | PartedAnswer | Piece
+_News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
+
+
+class Run(Reply):
+    """One query in user code, and what is told of it."""
+
+    __slots__ = (
+        "feed",
+        "feed_number",
+        "is_delivered",
+        "is_lost",
+        "proxy",
+        "queries",
+        "sender",
+        "status",
+        "timer",
+    )
+
+    def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
+        timeout_s = assignment.timeout_s
+        deadline_at = None if timeout_s is None else time.monotonic() + timeout_s
+        super().__init__(assignment, deadline_at)
+        self.queries = queries
+        self.proxy = proxy  # its incarnation
+        self.sender: Sender | None = None
+        self.feed: Parts | None = None  # what follows it
+        self.feed_number = 0
+        self.status = 0  # of its answer
+        self.is_delivered = False
+        self.is_lost = False  # on the way to its caller
+        self.timer: Timer | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return what to cancel it by."""
+        return self.proxy, self.assignment.ticket
+
+    @property
+    def stream_key(self) -> tuple[str, int]:
+        """Return what its caller knows it by."""
+        return self.assignment.caller_incarnation, self.assignment.query.id
+
+    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Begin an answer in parts."""
+        process = self.queries.process
+        begun = StreamBegun(self.assignment.query.id, status, headers, process)
+        self.sender = self.queries.begun(self, begun)
+        if self.assignment.query.follows == SOCKET:
+            self.deadline_at = None  # it was for the handshake
+
+    async def send(self, data: bytes, ends: int = MORE) -> None:
+        """Send the next part."""
+        if self.sender is not None:
+            await self.sender.send(data, ends)
+        else:  # of a copy for a shadow; a generator that awaits nothing must not have the loop
+            await asyncio.sleep(0)
+
+    def answer(self, answer: Answer) -> None:
+        """Answer it; a second answer is dropped."""
+        if not self.status:
+            self.status = _status(answer)
+            self.queries.answered(self, answer)
+
+    @property
+    def caller(self) -> str:
+        """See Fed."""
+        return self.assignment.caller_incarnation
+
+    def ended_by_caller(self) -> None:
+        """See Fed."""
+        if self.sender is not None and self.assignment.query.follows == SOCKET:
+            self.sender.close()
+
+    def cancel(self) -> None:
+        """See Fed."""
+        self.queries.cancel(self)
+
+    def end(self) -> None:
+        """Note that user code has returned."""
+        self.has_ended = True
+        self.queries.ended(self)
+
+
+class Queries:
+    """Runs queries for any proxy, and answers straight to whoever asked.
+
+    All on user code's loop, but for ``limit``, ``accepting``, ``is_draining``, which the replica's
+    main thread sets, and ``running``, ``undelivered``, which it reads.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        user_code: UserCode,
+        tag: str,
+        backend: str,
+        limit: int,
+        comparisons: Comparisons,
+    ) -> None:
+        self.limit = limit  # max_ongoing_requests
+        self.accepting = False
+        self.is_draining = False
+        self.running = 0  # queries in user code; never above the limit
+        self.undelivered = 0
+        self._port = port
+        self._loop = port.loop
+        self.process = port.process
+        self._incarnation = port.process.incarnation
+        self._user_code = user_code
+        self._tag = tag
+        self._comparisons = comparisons
+        self._copies = ResponseSampler(
+            port.loop,
+            port.process.incarnation,
+            backend,
+            lambda: self.running > 0,
+            comparisons.arrived,
+        )
+        self._answers = Outboxes()  # by the caller's incarnation
+        self._parted = Outboxes()  # the same, for large answers: others go in between
+        self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
+        self._news = Outboxes()  # by the proxy's incarnation
+        self._runs: dict[tuple[str, int], Run] = {}  # by key
+        self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
+        self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
+        self._adrift_timer: Timer | None = None
+        self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
+        self._caller = caller = Caller(port.loop, port.process)
+        query_client.install(CallerClient(caller))
+        held_models.on_change(self._models_changed)
+        port.on(RunQueries, self._run)
+        self._inflows = Inflows(port.loop, port.process, self._put)
+        port.on(FeedQueries, self._inflows.arrived)
+        port.on(ControlStreams, self._control)
+        port.on(MeetProxy, self._met_proxy)
+        port.on(AttachCallerReply, lambda message, _: caller.attached(message))
+        port.on(AnswerQueries, caller.answered)
+
+    @property
+    def loop(self) -> Loop:
+        """The loop that all this runs on."""
+        return self._loop
+
+    @property
+    def address(self) -> Address:
+        """Where proxies send queries."""
+        return self._port.address
+
+    def report_comparisons(self) -> None:
+        """Tell the controller all that comparisons have found; callable from any thread."""
+        self._loop.post(self._comparisons.report)
+
+    def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
+        """Tell this proxy of what becomes of its queries; a near one gets those of handles."""
+        if message.is_near:
+            self._caller.met_proxy(message.proxy, message.process)
+        if message.process.incarnation not in self._news:
+            self._meet(message.process, message.proxy)
+
+    def _meet(self, process: Process, address: Address) -> None:
+        proxy = process.incarnation
+        self._news[proxy] = self._make_news(proxy, address)
+        if proxy not in self._proxies:
+            self._proxies.add(proxy)
+            self._loop.watch_process(process, partial(self._proxy_died, proxy), address)
+        if models := held_models.all_ids():
+            self._tell(proxy, ("models", models))
+
+    def _proxy_died(self, proxy: str) -> None:
+        """Tell callers where their queries run: nobody else can end them any more."""
+        self._proxies.discard(proxy)
+        for run in [run for run in self._runs.values() if run.proxy == proxy]:
+            if run.assignment.caller is None:
+                self.cancel(run)
+            elif not run.status:
+                self._adrift[run.stream_key] = run
+        self._tell_adrift()
+
+    def _tell_adrift(self) -> None:
+        """Tell callers again and again: one that dies, too, has no router to notice it."""
+        if self._adrift_timer is not None:
+            self._adrift_timer.cancel()
+            self._adrift_timer = None
+        for run in self._adrift.values():
+            if not run.status:
+                self._put(StillRuns(run.assignment.query.id), run)
+        if self._adrift:
+            self._adrift_timer = self._loop.call_later(ADRIFT_S, self._tell_adrift)
+
+    def _models_changed(self) -> None:
+        """Tell all proxies which models are here; callable from any thread."""
+
+        def tell() -> None:
+            for proxy in list(self._news):  # one that cannot be reached is forgotten
+                self._tell(proxy, ("models", held_models.all_ids()))
+
+        self._loop.post(tell)
+
+    def _run(self, message: RunQueries, sender: Address) -> None:
+        """Run what there is room for, reject the rest."""
+        if message.incarnation != self._incarnation:
+            return  # meant for a dead process whose address this one has
+        proxy = message.proxy.incarnation
+        if proxy not in self._news:
+            self._meet(message.proxy, sender)
+        room = max(self.limit - self.running, 0) if self.accepting else 0
+        # A router that could not reach this replica for a while sends what it had here again.
+        assignments = [a for a in message.assignments if (proxy, a.ticket) not in self._runs]
+        self.running += min(room, len(assignments))
+        for assignment in assignments[:room]:
+            run = Run(self, proxy, assignment)
+            self._runs[run.key] = run
+            if assignment.query.follows:
+                run.feed_number = self._inflows.want(run, assignment.query)
+            if assignment.timeout_s is not None:
+                delay_s = assignment.timeout_s + LATE_S
+                run.timer = self._loop.call_later(delay_s, partial(self._late, run))
+            self._user_code.run(run)
+        for assignment in assignments[room:]:
+            self._tell(proxy, ("rejected", assignment.ticket))
+        for ticket in message.cancelled:
+            self._tell_cut_off(self._runs.get((proxy, ticket)))
+            self._user_code.cancel((proxy, ticket))
+        for ticket, places in message.compared:
+            key = (proxy, ticket)
+            self._copies.meet(key, places, has_answer=key not in self._runs)
+
+    def _late(self, run: Run) -> None:
+        """End a query whose time was up a while ago: the router that would have has died."""
+        if run.status or run.is_cancelled or run.deadline_at is None:
+            return
+        text = f"no answer within {run.assignment.timeout_s:.6g} s"
+        run.answer(FailedAnswer(run.assignment.query.id, "QueryTimeoutError", text))
+        self.cancel(run)
+
+    def _tell_cut_off(self, run: Run | None) -> None:
+        """Tell who takes parts of an answer that its router ended it: that may have lost sight."""
+        if run is None or run.sender is None or run.status or run.assignment.caller is None:
+            return
+        text = "the answer was ended midway by the router, which may have lost who asked"
+        answer = travelling(FailedAnswer(run.assignment.query.id, "RequestCancelledError", text))
+        message = AnswerQueries(incarnation=run.assignment.caller_incarnation, answers=(answer,))
+        self._loop.send(pickle.loads(run.assignment.caller), message)
+
+    def close_sockets(self) -> None:
+        """Close all WebSockets, as this replica is to stop; callable from any thread."""
+
+        def close() -> None:
+            for run in self._inflows.all():
+                self._close_socket(run)
+
+        self._loop.post(close)
+
+    def _close_socket(self, run: Any) -> None:
+        query = run.assignment.query
+        if query.follows != SOCKET:
+            return
+        frame = close_frame(RESTARTING, "the replica stops")
+        if run.sender is not None and not run.status:
+            self._put(StreamPart(query.id, frame, END), run)
+        run.feed.arrived(StreamPart(run.feed_number, frame, END))
+        run.ended_by_caller()
+
+    def cancel(self, run: Run) -> None:
+        """Have user code end a query."""
+        self._user_code.cancel(run.key)
+
+    def begun(self, run: Run, begun: StreamBegun) -> Sender | None:
+        """Send the head of an answer in parts; return what sends them, unless nobody wants it."""
+        assignment = run.assignment
+        if assignment.caller is None:
+            return None
+        if run.stream_key in self._streams:  # its router died, and the next one had it run again
+            run.is_delivered = True  # by the other run
+            self._user_code.cancel(run.key)
+            return None
+        self._streams[run.stream_key] = run
+        # With the first part, at the end of this turn, and before the router hears of it: to write
+        # to that first had the first byte 0.2 ms later.
+        self._outbox(run).put_all([(begun, run)])
+        self._tell(run.proxy, ("begun", assignment.ticket))
+        return Sender(
+            assignment.query.id, lambda part: self._put(part, run), self._loop.at_turn_end
+        )
+
+    def answered(self, run: Run, answer: Answer) -> None:
+        """Send an answer, if anybody wants it."""
+        if run.assignment.caller is not None and not run.is_delivered:
+            if run.sender is not None:
+                run.sender.flush()
+            self.undelivered += 1
+            if size_of(answer) < PARTED:
+                self._put(answer, run)
+            else:
+                self._put_in_parts(answer, run)
+        if run.assignment.compare != ():
+            self._copies.add(run.proxy, run.assignment, answer)
+
+    def ended(self, run: Run) -> None:
+        """Free the slot; tell the router."""
+        self.running -= 1
+        if run.timer is not None:
+            run.timer.cancel()
+        self._runs.pop(run.key, None)
+        for runs in (self._streams, self._adrift):
+            if runs.get(run.stream_key) is run:
+                del runs[run.stream_key]
+        if run.feed_number:
+            self._inflows.ended(run.feed_number)
+        ticket = run.assignment.ticket
+        if not run.status:
+            if run.assignment.compare != ():
+                self._copies.add(run.proxy, run.assignment, None)
+            self._tell(run.proxy, ("undelivered" if run.is_lost else "cancelled", ticket))
+            return
+        self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
+        if run.is_delivered:
+            self._tell_delivered(run)
+
+    def _put(self, item: _Item, run: Run) -> None:
+        self._outbox(run).put((item, run), _gathered(item))
+
+    def _outbox(self, run: Run) -> Outbox:
+        outbox = self._answers.get(run.assignment.caller_incarnation)
+        return outbox or self._make_answers(self._answers, run, MAX_BYTES_UNDER_WAY)
+
+    def _put_in_parts(self, answer: Any, run: Run) -> None:
+        outbox = self._parted.get(run.assignment.caller_incarnation)
+        if outbox is None:
+            outbox = self._make_answers(self._parted, run, PARTS_UNDER_WAY)
+        outbox.put_all([(item, run) for item in in_parts(answer, next(self._parted_numbers))])
+
+    def _make_answers(self, outboxes: Outboxes, run: Run, most_under_way: int) -> Outbox:
+        caller, address = run.assignment.caller_incarnation, run.assignment.caller
+        assert address is not None, "a copy for a shadow has no answers"
+        outbox = outboxes[caller] = Outbox(
+            self._loop,
+            pickle.loads(address),
+            lambda items: AnswerQueries(
+                incarnation=caller,
+                answers=tuple([travelling(item) for item, _ in items]),
+            ),
+            on_sent=self._delivered,
+            on_failed=partial(self._undeliverable, caller),
+            weigh=_weigh,
+            most_under_way=most_under_way,
+        )
+        return outbox
+
+    def _delivered(self, items: list[tuple[_Item, Run]]) -> None:
+        for item, run in items:
+            if not isinstance(item, Piece):
+                self.undelivered -= 1
+                run.is_delivered = True
+                if run.has_ended:
+                    self._tell_delivered(run)
+
+    def _tell_delivered(self, run: Run) -> None:
+        field = "undelivered" if run.is_lost else "delivered"
+        self._tell_in_time(run.proxy, (field, run.assignment.ticket))
+
+    def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
+        """Give a caller up. It may live behind a broken link: its router knows, and is told."""
+        for outboxes in (self._answers, self._parted):
+            outbox = outboxes.pop(caller, None)
+            items = items + (outbox.drop() if outbox is not None else [])
+        for _, run in items:
+            run.is_lost = True
+        self._delivered(items)
+        for run in dict.fromkeys(run for _, run in items if not run.has_ended):
+            self._user_code.cancel(run.key)
+
+    def _control(self, message: ControlStreams, _sender: Address) -> None:
+        """Go on with streams of which the caller took something, stop those nobody wants."""
+        for query_id, size in message.taken:
+            run = self._streams.get((message.incarnation, query_id))
+            if run is not None and run.sender is not None:
+                run.sender.taken(size)
+        for query_id in message.stopped:
+            for runs in (self._streams, self._adrift):
+                run = runs.get((message.incarnation, query_id))
+                if run is not None:
+                    self._user_code.cancel(run.key)
+
+    def _make_news(self, proxy: str, address: Address) -> Outbox:
+        return Outbox(self._loop, address, self._pack_news, on_failed=lambda _: self._forget(proxy))
+
+    def _tell(self, proxy: str, news: _News) -> None:
+        outbox = self._news.get(proxy)
+        if outbox is not None:
+            outbox.put(news)
+
+    def _tell_in_time(self, proxy: str, news: _News) -> None:
+        """Tell what the router does not wait for while there is room for more queries."""
+        outbox = self._news.get(proxy)
+        if outbox is None:
+            return
+        if self.is_draining or (self.running + 1) * 2 > self.limit:  # with the one that has ended
+            outbox.put(news)
+        else:
+            outbox.put_patiently(news, NEWS_S)
+
+    def _forget(self, proxy: str) -> None:
+        self._news.pop(proxy, None)
+
+    def _pack_news(self, items: list[_News]) -> QueriesFinished:
+        news: dict[str, list[Any]] = {}
+        for field, value in items:
+            news.setdefault(field, []).append(value)
+        return QueriesFinished(
+            replica=self._tag,
+            incarnation=self._incarnation,
+            draining=self.is_draining,
+            **{field: tuple(values) for field, values in news.items()},
+        )
+
+
+def _status(answer: Answer) -> int:
+    if isinstance(answer, HttpAnswer | StreamEnded):
+        return answer.status
+    return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
+
+
+def _gathered(item: _Item) -> int:
+    """Return with how many items this one leaves before the end of the turn."""
+    if not isinstance(item, StreamPart):
+        return GATHERED
+    return 1 if item.parts >= MOST_JOINED else GATHERED_PARTS
+
+
+def _weigh(item: tuple[_Item, Run]) -> int:
+    answer = item[0]
+    if isinstance(answer, StreamPart):
+        return len(answer.data)
+    return len(answer.content) if isinstance(answer, AnswerPart) else size_of(answer)

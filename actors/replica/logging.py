@@ -1,0 +1,216 @@
+"""What user code logs: where it goes, and which query and replica each record is about.
+
+One handler writes to the replica's log. ``greenroom.serve`` has it, whose records are our own:
+queries that failed, and the access log. The root logger has it where the deployment says how it
+wants to log; else it is Python's last resort, for as long as user code adds no handler, so that
+``logging.basicConfig`` works as anywhere. Handlers that user code adds are its own;
+:class:`ContextFilter` makes records say there, too, what they are about.
+A log that cannot be written must not stop the serving, so records are dropped then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from greenroom.actors.messages.queries import Query
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.runtime.logs import LineFormatter, one_line, replica_log
+from greenroom.actors.runtime.state_dir import open_private
+from greenroom.core.config import LoggingConfig
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no parameter before Python 3.11
+
+OURS = "greenroom.serve"
+CONTEXT = (
+    "request_id",
+    "route",
+    "endpoint",
+    "application",
+    "deployment",
+    "backend",
+    "version",
+    "replica",
+    "multiplexed_model_id",
+    "remaining_s",
+    "is_shadow",
+)
+_PYTHONS = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
+CANCELLED = 499
+
+_logs_queries = False
+
+
+class ContextFilter(logging.Filter):
+    """Gives each record, where it has none, ``request_id`` and the other names in CONTEXT.
+
+    It drops no record. For handlers of your own: ``handler.addFilter(ContextFilter())``; then a
+    format may have ``%(request_id)s``.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add what is known here and now."""
+        query, replica = user_context.request_context(), user_context.replica_context()
+        known = {
+            "request_id": query.request_id,
+            "route": query.route,
+            "endpoint": query.endpoint,
+            "application": replica.app_name if replica else "",
+            "deployment": replica.deployment if replica else "",
+            "backend": replica.backend if replica else "",
+            "version": (replica.version if replica else None) or "",
+            "replica": replica.replica_tag if replica else "",
+            "multiplexed_model_id": query.multiplexed_model_id,
+            "remaining_s": None if query.remaining_s is None else round(query.remaining_s, 3),
+            "is_shadow": query.is_shadow,
+        }
+        for name, value in known.items():
+            record.__dict__.setdefault(name, value)
+        return True
+
+
+class TextFormatter(LineFormatter):
+    """``INFO 2026-01-31 12:00:00,000 replica request-id -- message``."""
+
+    def __init__(self, attributes: tuple[str, ...]) -> None:
+        more = "".join(f" {name}=%({name})s" for name in attributes)
+        super().__init__(
+            f"%(levelname)s %(asctime)s %(replica)s %(shown_id)s{more} -- %(message)s",
+            defaults=dict.fromkeys(attributes, ""),  # taskName is not in Python 3.10 and 3.11
+        )
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Show a dash where there is no request."""
+        record.shown_id = getattr(record, "request_id", "") or "-"
+        return super().formatMessage(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time, level, logger, message, CONTEXT, and what ``extra`` added."""
+
+    def __init__(self, attributes: tuple[str, ...]) -> None:
+        super().__init__()
+        self._attributes = attributes
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a line; what is empty is left out."""
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{second}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields = record.__dict__
+        line |= {name: fields.get(name) for name in CONTEXT}
+        line |= {name: fields.get(name) for name in self._attributes}
+        line |= {name: fields[name] for name in fields if name not in _PYTHONS and name not in line}
+        for name in [each for each in CONTEXT if _is_empty(line[each])]:
+            del line[name]
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return _json(line)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value == ""
+
+
+def _json(line: dict[str, Any]) -> str:
+    try:
+        return json.dumps(line, default=repr)
+    except (TypeError, ValueError, RecursionError):  # odd keys, or a value within itself
+        return json.dumps({name: repr(value) for name, value in line.items()})
+
+
+class ReplicaHandler(_StreamHandler):
+    """Writes to a file of this process's own, whatever user code does to sys.stderr."""
+
+    def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
+        super().__init__(
+            os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        )
+        self.setFormatter(formatter)
+        self.addFilter(ContextFilter())
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell on stderr what was wrong with the record, unless that fails too."""
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        super().close()
+        with contextlib.suppress(OSError):
+            self.stream.close()
+
+
+def configure(values: Mapping[str, Any] | None, tag: str) -> None:
+    """Log as a replica's ``logging_config`` says, again at each change; OSError for its logs_dir.
+
+    Without one, records of level INFO are lines of text, and queries that went well are not logged.
+    """
+    global _logs_queries  # noqa: PLW0603  # one per process, as the loggers are
+    config = LoggingConfig(enable_access_log=False) if values is None else LoggingConfig(**values)
+    attributes = config.additional_log_standard_attrs
+    is_json = config.encoding == "JSON"
+    formatter = JsonFormatter(attributes) if is_json else TextFormatter(attributes)
+    handler = ReplicaHandler(_open(config.logs_dir, tag), formatter)
+    ours = logging.getLogger(OURS)
+    old = [each for each in ours.handlers if isinstance(each, ReplicaHandler)]
+    for logger in (logging.root, ours):
+        logger.setLevel(config.level)
+        for each in old:
+            logger.removeHandler(each)
+    ours.propagate = False
+    ours.addHandler(handler)
+    logging.lastResort = handler
+    if values is not None:
+        logging.root.addHandler(handler)
+    for each in old:
+        each.close()
+    _logs_queries = config.enable_access_log
+
+
+def _open(logs_dir: str | None, tag: str) -> int:
+    if logs_dir is None:
+        return os.dup(2)
+    Path(logs_dir).mkdir(parents=True, exist_ok=True)
+    return open_private(Path(logs_dir) / f"{replica_log(tag)}.log")
+
+
+def logs_queries() -> bool:
+    """Tell whether queries are to be logged when they have ended."""
+    return _logs_queries
+
+
+def log_query(query: Query, status: int, duration_s: float) -> None:
+    """Log a query that has ended; ``status`` 0 is one that was cancelled."""
+    method = query.http_method or "CALL"
+    what = query.path if query.http_method else query.call_method or "__call__"
+    status = status or CANCELLED
+    duration_ms = round(duration_s * 1000, 3)
+    logging.getLogger(OURS).info(
+        "%s %s %s %.1fms",
+        method,
+        one_line(what),
+        status,
+        duration_ms,
+        extra={"method": method, "path": what, "status": status, "duration_ms": duration_ms},
+    )
+
+
+def log_failure(query: Query, error: BaseException) -> None:
+    """Log what user code raised on a query."""
+    logging.getLogger(OURS).error("request %s failed", query.request_id, exc_info=error)

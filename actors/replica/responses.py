@@ -1,0 +1,279 @@
+"""Between HTTP as messages carry it and what user code sees: requests in, responses out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message
+
+from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
+from greenroom.actors.replica.jsonable import to_json
+from greenroom.actors.replica.reply import Reply
+from greenroom.actors.runtime.streams import Parts
+from greenroom.core.errors import UnsupportedResultError
+
+HELD_S = 0.01
+HELD_PASSES = 60  # five layers of BaseHTTPMiddleware take 52
+
+_JSON = ((b"content-type", b"application/json"),)
+_TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
+_PLAIN = ((b"content-type", b"text/plain"),)  # bytes, of whichever charset, or nothing
+_BYTES = ((b"content-type", b"application/octet-stream"),)
+
+
+def make_scope(call: HttpCall, route: str) -> dict[str, Any]:
+    """Make what an ASGI app sees of a request; an endpoint's route is part of the root path."""
+    prefix = "" if route == "/" else route
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": call.http_version,
+        "method": call.method,
+        "scheme": call.scheme,
+        "path": call.path,
+        "raw_path": call.raw_path,
+        "query_string": call.query_string,
+        "root_path": call.root_path + prefix,
+        "headers": list(call.headers),
+        "client": call.client,
+        "server": call.server,
+        "state": {},
+    }
+
+
+class WholeRequest(Request):
+    """A request whose body is here: Starlette would gather it from an asynchronous generator."""
+
+    whole: bytes
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        return self.whole
+
+
+def make_request(call: HttpCall, reply: Reply) -> Request:
+    """Make the request that a handler gets; its body is here, or comes in parts."""
+    scope = make_scope(call, reply.assignment.route)
+    receive = Body(call.body, reply.feed).receive
+    if reply.feed is not None:
+        return Request(scope, receive)
+    request = WholeRequest(scope, receive)
+    request.whole = call.body
+    return request
+
+
+class Body:
+    """A request's body: what came with the query, then what follows it."""
+
+    def __init__(self, beginning: bytes | None, feed: Parts | None) -> None:
+        self._beginning = beginning
+        self._feed = feed
+
+    def __reduce__(self) -> Any:
+        """Pickle what has come whole: a request may be an argument of a call."""
+        if self._feed is not None:
+            raise TypeError(
+                "the body of this request comes in parts; await its body() before it is passed on"
+            )
+        return Body, (self._beginning, None)
+
+    async def receive(self) -> Message:
+        """Return the next part; after the last, wait for a client that is still there."""
+        beginning, self._beginning = self._beginning, None
+        if beginning or (beginning is not None and self._feed is None):
+            more = self._feed is not None
+            return {"type": "http.request", "body": beginning, "more_body": more}
+        part = None if self._feed is None else await self._feed.next()
+        while part is None:
+            await asyncio.get_running_loop().create_future()
+        if part.ends == END:
+            self._feed = None
+        return {"type": "http.request", "body": part.data, "more_body": self._feed is not None}
+
+
+async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer | None:
+    """Turn what a handler returned into an answer; None when it has been given in parts.
+
+    As Ray Serve has it: str and bytes are text/plain, None is that without a body, a Starlette
+    response is itself with its background tasks, the parts of an iterator leave as they are made,
+    and anything else is JSON. Raises UnsupportedResultError naming the type that is none of these.
+    """
+    query_id = reply.assignment.query.id
+    if isinstance(result, Response):
+        return await _give_response(reply, result, request)
+    if isinstance(result, str):
+        return HttpAnswer(query_id, 200, _TEXT, _encoded(result))
+    if isinstance(result, bytes | bytearray | memoryview):
+        return HttpAnswer(query_id, 200, _PLAIN, bytes(result))
+    if result is None:
+        return HttpAnswer(query_id, 200, _PLAIN, b"")
+    if hasattr(result, "__aiter__"):
+        await _give_parts(reply, result)
+        return None
+    return HttpAnswer(query_id, 200, _JSON, _json(result))
+
+
+def _json(result: Any) -> bytes:
+    try:
+        text = to_json(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedResultError(
+            f"cannot turn a {type(result).__name__} into an HTTP response ({error}); return str, "
+            "bytes, something JSON-able, a generator or a Starlette response"
+        ) from error
+    return _encoded(text)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedResultError(f"a result that is no Unicode text: {error}") from error
+
+
+async def _give_parts(reply: Reply, parts: Any) -> None:
+    """Send str as text or bytes as they are; the first part says which it is."""
+    has_begun = False
+    try:
+        async for part in parts:
+            if not isinstance(part, str | bytes | bytearray | memoryview):
+                raise UnsupportedResultError(
+                    f"a generator yielded a {type(part).__name__}; yield str or bytes"
+                )
+            if not has_begun:
+                reply.begin(200, _TEXT if isinstance(part, str) else _BYTES)
+                has_begun = True
+            await reply.send(_encoded(part) if isinstance(part, str) else bytes(part))
+    finally:
+        if hasattr(parts, "aclose"):
+            await parts.aclose()
+    if not has_begun:
+        reply.begin(200, _TEXT)
+    reply.answer(StreamEnded(reply.assignment.query.id, 200))
+
+
+def from_http_exception(query_id: int, error: HTTPException) -> HttpAnswer:
+    """Answer with the status and detail of a Starlette HTTPException, as Starlette does."""
+    headers = tuple((k.lower().encode(), v.encode()) for k, v in (error.headers or {}).items())
+    body = b"" if error.status_code in {204, 304} else error.detail.encode()
+    return HttpAnswer(query_id, error.status_code, headers + _TEXT, body)
+
+
+async def _give_response(reply: Reply, response: Response, request: Request) -> HttpAnswer | None:
+    is_whole = not isinstance(response, StreamingResponse) and response.background is None
+    if is_whole and hasattr(response, "body"):  # a FileResponse reads its file when it is called
+        query_id, headers = reply.assignment.query.id, tuple(response.raw_headers)
+        return HttpAnswer(query_id, response.status_code, headers, bytes(response.body))
+    await AsgiReply(reply).run(response, request)
+    return None
+
+
+class AsgiReply:
+    """What an ASGI app sends: what comes whole at once is an answer, anything else parts.
+
+    Events that the protocol does not allow where they come raise UnsupportedResultError in the app.
+
+    The end of parts without a declared length is held until the app returns, for at most HELD_S and
+    HELD_PASSES of the loop: Starlette's BaseHTTPMiddleware ends an answer that broke off inside of
+    it as a good one, and raises then. Not for longer: background tasks run before it returns, too.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._query_id = reply.assignment.query.id
+        self._status = 0  # 0 before the start
+        self._headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._has_begun = False
+        self._is_complete = False
+        self._held: asyncio.Handle | None = None
+
+    async def run(self, app: ASGIApp, request: Request) -> None:
+        """Have the app answer; UnsupportedResultError when it returns before the end."""
+        try:
+            await app(request.scope, request.receive, self.send)
+        finally:
+            held, self._held = self._held, None
+            if held is not None:
+                held.cancel()
+        if not self._status:
+            raise UnsupportedResultError("the ASGI app returned without a response")
+        if not self._is_complete:
+            raise UnsupportedResultError("the response ended without its last part")
+        if held is not None:
+            self._end()
+
+    async def send(self, event: Message) -> None:
+        """Take an event of the response."""
+        kind = event.get("type")
+        if self._is_complete:
+            raise UnsupportedResultError(f"the ASGI app sent {kind!r} after its response's end")
+        if kind == "http.response.start":
+            self._start(event)
+        elif kind != "http.response.body":
+            raise UnsupportedResultError(f"the ASGI app sent {kind!r}, which is no part of HTTP")
+        elif not self._status:
+            raise UnsupportedResultError("the ASGI app sent a body before http.response.start")
+        else:
+            body = event.get("body", b"")
+            if not isinstance(body, bytes | bytearray | memoryview):
+                name = type(body).__name__
+                raise UnsupportedResultError(f"the ASGI app sent a body of type {name}, not bytes")
+            await self._body(bytes(body), more=bool(event.get("more_body", False)))
+
+    def _start(self, event: Message) -> None:
+        if self._status:
+            raise UnsupportedResultError("the ASGI app sent http.response.start twice")
+        status = event.get("status")
+        if not isinstance(status, int) or not 200 <= status <= 999:
+            raise UnsupportedResultError(
+                f"the ASGI app sent the status {status!r}, expected 200 to 999"
+            )
+        try:
+            self._headers = tuple((_bytes(name), _bytes(value)) for name, value in event["headers"])
+        except KeyError:
+            self._headers = ()
+        except (TypeError, ValueError) as error:
+            raise UnsupportedResultError(
+                f"the ASGI app sent headers that are no pairs of bytes: {error}"
+            ) from error
+        self._status = int(status)
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        reply, query_id = self._reply, self._query_id
+        if not (more or self._has_begun):
+            self._is_complete = True
+            reply.answer(HttpAnswer(query_id, self._status, self._headers, body))
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            reply.begin(self._status, self._headers)
+        if body:
+            await reply.send(body)
+        if not more:
+            self._is_complete = True
+            if any(name.lower() == b"content-length" for name, _ in self._headers):
+                self._end()
+            else:
+                loop = asyncio.get_running_loop()
+                self._held = loop.call_later(HELD_S, self._hold, HELD_PASSES)
+
+    def _hold(self, passes: int) -> None:
+        """End it after some passes of the loop, in which the app would have raised."""
+        if passes:
+            self._held = asyncio.get_running_loop().call_soon(self._hold, passes - 1)
+        else:
+            self._held = None
+            self._end()
+
+    def _end(self) -> None:
+        self._reply.answer(StreamEnded(self._query_id, self._status))
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} is not bytes")
+    return bytes(value)

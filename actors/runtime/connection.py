@@ -1,0 +1,229 @@
+"""A script's connection to the host's actor system: admin requests and queries."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from greenroom.actors.caller.client import CallerClient, QueryClient
+from greenroom.actors.caller.dispatch import CLOSED, Caller
+from greenroom.actors.host.launcher import is_running
+from greenroom.actors.messages.admin import ListHosts, Request, RequestReply
+from greenroom.actors.messages.queries import Address, AnswerQueries, AttachCallerReply
+from greenroom.actors.runtime.loop import Repeats
+from greenroom.actors.runtime.port import CONTROLLER, PROXY, Finder, ThreadPort
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.settings import HostSettings, way_to
+from greenroom.core.errors import NotRunningError, StateNotSavedError, error_from
+
+GONE_POLL_S = 0.05
+GONE_S = 15.0  # longer than any restart of the actor system takes
+LEAVE_TIMEOUT_S = 1.0
+UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
+LIST_EVERY_S = 30.0
+LISTED = 8  # so many other hosts that one of them is there, whatever has happened
+REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
+
+
+class _Pending:
+    """A request that is not answered yet."""
+
+    __slots__ = ("epoch", "reply", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.reply: Future[RequestReply] = Future()
+        self.epoch = 0  # of the latest controller that it was sent to, where several may lead
+
+
+class Connection:
+    """Admin requests to the controller, and queries to the proxy; thread-safe."""
+
+    def __init__(self, port: ThreadPort) -> None:
+        self._port = port
+        self._caller = Caller(port.loop, port.process)
+        self._pending: dict[str, _Pending] = {}
+        self._controller = Finder(port, CONTROLLER, lambda *_: self._met_controller())
+        self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
+        self._asked_proxy = False
+        self._learns = False  # whether it is of another host, whose cluster's others may do too
+        self._listing = ""  # the id of the request for the cluster's hosts
+        self._repeats = Repeats(port.loop)
+        self._closed = False
+        self._lock = threading.Lock()
+        port.on(RequestReply, self._replied)
+        port.on(AnswerQueries, self._caller.answered)
+        port.on(AttachCallerReply, lambda message, _: self._caller.attached(message))
+
+    @classmethod
+    def open(cls, settings: HostSettings, *, timeout_s: float = 5.0) -> Connection:
+        """Connect to this host's system; NotRunningError when none answers in time."""
+        if settings.address is None and not is_running(settings):
+            timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
+        way = way_to(settings)
+        port = ThreadPort(settings.admin_port, this_process(), way)
+        connection = cls(port)
+        connection._learns = way is not None and bool(way.gates)
+        port.open(timeout_s)
+        port.loop.post(connection._controller.start)
+        return connection
+
+    @property
+    def queries(self) -> QueryClient:
+        """The way for handles."""
+        self._check_open()
+        with self._lock:
+            if not self._asked_proxy:
+                self._asked_proxy = True
+                self._port.loop.post(self._proxy.start)
+        return CallerClient(self._caller)
+
+    def request(self, request: Request, *, timeout_s: float | None = None) -> Any:
+        """Have the controller carry out ``request``; block until it is answered.
+
+        The request is repeated, with its id, when the controller was restarted or an answer is
+        late. Raises the error that the controller names (with a failed constructor's own exception
+        as its cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone or
+        this connection was closed.
+        """
+        self._check_open()
+        request_id = request.request_id or secrets.token_hex(16)
+        request = replace(request, request_id=request_id, user=request.user or user_name())
+        pending = self._pending[request_id] = _Pending(request)
+        self._port.loop.post(lambda: self._send(request_id))
+        try:
+            reply = self._wait(pending.reply, request, timeout_s)
+        finally:
+            self._pending.pop(request_id, None)
+        if reply.error_kind:
+            raise error_from(reply.error_kind, reply.error) from _cause(reply)
+        return reply.value
+
+    def close(self) -> None:
+        """Disconnect; requests under way are abandoned, not undone, and calls of handles fail."""
+        self._closed = True
+        for pending in list(self._pending.values()):
+            pending.reply.cancel()
+        if not self._caller.left:
+            left = threading.Event()
+            self._port.loop.post(lambda: self._caller.leave(left.set))
+            left.wait(LEAVE_TIMEOUT_S)  # else the proxy would keep us until this process ends
+        self._controller.stop()
+        self._proxy.stop()
+        self._port.close()
+
+    def wait_gone(self, timeout_s: float) -> bool:
+        """Wait until the system has ended; False when it has not within ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while self._port.is_answered():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(GONE_POLL_S)
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotRunningError(f"{CLOSED}; open another, for example with Client.connect()")
+
+    def _absence(self) -> str:
+        if self._controller.found is not None:
+            return ""
+        return ", for no controller was found: the host that leads may be stopped, or cut off"
+
+    def _wait(
+        self, future: Future[RequestReply], request: Request, timeout_s: float | None
+    ) -> RequestReply:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # Of this request alone: what an earlier one has seen says nothing of the time since.
+        gone_since: float | None = None
+        while True:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            try:
+                return future.result(REPEAT_S if left_s is None else min(left_s, REPEAT_S))
+            except CancelledError:
+                self._check_open()
+                raise
+            except FutureTimeoutError:
+                self._port.loop.post(lambda: self._send_again(request.request_id))
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{type(request).__name__} was not answered within {timeout_s:g} s"
+                    f"{self._absence()}; it may have been carried out"
+                )
+            gone_since = None if self._port.is_answered() else gone_since or time.monotonic()
+            if gone_since is not None and time.monotonic() - gone_since > GONE_S:
+                raise NotRunningError(
+                    f"the actor system on port {self._port.admin_port} is gone; see `greenroom "
+                    "status`, or start it with `greenroom start`"
+                )
+
+    def _met_controller(self) -> None:
+        self._resend_all()
+        if self._learns:
+            self._list_hosts()
+
+    def _list_hosts(self) -> None:
+        """Learn of the cluster's other hosts, for when those that are known are gone."""
+        if self._controller.found is not None:
+            self._listing = secrets.token_hex(16)
+            request = ListHosts(request_id=self._listing)
+            self._port.loop.send(self._controller.found[0], request)
+
+    def _send(self, request_id: str) -> None:
+        pending = self._pending.get(request_id)
+        if pending is None or self._controller.found is None:
+            return
+        pending.epoch = max(pending.epoch, self._controller.epoch)
+        self._repeats.send(request_id, self._controller.found[0], pending.request)
+
+    def _send_again(self, request_id: str) -> None:
+        """Send it once more; a controller that is stopped may have a successor by now."""
+        self._controller.doubt()
+        self._send(request_id)
+
+    def _resend_all(self) -> None:
+        for request_id in list(self._pending):
+            self._send(request_id)
+
+    def _replied(self, message: RequestReply, sender: Address) -> None:
+        if message.request_id == self._listing:
+            self._port.learn_gates((message.value or ())[:LISTED])
+            self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
+            return
+        pending = self._pending.get(message.request_id)
+        if pending is None or pending.reply.done():
+            return
+        # One that cannot save may not know of its successor, which has perhaps made the change: it
+        # is asked again, or the time is up, and then nobody says that nothing was changed.
+        if message.error_kind == StateNotSavedError.__name__ and not self._controller.is_latest(
+            sender, pending.epoch
+        ):
+            return
+        pending.reply.set_result(message)
+
+
+def user_name() -> str:
+    """Return the name of the user that this process runs as, or the uid where it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
+def _cause(reply: RequestReply) -> BaseException | None:
+    if reply.exception is None:
+        return None
+    try:
+        error = cloudpickle.loads(reply.exception)
+    except Exception:  # a type of the user's that this process lacks; the text tells of it
+        return None
+    return error if isinstance(error, Exception) else None

@@ -1,0 +1,106 @@
+"""Child processes that go on with what this one has imported, for a start is mostly importing.
+
+Nothing else is to reach such a child: neither descriptors nor handlers of signals and of logs, nor
+the main module; and it never returns into the code of who forked it. Only a process without other
+threads forks so, for what locks those hold would stay locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from types import ModuleType
+
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+def can_fork() -> bool:
+    """Tell whether this process has no other threads."""
+    return threading.active_count() == 1
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: imports make none, and looking takes a sixth of their time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def share_memory() -> None:
+    """Have what there is stay where it is in processes that are forked from here.
+
+    A collection writes to every object that it looks at, and so makes a copy of all.
+    """
+    gc.freeze()
+
+
+def fork(
+    main: Callable[[], int | None], output: int, *, keep: Collection[int], detached: bool = False
+) -> int:
+    """Run ``main`` in a child, which ends with it; return the child's pid, not for ``detached``.
+
+    The child writes to the descriptor ``output`` and reads nothing; of the others it has those of
+    ``keep``. With ``detached`` it is nobody's child but init's, in a session of its own.
+    """
+    share_memory()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or the child would write it once more
+    pid = os.fork()
+    if pid == 0:
+        _be_child(main, output, keep, detached=detached)
+    if detached:
+        os.waitpid(pid, 0)
+    return pid
+
+
+def _be_child(
+    main: Callable[[], int | None], output: int, keep: Collection[int], *, detached: bool
+) -> None:
+    status = 1
+    try:
+        if detached:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.chdir("/")
+        _leave_behind(output, keep)
+        status = main() or 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _leave_behind(output: int, keep: Collection[int]) -> None:
+    for handled in _HANDLED:
+        signal.signal(handled, signal.SIG_DFL)
+    from greenroom.actors.runtime.logs import log_to_stderr  # noqa: PLC0415  # see uncollected()
+
+    log_to_stderr()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # By name, for some may have been opened under a higher limit than there is now.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
+    # As in ``python -c``. What user code starts by multiprocessing would else begin with our main.
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = ["-c"]
+    if not getattr(sys.flags, "safe_path", False):  # since 3.11
+        sys.path[0] = ""

@@ -1,0 +1,299 @@
+"""The pulse of a process: a page of memory in which its message loop counts its beats.
+
+Theory of operation. The page is an anonymous file (memfd), named after the process, that any
+process of the same user finds under ``/proc/<pid>/fd``: beating costs no system call, looking costs
+one, and neither touches a disk, which may hang itself. The page ends with its process. A process
+without one, such as a user's script, is never judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.processes import command_line, send_signal
+from greenroom.core.silence import TICK_S, Doing, Silences
+
+logger = logging.getLogger(__name__)
+
+_PAGE = struct.Struct("=QddQ?")
+_STAT_STATE, _STAT_UTIME, _STAT_STIME = 0, 11, 12  # of proc(5), counted after the command
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_COMPUTES = 0.1  # from this share of a CPU on
+
+
+class Seen(NamedTuple):
+    """What a page says."""
+
+    beats: int
+    at: float  # the time of the last one, by time.monotonic()
+    patience_s: float  # how long the process is to be let be, whatever it does
+    thread: int  # of the loop
+    runs_user_code: bool
+
+
+class Pulse:
+    """The calling process's own; used on the loop's thread."""
+
+    def __init__(self, *, runs_user_code: bool = False) -> None:
+        # Not written through a descriptor: user code may close all, and open others.
+        try:
+            self._page = _shared_page()
+        except OSError as error:
+            logger.warning("this process cannot show its pulse, so nobody sees it hang: %s", error)
+            self._page = mmap.mmap(-1, _PAGE.size)
+        self._beats = 0
+        self._patience_s = 0.0
+        self._runs_user_code = runs_user_code
+
+    def beat(self) -> None:
+        """Show that the loop goes on."""
+        self._beats += 1
+        self._write()
+
+    def keep_beating(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Beat on a loop while it runs, where there is no loop of ours."""
+        self.beat()
+        loop.call_later(TICK_S, self.keep_beating, loop)
+
+    @contextlib.contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Ask to be let be for so long, around what may wait for a disk or a lock."""
+        before, self._patience_s = self._patience_s, seconds
+        self._write()
+        try:
+            yield
+        finally:
+            self._patience_s = before
+            self._write()
+
+    def _write(self) -> None:
+        thread = threading.get_native_id()
+        now = time.monotonic()
+        _PAGE.pack_into(
+            self._page, 0, self._beats, now, self._patience_s, thread, self._runs_user_code
+        )
+
+
+class OtherPulse:
+    """The pulse of another process, for who watches it."""
+
+    def __init__(self, process: Process, fd: int, path: str) -> None:
+        self._process = process
+        self._fd = fd
+        self._path = path
+        self._file = _identity(os.fstat(fd))
+        self._cpu: tuple[float, float] | None = None  # used, and when
+
+    @classmethod
+    def find(cls, process: Process) -> OtherPulse | None:
+        """Return the pulse of a process of this host; None where it has none, or is gone."""
+        folder = f"/proc/{process.pid}/fd"
+        wanted = f"/memfd:{_name(process.pid)} (deleted)"
+        try:
+            for number in sorted(map(int, os.listdir(folder))):  # it is among the first
+                path = f"{folder}/{number}"
+                with contextlib.suppress(FileNotFoundError):
+                    if os.readlink(path) == wanted:
+                        return cls(process, os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+        except OSError:
+            return None  # it is gone, or somebody else's
+        return None
+
+    def read(self) -> Seen:
+        """Return what it says now."""
+        return Seen(*_PAGE.unpack(os.pread(self._fd, _PAGE.size, 0)))
+
+    def is_current(self) -> bool:
+        """Return whether the process still has it, and did not become another program."""
+        try:
+            return _identity(os.stat(self._path)) == self._file
+        except OSError:
+            return False
+
+    def doing(self, thread: int) -> Doing:
+        """Return what the process does, between the last call and this one."""
+        state, _ = _stat(f"/proc/{self._process.pid}/task/{thread}/stat")
+        _, cpu_s = _stat(f"/proc/{self._process.pid}/stat")
+        now = time.monotonic()
+        before, self._cpu = self._cpu, (cpu_s, now)
+        if state in {"t", ""}:  # or it is not to be seen
+            return Doing.HELD
+        if state == "D":
+            return Doing.DISK
+        computes = before is not None and cpu_s - before[0] >= _COMPUTES * (now - before[1])
+        return Doing.BUSY if computes or state == "R" else Doing.STILL
+
+    def heard(self) -> None:
+        """Measure anew from the next silence on."""
+        self._cpu = None
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
+
+
+def silence_of(process: Process) -> tuple[float, Doing] | None:
+    """Return for how many seconds a process has been silent, and what it does; None if it beats.
+
+    For a reader who looks once: on a machine that stood still until now all look silent.
+    """
+    pulse = OtherPulse.find(process)
+    if pulse is None:
+        return None
+    try:
+        seen = pulse.read()
+        silent = time.monotonic() - seen.at
+        if not seen.beats or silent < 2 * TICK_S:
+            return None
+        return silent, pulse.doing(seen.thread)
+    finally:
+        pulse.close()
+
+
+def _shared_page() -> mmap.mmap:
+    fd = os.memfd_create(_name(os.getpid()))
+    try:
+        os.ftruncate(fd, _PAGE.size)
+        return mmap.mmap(fd, _PAGE.size)
+    finally:
+        os.close(fd)  # the mapping has one of its own
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
+def _name(pid: int) -> str:
+    return f"greenroom-pulse-{pid}"
+
+
+def _stat(path: str) -> tuple[str, float]:
+    """Return the state letter and the CPU time of a process or thread; ("", 0) when it is gone."""
+    try:
+        text = Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "", 0.0
+    fields = text.rpartition(")")[2].split()
+    ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
+    return fields[_STAT_STATE], ticks / _TICKS_PER_S
+
+
+# Ends processes that stand still: whoever watches for death watches for silence, too.
+#
+# What a death brings about, such as another process in its place, is there already, so all that a
+# hang needs is SIGKILL. Several may watch the same process; one of them is the first.
+
+MAX_PAUSE_TICKS = 64  # between two looks for the pulse of a process that has shown none yet
+
+
+class SilenceWatch:
+    """The processes that one process watches; ``limit_s`` is how long one may stand still."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._silences = Silences(limit_s)
+        self._pulses: dict[Process, OtherPulse] = {}
+        self._missing: dict[Process, tuple[int, int]] = {}  # ticks until the next look, and pause
+        self._told: set[Process] = set()
+
+    def look(self, processes: Iterable[Process]) -> None:
+        """Look at these, once in TICK_S, and kill what has been silent for too long."""
+        watched = dict.fromkeys(processes)
+        self._keep(set(watched))
+        self._silences.tick(time.monotonic())
+        for process in watched:
+            pulse = self._pulse_of(process)
+            if pulse is not None:
+                self._judge(process, pulse)
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._keep(set())
+
+    def _keep(self, watched: set[Process]) -> None:
+        self._silences.keep({*watched})
+        for process in self._pulses.keys() - watched:
+            self._pulses.pop(process).close()
+        for process in self._missing.keys() - watched:
+            del self._missing[process]
+        self._told &= watched
+
+    def _pulse_of(self, process: Process) -> OtherPulse | None:
+        """Return a process's pulse; one that has none may be about to begin, or never will."""
+        if process in self._pulses:
+            return self._pulses[process]
+        left, pause = self._missing.get(process, (0, 1))
+        if left:
+            self._missing[process] = (left - 1, pause)
+            return None
+        pulse = OtherPulse.find(process)
+        if pulse is None:
+            self._missing[process] = (pause, min(2 * pause, MAX_PAUSE_TICKS))
+        else:
+            self._missing.pop(process, None)
+            self._pulses[process] = pulse
+        return pulse
+
+    def _judge(self, process: Process, pulse: OtherPulse) -> None:
+        seen = pulse.read()
+        if self._silences.beats(process, seen.beats):
+            pulse.heard()
+        elif not pulse.is_current():  # the same process may be another program now
+            self._pulses.pop(process).close()
+        elif self._silences.is_due(
+            process,
+            doing := pulse.doing(seen.thread),
+            seen.patience_s,
+            runs_user_code=seen.runs_user_code,
+        ):
+            self._end(process, doing, time.monotonic() - seen.at)
+
+    def _end(self, process: Process, doing: Doing, silent_s: float) -> None:
+        if process not in self._told:  # what waits for the disk ends when that answers
+            self._told.add(process)
+            logger.error(
+                "killing %s (pid %d): its message loop has been silent for %.1f s (limit %g s), "
+                "and the process %s",
+                command_line(process.pid) or "a process",
+                process.pid,
+                silent_s,
+                self._limit_s,
+                doing.value,
+            )
+        try:
+            send_signal(process, signal.SIGKILL)
+        except OSError as error:  # no descriptor for it now; the next look tries again
+            logger.warning("process %d could not be killed: %s", process.pid, error)
+
+
+def silent_among(processes: Mapping[Process, str]) -> list[dict[str, Any]]:
+    """Return which of these processes, given with their roles, are silent; plain values.
+
+    It blocks for a second where one seems to be: a machine that has just woken up looks the same.
+    """
+    seen = {each: at for each in processes if (at := silence_of(each)) is not None}
+    if seen:
+        time.sleep(TICK_S * 1.2)
+    return [
+        {"role": processes[each], "pid": each.pid, "silent_s": still[0], "doing": still[1].value}
+        for each in seen
+        if (still := silence_of(each)) is not None and still[0] > TICK_S * 2
+    ]
+
+
+def told(silent: Mapping[str, Any]) -> str:
+    """Return a line on one of :func:`silent_among`."""
+    what = f"{silent['role']} (pid {silent['pid']}) is SILENT {silent['silent_s']:.0f} s"
+    return f"{what}: its message loop does not run; it {silent['doing']}"

@@ -1,0 +1,201 @@
+"""The log files of a host: opened for their owner only, and not kept for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import logging
+import os
+import re
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.runtime.state_dir import make_private, open_private
+
+# Taken at import: inside an actor Thespian has replaced the logging module's manager, and asking it
+# would give another logger than the one that our modules' loggers are under.
+OUR_LOGGER = logging.getLogger("greenroom")
+logger = logging.getLogger(__name__)
+KEPT_PER_DEPLOYMENT = 20
+_REPLICA = "replica-"
+ACCESS_LOG = "access.log"
+_PIECE = 1024 * 1024
+
+# What ends a line or steers a terminal, and what no file takes; tabs and line feeds are left.
+_escapable = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def without_controls(text: str) -> str:
+    """Return ``text`` with its control characters but tabs and line feeds written as escapes."""
+    return _escapable.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Return ``text``, which may be a client's, as it may stand in a line of a log."""
+    return without_controls(text).replace("\n", "\\n")
+
+
+def one_record(text: str) -> str:
+    """Return ``text`` so that only its first line can be taken for a record's; others are indented.
+
+    What a request says may be in any message or exception: it must not forge lines, nor steer the
+    terminal of who reads them.
+    """
+    return without_controls(text).replace("\n", "\n  ")
+
+
+class LineFormatter(logging.Formatter):
+    """Formats records as text for our logs: see :func:`one_record`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text, with its traceback."""
+        return one_record(super().format(record))
+
+
+def open_log(settings: HostSettings, name: str) -> int:
+    """Open ``logs/<name>.log`` of the state dir for appending; return the descriptor."""
+    make_private(settings.logs_dir)
+    return open_private(settings.logs_dir / f"{name}.log")
+
+
+def open_log_or_stderr(settings: HostSettings, name: str) -> int:
+    """Open a log, or where the disk does not allow it go on with stderr, the host process's log."""
+    try:
+        return open_log(settings, name)
+    except OSError as error:
+        logger.warning("host.log has what %s.log would: it cannot be opened: %s", name, error)
+        return os.dup(2)
+
+
+def replica_log(tag: str) -> str:
+    """Return the name of a replica's log; file systems take no ``/``."""
+    return _REPLICA + "".join(c if c.isalnum() or c in "_.#:-" else "_" for c in tag)
+
+
+def configure_logging(settings: HostSettings, role: str) -> None:
+    """Send this process's log records to ``logs/<role>.log`` of the state dir, and nowhere else.
+
+    Thespian replaces the root logger by one that mails each record to its logger process, at 200 us
+    each, and from whatever thread logs, which its transport does not survive. The one from before
+    is put back as Python makes it, so that user code's records go to stderr, or to the handlers
+    that it adds.
+    """
+    logging.root = logging.Logger.root = OUR_LOGGER.manager.root
+    logging.Logger.manager = OUR_LOGGER.manager
+    logging.root.handlers.clear()
+    OUR_LOGGER.propagate = False
+    OUR_LOGGER.setLevel(logging.INFO)
+    stream = os.fdopen(open_log_or_stderr(settings, role), "a", encoding="utf-8")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    OUR_LOGGER.handlers[:] = [handler]
+
+
+def log_to_stderr() -> None:
+    """Undo :func:`configure_logging`, in a process that was forked from one that had a log."""
+    for handler in OUR_LOGGER.handlers[:]:
+        OUR_LOGGER.removeHandler(handler)
+        handler.stream.close()  # type: ignore[attr-defined]  # a StreamHandler, see above
+    OUR_LOGGER.propagate = True
+    OUR_LOGGER.setLevel(logging.NOTSET)
+
+
+def redirect_output(settings: HostSettings, name: str) -> None:
+    """Append what this process and its C code print to ``logs/<name>.log`` of the state dir."""
+    fd = open_log_or_stderr(settings, name)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # no plain TextIO
+
+
+def prune_replica_logs(
+    logs_dir: Path, replicas: Iterable[Process], keep: int = KEPT_PER_DEPLOYMENT
+) -> None:
+    """Delete logs of replicas that are gone, but for the newest ``keep`` of each deployment.
+
+    ``replicas`` are those that run: what they write to is kept, however long it was silent.
+    """
+    in_use = {path for process in replicas for path in _outputs(process)}
+    gone: dict[str, list[tuple[float, Path]]] = defaultdict(list)
+    for path in logs_dir.glob(f"{_REPLICA}*.log"):
+        if os.path.realpath(path) not in in_use:
+            gone[_deployment(path.stem)].append((_written_at(path), path))
+    for paths in gone.values():
+        for _, path in sorted(paths, reverse=True)[keep:]:
+            for each in (*logs_dir.glob(f"{glob.escape(path.name)}.*"), path):
+                each.unlink(missing_ok=True)
+
+
+def rotate_logs(logs_dir: Path, max_bytes: int, files: int) -> None:
+    """Move what is in logs of over ``max_bytes`` to files of their own, ``files`` of each at most.
+
+    Many processes may have such a log open, some of them only as their standard output: so it is
+    copied, and then emptied. What is written in between is lost. The access log, which has the most
+    lines, is rotated by those who write it, and loses none.
+    """
+    for path in logs_dir.glob("*.log"):
+        try:
+            if path.name != ACCESS_LOG and path.lstat().st_size > max_bytes:
+                _copy_and_empty(path, files)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            OUR_LOGGER.warning("the log %s cannot be rotated: %s", path, error)
+
+
+def make_room(path: Path, files: int) -> Path:
+    """Move the earlier parts of a log to the next numbers, ``files`` at most; return the first."""
+    parts = [path.with_name(f"{path.name}.{number}") for number in range(1, files + 1)]
+    for older, newer in reversed(list(itertools.pairwise(parts))):
+        with contextlib.suppress(FileNotFoundError):
+            older.replace(newer)
+    return parts[0]
+
+
+def _copy_and_empty(path: Path, files: int) -> None:
+    if files:
+        copy = path.with_name(f"{path.name}.new")
+        copy.unlink(missing_ok=True)  # of a rotation that was interrupted
+        try:
+            with path.open("rb") as source, os.fdopen(open_private(copy), "ab") as target:
+                shutil.copyfileobj(source, target, _PIECE)
+                copy.replace(make_room(path, files))
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
+    os.truncate(path, 0)
+
+
+def _deployment(stem: str) -> str:
+    """Return what the replicas of all versions of a deployment have in common in their names.
+
+    A replica is named after its backend, and a deployment's backend after its code:
+    ``app#deployment#code#replica``.
+    """
+    parts = stem.split("#")
+    return "#".join(parts[:-2] if len(parts) > 3 else parts[:-1])
+
+
+def _outputs(process: Process) -> list[str]:
+    links = []
+    for number in (1, 2):
+        try:
+            links.append(os.readlink(f"/proc/{process.pid}/fd/{number}"))
+        except OSError:  # it has ended
+            continue
+    return links
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

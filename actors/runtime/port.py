@@ -1,0 +1,430 @@
+"""The place in the actor system of a process that is no actor: messages by class, actors by name.
+
+A gunicorn worker has its :class:`Port` on the loop that it serves HTTP on. Scripts and the host
+process block, so theirs is on a loop of its own, on a thread: :class:`ThreadPort`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from functools import partial
+from typing import Any
+
+from thespian.actors import ActorAddress
+from thespian.system import isInternalActorSystemMessage
+from thespian.system.messages.admin import (
+    PendingActor,
+    PendingActorResponse,
+    QueryAck,
+    QueryExists,
+)
+
+from greenroom.actors.messages.control import Identify, IdentifyReply
+from greenroom.actors.messages.queries import Address, AskProxy, AskProxyReply, Process
+from greenroom.actors.runtime.loop import Callback, Loop
+from greenroom.actors.transport import base
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.network import Way
+from greenroom.core.errors import NotRunningError
+
+logger = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 2.0
+OPEN_RETRY_S = 0.02
+FIND_RETRY_S = 0.3
+STOP_TIMEOUT_S = 5.0
+ASK_AGAIN_S = 1.0
+MAX_UNANSWERED = 10_000  # of each kind: more than replicas are asked for at once
+CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
+PROXY = ("greenroom.actors.proxy.actor.Proxy", "greenroom.proxy")
+
+
+class _Unanswered(dict[Any, Callable[..., None]]):
+    """Who waits for an answer, by what was asked; the oldest go, for the dead never answer."""
+
+    def __setitem__(self, asked: Any, on_answer: Callable[..., None]) -> None:
+        super().__setitem__(asked, on_answer)
+        if len(self) > MAX_UNANSWERED:
+            del self[next(iter(self))]
+
+
+class Port:
+    """This process's place in the actor system, on ``loop``, whose thread everything runs on."""
+
+    def __init__(
+        self,
+        admin_port: int,
+        process: Process,
+        loop: asyncio.AbstractEventLoop,
+        way: Way | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.process = process
+        self.admin_port = admin_port
+        self._given: list[Address] = [
+            ActorAddress(parse_address(gate)) for gate in (way.gates if way is not None else ())
+        ]
+        self._transport = base.attach(admin_port, loop, self._arrived, way)
+        schedule = partial(self._transport.scheduleTransmit, None)
+        self.loop = Loop(self._transport, schedule, on_error)
+        self.address: Address = self._transport.myAddress
+        self._learnt: list[Address] = []
+        self._handlers: dict[type, Callable[[Any, Address], None]] = {
+            IdentifyReply: self._identified,
+            AskProxyReply: self._proxy_replied,
+            PendingActorResponse: self._located,
+            QueryAck: self._acknowledged,
+        }
+        self._instances = itertools.count(1)
+        self._locating = _Unanswered()
+        self._identifying = _Unanswered()
+        self._asking = _Unanswered()
+        self._probing: deque[Callable[[bool], None]] = deque(maxlen=MAX_UNANSWERED)
+
+    def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
+        """Have ``handler(message, sender)`` called for this class."""
+        self._handlers[message_class] = handler
+
+    def detach(self) -> None:
+        """Leave; what is under way is dropped."""
+        self._transport.close()
+        self.loop.close()
+
+    def learn_gates(self, addresses: Iterable[str]) -> None:
+        """Ask these hosts' admins too from now on, after those that were given."""
+        learnt = [ActorAddress(parse_address(address)) for address in addresses]
+        self._learnt = [gate for gate in learnt if gate not in self._given]
+
+    @property
+    def gates(self) -> list[Address]:
+        """The admins of the system that are known, any of which will do."""
+        return [*self._given, *self._learnt] or [self._transport.admin_address]
+
+    def trouble(self, gate: Address | None = None) -> Trouble:
+        """Return why an admin, by default the system's, was not reached last."""
+        return self._transport.trouble_with(gate or self._transport.admin_address)
+
+    def reach(self, gate: Address, on_lost: Callback) -> None:
+        """Connect to another host's admin; ``on_lost``, once, when it cannot be reached, or ends.
+
+        So whoever calls this again from there has one such call under way, and not twice as many
+        each time.
+        """
+
+        def lost(_is_certain: bool) -> None:
+            if cancel is not None:
+                cancel()
+            self.loop.guarded(on_lost)
+
+        cancel = self._transport.watch_remote(gate, lost)
+
+    def probe(self, on_probed: Callable[[bool], None]) -> None:
+        """Ask the actor system's admins whether one is there; one that hangs never answers."""
+        self._probing.append(on_probed)
+        gates = self.gates
+        left = len(gates)
+
+        def failed() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._tell_probed(answers=False)
+
+        for gate in gates:
+            self.loop.send(gate, QueryExists(), on_failed=failed)
+
+    async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask the actor system's admins whether one is there."""
+        answer: asyncio.Future[bool] = self.loop.asyncio.create_future()
+        self.probe(lambda answers: None if answer.done() else answer.set_result(answers))
+        done, _ = await asyncio.wait([answer], timeout=timeout_s)
+        return bool(done) and answer.result()
+
+    def locate(
+        self,
+        class_name: str,
+        global_name: str,
+        on_located: Callable[[Address | None], None],
+        gate: Address | None = None,
+    ) -> None:
+        """Ask the admin for the actor of that global name; it is created when there is none.
+
+        ``gate`` is another host's admin.
+
+        ``on_located`` gets None when the admin refuses.
+        """
+        instance = next(self._instances)
+        self._locating[instance] = on_located
+        request = PendingActor(class_name, None, instance, None, globalName=global_name)
+        self.loop.send(
+            gate or self._transport.admin_address,
+            request,
+            on_failed=lambda: self._tell_located(instance, None),
+        )
+
+    def identify(
+        self, address: Address, on_identified: Callable[[Address, Process, int], None]
+    ) -> None:
+        """Ask one of our actors who it is, and of which epoch. A dead one never answers."""
+        request_id = secrets.token_hex(8)
+        self._identifying[request_id] = on_identified
+        self.loop.send(address, Identify(request_id=request_id))
+
+    def ask_proxy(self, proxy: Address, what: str, on_value: Callable[[Any], None]) -> None:
+        """Ask a proxy; see AskProxy. A dead one never answers."""
+        request_id = secrets.token_hex(8)
+        self._asking[request_id] = on_value
+        self.loop.send(proxy, AskProxy(request_id=request_id, what=what))
+
+    def _proxy_replied(self, message: AskProxyReply, _sender: Address) -> None:
+        on_value = self._asking.pop(message.request_id, None)
+        if on_value is not None:
+            on_value(message.value)
+
+    def _arrived(self, envelope: Any) -> None:
+        self.loop.guarded(self._received, envelope.message, envelope.sender)
+
+    def _received(self, message: Any, sender: Address) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message, sender)
+        elif not isInternalActorSystemMessage(message):
+            logger.warning("ignored an unknown message %s", type(message).__name__)
+
+    def _located(self, message: Any, _sender: Address) -> None:
+        address = None if message.errorCode else message.actualAddress
+        self._tell_located(message.instanceNum, address)
+
+    def _tell_located(self, instance: int, address: Address | None) -> None:
+        on_located = self._locating.pop(instance, None)
+        if on_located is not None:
+            on_located(address)
+
+    def _identified(self, message: IdentifyReply, sender: Address) -> None:
+        on_identified = self._identifying.pop(message.request_id, None)
+        if on_identified is not None:
+            on_identified(sender, message.process, message.epoch)
+
+    def _acknowledged(self, message: Any, _sender: Address) -> None:
+        self._tell_probed(answers=not message.inShutdown)
+
+    def _tell_probed(self, *, answers: bool) -> None:
+        probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
+        for on_probed in probing:
+            on_probed(answers)
+
+
+class ThreadPort(Port):
+    """A :class:`Port` on a loop of its own on a daemon thread, for callers that block.
+
+    What :class:`Port` offers is for that thread, to be had by ``loop.post``; what is here is for
+    all others.
+    """
+
+    def __init__(
+        self,
+        admin_port: int,
+        process: Process,
+        way: Way | None = None,
+    ) -> None:
+        super().__init__(admin_port, process, asyncio.new_event_loop(), way)
+        self._thread = threading.Thread(target=self._run, name="greenroom-port", daemon=True)
+
+    def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        """Start, and wait until an actor system answers; else close, raise NotRunningError."""
+        self._thread.start()
+        deadline = time.monotonic() + timeout_s
+        while not self.is_answered(max(deadline - time.monotonic(), 0)):
+            if time.monotonic() > deadline:
+                silence = self._silence()
+                self.close()
+                raise NotRunningError(silence)
+            time.sleep(OPEN_RETRY_S)
+
+    def _silence(self) -> str:
+        if self._given:
+            return "; ".join(
+                f"no actor system answers at {gate.addressDetails.text}"
+                + (f": {trouble.reason}" if (trouble := self.trouble(gate)) else "")
+                for gate in self._given
+            )
+        return (
+            f"no actor system answers on port {self.admin_port} of this host to user "
+            f"{os.geteuid()}; start one with `greenroom start`, or name its port with "
+            "GREENROOM_ADMIN_PORT; "
+            + (self.trouble().reason or "one of another user answers only them")
+        )
+
+    def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Ask the actor system's admin whether it is there; blocks."""
+        answer: Future[bool] = Future()
+        self.loop.post(
+            lambda: self.probe(
+                lambda answers: None if answer.done() else answer.set_result(answers)
+            )
+        )
+        try:
+            return answer.result(timeout_s)
+        except FutureTimeoutError:
+            return False
+
+    def ask_until(
+        self,
+        target: Callable[[], Address | None],
+        request: Any,
+        reply_class: type,
+        timeout_s: float,
+    ) -> bool:
+        """Send a request, again and again, until its answer has come; False if not in time.
+
+        ``target`` says to whom, None for nobody at present. Blocks.
+        """
+        answered = threading.Event()
+
+        def arrived(message: Any, _sender: Address) -> None:
+            if message.request_id == request.request_id:
+                answered.set()
+
+        def send() -> None:
+            address = target()
+            if address is not None:
+                self.loop.send(address, request)
+
+        self.on(reply_class, arrived)
+        deadline = time.monotonic() + timeout_s
+        while not answered.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            self.loop.post(send)
+            answered.wait(min(left_s, ASK_AGAIN_S))
+        return answered.is_set()
+
+    def close(self) -> None:
+        """End the thread and leave; what is under way is dropped."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self.loop.asyncio.call_soon_threadsafe(self.loop.asyncio.stop)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        self.loop.asyncio.run_forever()
+        self.detach()
+        self.loop.asyncio.close()
+
+
+class Finder:
+    """Follows a globally named actor through its deaths; all on the port's loop.
+
+    ``on_found(address, process)`` is called for each new incarnation, ``on_lost()`` at its death.
+    Nobody else needs to announce a new one: asking for the name creates it. ``gates`` are the
+    admins to ask in turn, by default those that the port knows. Where hosts take turns in leading,
+    an admin makes no controller for whoever asks; then its host's proxy says which one it obeys.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        names: tuple[str, str],
+        on_found: Callable[[Address, Process], None],
+        on_lost: Callable[[], None] = lambda: None,
+        gates: Callable[[], Sequence[Address]] = tuple,
+    ) -> None:
+        self._port = port
+        self._names = names
+        self._on_found = on_found
+        self._on_lost = on_lost
+        self._own_gates = gates
+        self._attempt = 0
+        self._stopped = False
+        self._unwatch: Callback = lambda: None
+        self.found: tuple[Address, Process] | None = None
+        self.epoch = 0  # of the controller that was found, where that was told
+
+    def start(self) -> None:
+        """Look for the actor, again and again until it answers."""
+        if self._stopped:
+            return
+        self._attempt += 1
+        attempt, gate = self._attempt, self._gates[(self._attempt - 1) % len(self._gates)]
+        self._port.locate(*self._names, lambda address: self._located(address, gate), gate)
+        if self._names == CONTROLLER and attempt > 1:  # an admin may be slow to refuse
+            self._ask_proxy(gate)
+        self._port.loop.call_later(FIND_RETRY_S, lambda: self._retry(attempt))
+
+    @property
+    def _gates(self) -> Sequence[Address]:
+        return self._own_gates() or self._port.gates
+
+    def stop(self) -> None:
+        """Follow it no more."""
+        self._stopped = True
+        self._unwatch()
+
+    def is_latest(self, sender: Address, epoch: int) -> bool:
+        """Tell whether ``sender`` is the controller that was found, and of no earlier epoch."""
+        return self.found is not None and self.found[0] == sender and self.epoch >= epoch
+
+    def doubt(self) -> None:
+        """Look whether any proxy obeys a later controller than the one that was found."""
+        for gate in self._gates:
+            self._ask_proxy(gate)
+
+    def _located(self, address: Address | None, gate: Address | None) -> None:
+        if self._stopped or self.found is not None:
+            return
+        if address is not None:
+            self._identify(address)
+        elif self._names == CONTROLLER:
+            self._ask_proxy(gate)
+
+    def _ask_proxy(self, gate: Address | None) -> None:
+        def located(proxy: Address | None) -> None:
+            if proxy is not None:
+                self._port.ask_proxy(proxy, "controller", self._told)
+
+        self._port.locate(*PROXY, located, gate)
+
+    def _told(self, known: tuple[Address, Process, int] | None) -> None:
+        if known is None:
+            return
+        address, process, epoch = known
+        is_found = self.found is not None and self.found[1] == process
+        if not is_found and (self.found is None or epoch > self.epoch):
+            self._identify(address)
+
+    def _identify(self, address: Address) -> None:
+        """Ask for the epoch too: who told of a controller may know only of an earlier one."""
+        self._port.identify(
+            address, lambda _, process, epoch: self._identified(address, process, epoch)
+        )
+
+    def _identified(self, address: Address, process: Process, epoch: int) -> None:
+        if self._stopped:
+            return
+        if self.found is not None:
+            if epoch <= self.epoch or self.found[1] == process:
+                return
+            self._unwatch()
+            self._on_lost()
+        self.found, self.epoch = (address, process), epoch
+        self._unwatch = self._port.loop.watch_process(process, self._exited, address)
+        self._on_found(address, process)
+
+    def _retry(self, attempt: int) -> None:
+        if attempt == self._attempt and self.found is None:
+            self.start()
+
+    def _exited(self) -> None:
+        self.found = None
+        self._on_lost()
+        self.start()

@@ -1,0 +1,1 @@
+"""How many replicas a backend should have, by its load. Pure."""

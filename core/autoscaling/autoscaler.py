@@ -1,0 +1,277 @@
+"""Autoscaling of all backends: whose step is due, what was decided, and who asks which policy.
+
+Theory of operation. A backend that has come to rest is not looked at until its load changes, so an
+idle cluster costs nothing. A policy of the user's is asked by an effect, and its answer ends the
+step; one question per backend is open at a time, and steps go on noting the load meanwhile.
+
+Decisions are kept as a short history per backend: a new entry where the outcome is another one or
+the target changes, else the last entry is brought up to date. Each new entry is for the log too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from greenroom.core.autoscaling.config import AutoscalingConfig
+from greenroom.core.autoscaling.decision import NEVER, Decision, Loads, Scaling, number_from
+from greenroom.core.effects import AskPolicy, Effect
+
+KEPT_DECISIONS = 20
+MIN_STEP_S = 0.01  # between two steps, whatever happens
+LOST_S = 120.0  # a question this old is asked again; the shell answers within its time limit
+
+
+class Scaled(Protocol):
+    """What is read of a backend, and done to it."""
+
+    @property
+    def running(self) -> int:
+        """How many of its replicas run."""
+
+    @property
+    def target(self) -> int:
+        """How many there should be."""
+
+    @property
+    def autoscaled_by(self) -> AutoscalingConfig | None:
+        """Its settings of autoscaling; None where it is not to be scaled."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its deployment's and its application's name, if it has any."""
+
+    def rescale(self, target: int) -> None:
+        """Make this the number of replicas that there should be."""
+
+
+class Kept(NamedTuple):
+    """A decision of the history: the last of so many ``times`` that it was made in a row."""
+
+    decision: Decision
+    since: float
+    times: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    backend: Scaled
+    scaling: Scaling
+    due_at: float
+    history: deque[Kept] = field(default_factory=lambda: deque(maxlen=KEPT_DECISIONS))
+    ask_id: int = 0
+    asked_at: float | None = None
+    policy_state: Any = field(default_factory=dict)
+    policy_failures: int = 0
+    policy_failure: str = ""  # why the last question had no answer; "" where it had one
+
+
+class Autoscaler:
+    """All backends with an autoscaling_config. ``now`` is always monotonic seconds."""
+
+    def __init__(self, loads: Loads) -> None:
+        self._loads = loads
+        self._entries: dict[str, _Entry] = {}
+        self._due: list[tuple[float, str]] = []
+        self._rescaled: set[str] = set()
+        self._log: list[tuple[str, Decision]] = []
+
+    # --- Which backends, and what they have -----------------------------------------------------
+
+    def watch(self, tag: str, backend: Scaled, now: float) -> None:
+        """Scale a backend as its settings say, or not; to be called after each change; cheap."""
+        entry, config = self._entries.get(tag), backend.autoscaled_by
+        if config is None:
+            self._entries.pop(tag, None)
+        elif entry is None or entry.backend is not backend:
+            entry = self._entries[tag] = _Entry(backend, Scaling(config), now)
+            self._schedule(tag, entry, now)
+        elif entry.scaling.config is not config:
+            entry.scaling.reconfigure(config)
+            entry.policy_failure = ""
+            self._schedule(tag, entry, now)
+
+    def load_reported(
+        self, proxy: Hashable, load: Mapping[str, tuple[int, int]], now: float
+    ) -> None:
+        """Take what a proxy has to do: backend -> (queued, ongoing)."""
+        self._load_changed(self._loads.report(proxy, load, now), now)
+
+    def proxy_gone(self, proxy: Hashable, now: float) -> None:
+        """Count no more what a proxy had to do."""
+        self._load_changed(self._loads.forget(proxy), now)
+
+    # --- Steps ----------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Effect]:
+        """Take the steps that are due."""
+        self._load_changed(self._loads.expire(now), now)
+        effects: list[Effect] = []
+        while self._due and self._due[0][0] <= now:
+            due_at, tag = heapq.heappop(self._due)
+            entry = self._entries.get(tag)
+            if entry is None or entry.due_at != due_at:
+                continue
+            decision = self._observed(tag, entry, now)
+            if decision is not None:
+                self._decided(tag, entry, decision)
+            elif entry.asked_at is None or now >= entry.asked_at + LOST_S:
+                entry.ask_id += 1
+                entry.asked_at = now
+                effects.append(AskPolicy(tag, entry.ask_id, self._question(tag, entry)))
+        return effects
+
+    def next_due_at(self) -> float:
+        """Return when :meth:`advance` has something to do, if nothing happens before."""
+        while self._due:
+            due_at, tag = self._due[0]
+            entry = self._entries.get(tag)
+            if entry is not None and entry.due_at == due_at:
+                return min(due_at, self._loads.check_at)
+            heapq.heappop(self._due)
+        return self._loads.check_at if self._entries else NEVER
+
+    def policy_answered(self, tag: str, ask_id: int, answer: Mapping[str, Any], now: float) -> None:
+        """End a step with the policy's answer.
+
+        ``answer`` has ``replicas`` and may have ``state``, or it has ``error``. It is ignored when
+        nobody waits for it any more.
+        """
+        entry = self._entries.get(tag)
+        if entry is None or entry.asked_at is None or entry.ask_id != ask_id:
+            return
+        entry.asked_at = None
+        # Since it was asked, the replicas may have ended, or the target have been changed.
+        decision = self._observed(tag, entry, now)
+        self._decided(tag, entry, decision or self._concluded(entry, answer))
+
+    def take_rescaled(self) -> set[str]:
+        """Return the backends that got a new target since the last call."""
+        rescaled, self._rescaled = self._rescaled, set()
+        return rescaled
+
+    def take_log(self) -> list[tuple[str, Decision]]:
+        """Return the entries of all histories that are new since the last call."""
+        log, self._log = self._log, []
+        return log
+
+    # --- For people -----------------------------------------------------------------------------
+
+    def decisions(self, tag: str) -> list[Kept]:
+        """Return a backend's latest decisions, oldest first."""
+        entry = self._entries.get(tag)
+        return list(entry.history) if entry is not None else []
+
+    def policy_failure(self, tag: str) -> str:
+        """Say why a backend's policy did not answer when it was last asked; "" where it did."""
+        entry = self._entries.get(tag)
+        return entry.policy_failure if entry is not None else ""
+
+    def describe(self, tag: str, now: float, wall_now: float) -> dict[str, Any]:
+        """Return load and decisions of a backend as plain values; times as seconds of the epoch."""
+        entry = self._entries.get(tag)
+        if entry is None:
+            return {}
+        load = self._loads.of(tag)
+        return {
+            "queued": load.queued,
+            "ongoing": load.ongoing,
+            "average_load": entry.scaling.average,
+            "policy_failures": entry.policy_failures,
+            "decisions": [_shown(kept, wall_now - now) for kept in entry.history],
+        }
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _observed(self, tag: str, entry: _Entry, now: float) -> Decision | None:
+        decision = entry.scaling.observe(
+            now,
+            self._loads.of(tag),
+            entry.backend.running,
+            entry.backend.target,
+            queues=self._loads.queues(tag),
+            complete=self._loads.is_complete(now),
+        )
+        self._schedule(tag, entry, max(entry.scaling.due_at, now + MIN_STEP_S))
+        return decision
+
+    def _decided(self, tag: str, entry: _Entry, decision: Decision) -> None:
+        self._keep(tag, entry, decision)
+        if decision.target != decision.before:
+            entry.backend.rescale(decision.target)
+            self._rescaled.add(tag)
+
+    def _concluded(self, entry: _Entry, answer: Mapping[str, Any]) -> Decision:
+        try:
+            if answer.get("error"):
+                raise ValueError(answer["error"])  # noqa: TRY301  # one way to fail, and to count
+            replicas = number_from(answer.get("replicas"))
+        except ValueError as error:
+            entry.policy_failures += 1
+            entry.policy_failure = str(error)
+            return entry.scaling.failed(str(error))
+        entry.policy_failure = ""
+        if "state" in answer:
+            entry.policy_state = answer["state"]
+        return entry.scaling.conclude(replicas)
+
+    def _question(self, tag: str, entry: _Entry) -> dict[str, Any]:
+        backend, load, config = entry.backend, self._loads.of(tag), entry.scaling.config
+        deployment, application = backend.names
+        return {
+            "backend": tag,
+            "deployment_name": deployment,
+            "app_name": application,
+            "current_num_replicas": backend.running,
+            "target_num_replicas": backend.target,
+            "total_num_requests": entry.scaling.average,
+            "total_queued_requests": load.queued,
+            "total_running_requests": load.ongoing,
+            "queued_by_router": list(self._loads.queues(tag)),
+            "capacity_adjusted_min_replicas": config.min_replicas,
+            "capacity_adjusted_max_replicas": config.max_replicas,
+            "policy_state": entry.policy_state,
+            "config": config.model_dump(exclude={"policy"}),
+        }
+
+    def _keep(self, tag: str, entry: _Entry, decision: Decision) -> None:
+        last = entry.history[-1] if entry.history else None
+        same = (
+            last is not None
+            and decision.target == decision.before == last.decision.target
+            and decision.outcome is last.decision.outcome
+        )
+        if last is not None and same:
+            entry.history[-1] = Kept(decision, last.since, last.times + 1)
+        else:
+            entry.history.append(Kept(decision, decision.at, 1))
+            self._log.append((tag, decision))
+
+    def _load_changed(self, tags: set[str], now: float) -> None:
+        """Have backends stepped whose load changed: those that rest or have none at once."""
+        for tag in tags:
+            entry = self._entries.get(tag)
+            if entry is not None and (entry.due_at == NEVER or entry.backend.target == 0):
+                self._schedule(tag, entry, now)
+
+    def _schedule(self, tag: str, entry: _Entry, due_at: float) -> None:
+        entry.due_at = due_at
+        if due_at < NEVER:
+            heapq.heappush(self._due, (due_at, tag))
+
+
+def _shown(kept: Kept, offset: float) -> dict[str, Any]:
+    decision = kept.decision
+    return {
+        "since": kept.since + offset,
+        "at": decision.at + offset,
+        "times": kept.times,
+        "from": decision.before,
+        "to": decision.target,
+        "outcome": decision.outcome.value,
+        "why": decision.why,
+        "inputs": asdict(decision.inputs),
+    }

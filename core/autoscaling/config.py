@@ -1,0 +1,207 @@
+"""The settings of autoscaling, under the names that Ray Serve's users know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from greenroom.core.validation import Settings, problems_in
+
+MAX_REPLICAS = 10_000
+ONGOING_REQUESTS = "ongoing_requests"
+QUEUE_LENGTH = "queue_length"
+
+
+_THRESHOLD_HINT = (
+    "it is one of policy_kwargs: policy={'policy_function': 'queue_length', 'policy_kwargs': {...}}"
+)
+
+
+class QueueLengthPolicy(Settings):
+    """The thresholds of the policy ``queue_length``, which looks only at what routers queue.
+
+    Lengths are queries per router, on average; periods are seconds in a row.
+    """
+
+    scale_up_threshold: float = Field(default=5, ge=0)
+    scale_down_threshold: float = Field(default=1, ge=0)
+    scale_up_num_replicas: int = Field(default=2, ge=1, le=MAX_REPLICAS)
+    scale_down_num_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    scale_up_consecutive_periods: int = Field(default=2, ge=1)
+    scale_down_consecutive_periods: int = Field(default=5, ge=1)
+
+    @field_validator("scale_down_threshold")
+    @classmethod
+    def _is_below_the_other(cls, value: float, info: ValidationInfo) -> float:
+        above = info.data.get("scale_up_threshold")
+        if above is not None and value > above:
+            raise ValueError(f"must not be above scale_up_threshold, which is {above:g}")
+        return value
+
+
+class AutoscalingPolicy(Settings):
+    """What makes of a load a number of replicas.
+
+    ``policy_function`` is "ongoing_requests", "queue_length", or a function of yours or its import
+    path; ``policy_kwargs`` are its keyword arguments. A function of yours runs in a process of its
+    own, and has ``timeout_s`` seconds for an answer.
+    """
+
+    hints: ClassVar[Mapping[str, str]] = {"name": "it is called policy_function"}
+
+    policy_function: str | Callable[..., Any] = ONGOING_REQUESTS
+    policy_kwargs: dict[str, Any] = Field(default_factory=dict)
+    timeout_s: float = Field(default=1.0, gt=0, le=60)
+    # The function, pickled, and what makes two of them equal: the pickles of one may differ.
+    code: bytes = Field(default=b"", repr=False)
+    code_hash: str = ""
+
+    @field_validator("policy_function", mode="before")
+    @classmethod
+    def _names_a_function(cls, value: Any) -> Any:
+        if callable(value):
+            return value
+        built_in = value in (ONGOING_REQUESTS, QUEUE_LENGTH)
+        if not isinstance(value, str) or not (built_in or value.replace(":", ".").count(".")):
+            raise ValueError(
+                f"must be {ONGOING_REQUESTS!r}, {QUEUE_LENGTH!r}, a function, or the import path "
+                "of one, such as 'my_module:my_policy'"
+            )
+        return value
+
+    @field_validator("policy_kwargs")
+    @classmethod
+    def _fit_the_function(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        function = info.data.get("policy_function")
+        if function == QUEUE_LENGTH:
+            try:
+                return QueueLengthPolicy(**value).model_dump()
+            except ValidationError as error:
+                raise ValueError("; ".join(problems_in(error))) from None
+        if function == ONGOING_REQUESTS and value:
+            raise ValueError(f"{ONGOING_REQUESTS!r} takes none; its settings are those around it")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"must be JSON-able: {error}") from error
+        return value
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is a function of the user's."""
+        return self.policy_function not in (ONGOING_REQUESTS, QUEUE_LENGTH)
+
+    @property
+    def queue_length(self) -> QueueLengthPolicy | None:
+        """The thresholds, where that policy is used."""
+        is_used = self.policy_function == QUEUE_LENGTH
+        return QueueLengthPolicy(**self.policy_kwargs) if is_used else None
+
+    def __str__(self) -> str:
+        function = self.policy_function
+        return function if isinstance(function, str) else getattr(function, "__name__", "function")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AutoscalingPolicy) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash((str(self), self.code_hash))
+
+    def _identity(self) -> tuple[Any, ...]:
+        code = self.code_hash or self.code
+        return (self.policy_function, self.policy_kwargs, self.timeout_s, code)
+
+
+class AutoscalingConfig(Settings):
+    """Bounds, aim and speed of autoscaling; see docs/autoscaling.md for what each does."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "metrics_interval_s": "leave it out: load is reported every second",
+        "smoothing_factor": "give upscaling_factor and downscaling_factor",
+        "upscale_smoothing_factor": "it is called upscaling_factor",
+        "downscale_smoothing_factor": "it is called downscaling_factor",
+        "target_num_ongoing_requests_per_replica": "it is called target_ongoing_requests",
+        "aggregation_function": "leave it out: the load is averaged over look_back_period_s",
+        "prometheus_metrics": "leave it out: give a policy of your own that asks for them",
+        **dict.fromkeys(QueueLengthPolicy.model_fields, _THRESHOLD_HINT),
+    }
+
+    min_replicas: int = Field(default=1, ge=0, le=MAX_REPLICAS)
+    max_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, validate_default=True)
+    initial_replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
+    target_ongoing_requests: float = Field(default=2, gt=0)
+    look_back_period_s: float = Field(default=30, gt=0, le=86400)
+    upscaling_factor: float | None = Field(default=None, gt=0)
+    downscaling_factor: float | None = Field(default=None, gt=0)
+    upscale_delay_s: float = Field(default=30, ge=0)
+    downscale_delay_s: float = Field(default=600, ge=0)
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    policy: AutoscalingPolicy = Field(default_factory=AutoscalingPolicy)
+
+    @field_validator("max_replicas")
+    @classmethod
+    def _is_not_below_min(cls, value: int, info: ValidationInfo) -> int:
+        least = info.data.get("min_replicas")
+        if least is not None and value < least:
+            raise ValueError(f"must not be below min_replicas, which is {least}")
+        return value
+
+    @field_validator("initial_replicas")
+    @classmethod
+    def _is_within_bounds(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least, most = info.data.get("min_replicas"), info.data.get("max_replicas")
+        if None not in (value, least, most) and not least <= value <= most:  # type: ignore[operator]
+            raise ValueError(
+                f"must be from min_replicas to max_replicas, which are {least} and {most}"
+            )
+        return value
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _may_be_just_the_function(cls, value: Any) -> Any:
+        if value is None or isinstance(value, AutoscalingPolicy | Mapping):
+            return value or AutoscalingPolicy()
+        return {"policy_function": value}
+
+    def bounded(self, replicas: int) -> int:
+        """Return the number of replicas within the bounds that is nearest to ``replicas``."""
+        return max(self.min_replicas, min(self.max_replicas, replicas))
+
+
+AUTO: Mapping[str, Any] = {  # what num_replicas="auto" means
+    "min_replicas": 1,
+    "max_replicas": 100,
+    "target_ongoing_requests": 2,
+}
+
+
+# What an autoscaling policy of the user's is asked with.
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoscalingContext:
+    """The load of one backend and what it has, under the names that Ray Serve's users know.
+
+    A policy returns how many replicas it wants, which need not be a whole number, or that and a
+    JSON-able state, which is in the next context. The state is forgotten when the controller
+    restarts.
+    """
+
+    backend: str
+    deployment_name: str
+    app_name: str
+    current_num_replicas: int  # that run
+    target_num_replicas: int
+    total_num_requests: float  # queued and running, averaged over look_back_period_s
+    total_queued_requests: int  # now
+    total_running_requests: int  # now
+    queued_by_router: list[int]  # now
+    capacity_adjusted_min_replicas: int  # the bounds, to which the answer is clipped
+    capacity_adjusted_max_replicas: int
+    current_time: float  # seconds since the epoch
+    config: Any  # an object with the fields of AutoscalingConfig
+    policy_state: Any = field(default_factory=dict)

@@ -1,0 +1,492 @@
+"""How many replicas one backend should have, by its load: windows, delays, bounds, and why.
+
+Theory of operation. Each step notes the *load*: all queries of the backend that routers queue or
+replicas run. A *policy* makes of its average over the look-back window what is *wanted*, a number
+that need not be whole; the factors, the bounds and the delays of the config make of that the
+*target*, in this order:
+
+    wanted    what the policy says; "ongoing_requests" says average / target_ongoing_requests
+    scaled    target + factor * (wanted - target), rounded up; a step down is at least one replica
+    bounded   within min_replicas and max_replicas; zero only from one, and without any load
+    target    takes over ``bounded`` once it has been on the same side of the target for the delay
+
+All of it is soft but the target, which is in the backend's record: a new controller begins with an
+empty window and with delays that begin anew. Two rules keep it from shrinking what it does not know
+yet: nothing shrinks before every router has told its load, and before the window is full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from greenroom.core.autoscaling.config import AutoscalingConfig
+from greenroom.core.validation import is_number
+
+# How much each backend has to do, as the proxies report it.
+#
+# Each proxy's newest report stands for all that it has: what it does not name is idle there. So a
+# lost report is made good by the next, and a new controller is right again after one from each. A
+# proxy that has nothing need not report again; one that has something does, and counts no more
+# once it has fallen silent, as when it is gone.
+
+EXPIRE_S = 10.0  # without a report, of a proxy that has queries or has not reported yet
+SETTLE_S = 5.0  # after which proxies have found a new controller
+
+
+class Load(NamedTuple):
+    """Queries of one backend: those that wait for a replica, and those that replicas have."""
+
+    queued: int = 0
+    ongoing: int = 0
+
+    @property
+    def total(self) -> int:
+        """All queries, wherever they are."""
+        return self.queued + self.ongoing
+
+
+IDLE = Load()
+
+
+class Loads:
+    """The sum over all proxies' newest reports. ``now`` is always monotonic seconds.
+
+    Each method that changes loads returns the backends that it changed.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.check_at = math.inf  # when :meth:`expire` may have something to do
+        self._complete_at = now + SETTLE_S
+        self._silent: dict[Hashable, float] = {}  # those yet to report, since when
+        self._reports: dict[Hashable, dict[str, Load]] = {}
+        self._reported_at: dict[Hashable, float] = {}
+        self._sums: dict[str, Load] = {}
+
+    def expect(self, proxy: Hashable, now: float) -> None:
+        """Know of a proxy, which will report."""
+        if proxy not in self._reports and proxy not in self._silent:
+            self._silent[proxy] = now
+            self.check_at = min(self.check_at, now + EXPIRE_S)
+
+    def report(self, proxy: Hashable, load: Mapping[str, tuple[int, int]], now: float) -> set[str]:
+        """Take a proxy's report, backend -> (queued, ongoing)."""
+        self._silent.pop(proxy, None)
+        before = self._reports.get(proxy, {})
+        after = {backend: Load(*each) for backend, each in load.items()}
+        self._reports[proxy], self._reported_at[proxy] = after, now
+        if after:
+            self.check_at = min(self.check_at, now + EXPIRE_S)
+        return self._replace(before, after)
+
+    def forget(self, proxy: Hashable) -> set[str]:
+        """Count a proxy no more, because it is gone."""
+        self._silent.pop(proxy, None)
+        self._reported_at.pop(proxy, None)
+        return self._replace(self._reports.pop(proxy, {}), {})
+
+    def expire(self, now: float) -> set[str]:
+        """Count proxies no more that should have reported long ago; due at ``check_at``."""
+        if now < self.check_at:
+            return set()
+        over = now - EXPIRE_S
+        for proxy in [proxy for proxy, since in self._silent.items() if since <= over]:
+            del self._silent[proxy]
+        heard = {proxy: at for proxy, at in self._reported_at.items() if self._reports[proxy]}
+        old = [proxy for proxy, at in heard.items() if at <= over]
+        changed = {backend for proxy in old for backend in self.forget(proxy)}
+        times = [*self._silent.values(), *(at for at in heard.values() if at > over)]
+        self.check_at = min(times, default=math.inf) + EXPIRE_S
+        return changed
+
+    def of(self, backend: str) -> Load:
+        """Return what a backend has to do on all hosts."""
+        return self._sums.get(backend, IDLE)
+
+    def queues(self, backend: str) -> tuple[int, ...]:
+        """Return how many queries of a backend each proxy has waiting."""
+        return tuple(load.get(backend, IDLE).queued for load in self._reports.values())
+
+    def busy(self) -> dict[str, Load]:
+        """Return the backends that have anything to do."""
+        return dict(self._sums)
+
+    def is_complete(self, now: float) -> bool:
+        """Tell whether every proxy has reported; a new controller has to wait for them first."""
+        return now >= self._complete_at and not self._silent
+
+    def _replace(self, before: Mapping[str, Load], after: Mapping[str, Load]) -> set[str]:
+        changed = {b for b in {*before, *after} if before.get(b, IDLE) != after.get(b, IDLE)}
+        for backend in changed:
+            old, new = before.get(backend, IDLE), after.get(backend, IDLE)
+            present = self.of(backend)
+            total = Load(
+                present.queued + new.queued - old.queued,
+                present.ongoing + new.ongoing - old.ongoing,
+            )
+            if total == IDLE:
+                self._sums.pop(backend, None)
+            else:
+                self._sums[backend] = total
+        return changed
+
+
+PERIOD_S = 1.0  # between two steps of a backend that may have to change
+STEPS_PER_WINDOW = 10  # at least, where the window is short
+MAX_WANTED = 1_000_000  # what a policy wants beyond this is taken for a mistake
+CLOCK_S = 0.002  # a window's ends are rounded to milliseconds
+ROUNDING = 1e-9  # 6 queries over 0.1 per replica are 60 replicas, whatever floats make of it
+NEVER = math.inf
+
+
+class Outcome(str, Enum):
+    """What a step came to."""
+
+    STEADY = "STEADY"  # the target is as wanted
+    UPSCALED = "UPSCALED"
+    DOWNSCALED = "DOWNSCALED"
+    FROM_ZERO = "FROM_ZERO"  # the first query at zero replicas
+    UPSCALE_DELAYED = "UPSCALE_DELAYED"
+    DOWNSCALE_DELAYED = "DOWNSCALE_DELAYED"
+    WAITING = "WAITING"  # something is not known yet
+    POLICY_FAILED = "POLICY_FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """All that a decision was made of. Numbers of queries, of replicas, and seconds."""
+
+    queued: int = 0
+    ongoing: int = 0
+    average: float = 0.0
+    window_s: float = 0.0  # what the average covers, up to look_back_period_s
+    running: int = 0
+    policy: str = ""
+    target_ongoing_requests: float = 0.0
+    wanted: float | None = None
+    factor: float = 1.0
+    scaled: int | None = None
+    min_replicas: int = 0
+    max_replicas: int = 0
+    delay: str = ""  # the setting that holds the change back
+    delay_s: float = 0.0
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one step decided. ``at`` is monotonic; ``why`` is for people."""
+
+    at: float
+    before: int
+    target: int
+    outcome: Outcome
+    why: str
+    inputs: Inputs
+
+    def __str__(self) -> str:
+        inputs = self.inputs
+        return (
+            f"{self.before} -> {self.target} {self.outcome.value}: {self.why} "
+            f"[queued {inputs.queued}, ongoing {inputs.ongoing}, average {inputs.average:.4g} over "
+            f"{inputs.window_s:.3g} s, running {inputs.running}, policy {inputs.policy}, factor "
+            f"{inputs.factor:g}, bounds {inputs.min_replicas}..{inputs.max_replicas}]"
+        )
+
+
+class Window:
+    """A load that is known at times, and its average over the last ``length_s`` seconds.
+
+    A value holds until the next one. Times are kept in whole milliseconds, so that the integral is
+    a whole number: the average of what never changes is exactly that.
+    """
+
+    def __init__(self, length_s: float) -> None:
+        self._length = _milliseconds(length_s)
+        self._values: deque[tuple[int, int]] = deque()
+        self._integral = 0  # from the first to the last of them
+        self._now = 0
+
+    def resize(self, length_s: float) -> None:
+        """Average over another length from now on, as far as the past is still known."""
+        self._length = _milliseconds(length_s)
+
+    def add(self, now: float, value: int) -> None:
+        """Note that the load is ``value`` from ``now`` on."""
+        self._now = at = _milliseconds(now)
+        if not self._values:
+            self._values.append((at, value))
+            return
+        last_at, last = self._values[-1]
+        if at <= last_at:  # the clock has not moved by a millisecond
+            self._values[-1] = (last_at, value)
+        elif value != last:
+            self._integral += last * (at - last_at)
+            self._values.append((at, value))
+        while len(self._values) > 1 and self._values[1][0] <= at - self._length:
+            first_at, first = self._values.popleft()
+            self._integral -= first * (self._values[0][0] - first_at)
+
+    @property
+    def average(self) -> float:
+        """The average by time, as of the last :meth:`add`; that one's value where none passed."""
+        last_at, last = self._values[-1]
+        first_at, first = self._values[0]
+        begin = max(first_at, self._now - self._length)
+        if self._now <= begin:
+            return float(last)
+        integral = self._integral + last * (self._now - last_at) - first * (begin - first_at)
+        return integral / (self._now - begin)
+
+    @property
+    def covers_s(self) -> float:
+        """How much of its length is known, in seconds, as of the last :meth:`add`."""
+        return min(self._now - self._values[0][0], self._length) / 1000
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the average cannot change unless the load does."""
+        return len(self._values) <= 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """A change that waits for its delay: up or down, and since when."""
+
+    up: bool
+    since: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """A step while it is being taken."""
+
+    now: float
+    target: int
+    complete: bool
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+    def ended(self, outcome: Outcome, why: str, target: int | None = None) -> Decision:
+        return Decision(
+            at=self.now,
+            before=self.target,
+            target=self.target if target is None else target,
+            outcome=outcome,
+            why=why,
+            inputs=Inputs(**self.inputs),
+        )
+
+
+class Wanted(NamedTuple):
+    """What a policy wants, why, and the delays that apply to it."""
+
+    replicas: float
+    why: str
+    up: tuple[str, float]  # the name of the setting, and seconds
+    down: tuple[str, float]
+    to_zero: tuple[str, float]
+
+
+class Scaling:
+    """The window and the delays of one backend.
+
+    :meth:`observe` begins each step. It returns the decision, or None where a policy of the user's
+    has to be asked; then the step ends with :meth:`conclude`.
+    """
+
+    def __init__(self, config: AutoscalingConfig) -> None:
+        self.config = config
+        self.due_at = 0.0
+        self.average = 0.0
+        self._window = Window(config.look_back_period_s)
+        self._pending: _Pending | None = None
+        self._step: _Step | None = None
+
+    def reconfigure(self, config: AutoscalingConfig) -> None:
+        """Go by another config from now on; what is known of the load stays."""
+        if config.policy != self.config.policy:
+            self._pending = None
+        self.config = config
+        self.due_at = 0.0
+        self._window.resize(config.look_back_period_s)
+
+    def observe(
+        self,
+        now: float,
+        load: Load,
+        running: int,
+        target: int,
+        *,
+        queues: Sequence[int] = (),
+        complete: bool = True,
+    ) -> Decision | None:
+        """Note the load, and decide as far as that needs no policy of the user's.
+
+        ``queues`` is what each router has queued; ``complete`` whether every router has told. If
+        not, there may be more than that load.
+        """
+        config = self.config
+        self._window.add(now, load.total)
+        self.average = self._window.average
+        self._step = step = _Step(now=now, target=target, complete=complete)
+        step.inputs.update(
+            queued=load.queued,
+            ongoing=load.ongoing,
+            average=self.average,
+            window_s=self._window.covers_s,
+            running=running,
+            policy=str(config.policy),
+            target_ongoing_requests=config.target_ongoing_requests,
+            min_replicas=config.min_replicas,
+            max_replicas=config.max_replicas,
+        )
+        self.due_at = now + self.period_s
+        if target == 0 and (load.total or not config.policy.is_custom):
+            return self._at_zero(step, load)
+        if running == 0 and target > 0:
+            return step.ended(Outcome.WAITING, f"none of {target} replicas runs yet")
+        if config.policy.is_custom:
+            return None
+        return self.conclude(_built_in(config, self.average, queues, target))
+
+    def conclude(self, wanted: Wanted | float) -> Decision:
+        """End the step with what the policy wants; a number is what the user's own wants."""
+        step, self._step = self._step, None
+        assert step is not None, "observe() begins each step"
+        if not isinstance(wanted, Wanted):
+            wanted = _by_config(self.config, wanted, f"the policy wants {wanted:g}")
+        scaled = self._scaled(step, wanted)
+        replicas = self._bounded(step, scaled)
+        if replicas == step.target:
+            self._pending = None
+            if self._window.is_even and not self.config.policy.is_custom:
+                self.due_at = NEVER  # until the load changes
+            return step.ended(Outcome.STEADY, wanted.why + _clipped(scaled, replicas))
+        return self._delayed(step, wanted, replicas, wanted.why + _clipped(scaled, replicas))
+
+    def failed(self, why: str) -> Decision:
+        """End the step without an answer of the user's policy: the target stays."""
+        step, self._step = self._step, None
+        assert step is not None, "observe() begins each step"
+        return step.ended(Outcome.POLICY_FAILED, f"the policy failed: {why}; the target stays")
+
+    @property
+    def period_s(self) -> float:
+        """The time between two steps."""
+        return min(PERIOD_S, self.config.look_back_period_s / STEPS_PER_WINDOW)
+
+    def _at_zero(self, step: _Step, load: Load) -> Decision:
+        self._pending = None
+        if load.total == 0:
+            self.due_at = NEVER  # a query is told of at once
+            return step.ended(Outcome.STEADY, "no query and no replica")
+        factor = self.config.upscaling_factor or 1.0
+        target = self.config.bounded(max(1, math.ceil(factor - ROUNDING)))
+        step.inputs["factor"] = factor
+        why = f"{load.total} waiting at zero replicas; no delay applies"
+        return step.ended(Outcome.FROM_ZERO, why, target)
+
+    def _scaled(self, step: _Step, wanted: Wanted) -> int:
+        config, target = self.config, step.target
+        up = wanted.replicas > target
+        factor = (config.upscaling_factor if up else config.downscaling_factor) or 1.0
+        scaled = math.ceil(target + factor * (wanted.replicas - target) - ROUNDING)
+        if scaled == target and math.ceil(wanted.replicas - ROUNDING) < target:
+            scaled -= 1  # a small factor must not keep it from ever shrinking
+        step.inputs.update(wanted=wanted.replicas, factor=factor, scaled=scaled)
+        return scaled
+
+    def _bounded(self, step: _Step, scaled: int) -> int:
+        replicas = self.config.bounded(scaled)
+        if step.target == 0:
+            return replicas  # with nothing to do but what the user's own policy knows of
+        idle = self.average == 0 and step.inputs["queued"] + step.inputs["ongoing"] == 0
+        if replicas == 0 and (step.target > 1 or not idle):
+            return 1  # zero is for what had one, and for a while nothing to do
+        return replicas
+
+    def _delayed(self, step: _Step, wanted: Wanted, replicas: int, why: str) -> Decision:
+        up = replicas > step.target
+        name, delay_s = wanted.up if up else wanted.to_zero if replicas == 0 else wanted.down
+        if self._pending is None or self._pending.up != up:
+            self._pending = _Pending(up=up, since=step.now)
+        left_s = self._pending.since + delay_s - step.now
+        missing_s = self.config.look_back_period_s - step.inputs["window_s"]
+        if not up and not step.complete:
+            return step.ended(Outcome.WAITING, f"{why}; not every proxy has told its load yet")
+        if not up and missing_s > max(left_s, CLOCK_S):
+            name, delay_s, left_s = "look_back_period_s", self.config.look_back_period_s, missing_s
+        if left_s > ROUNDING:
+            self.due_at = min(self.due_at, step.now + left_s)
+            step.inputs.update(delay=name, delay_s=delay_s, left_s=left_s)
+            why = f"{why}; held back by {name}={delay_s:g} for {left_s:.3g} s more"
+            outcome = Outcome.UPSCALE_DELAYED if up else Outcome.DOWNSCALE_DELAYED
+            return step.ended(outcome, why)
+        self._pending = None
+        step.inputs.update(delay=name, delay_s=delay_s)
+        why = f"{why}; {name}={delay_s:g} is over" if delay_s else why
+        return step.ended(Outcome.UPSCALED if up else Outcome.DOWNSCALED, why, replicas)
+
+
+def first_target(config: AutoscalingConfig, before: AutoscalingConfig | None, current: int) -> int:
+    """Return the target when a backend gets this config; ``current`` is how many it had.
+
+    A scale that there is stays, as far as the bounds allow. initial_replicas counts where there is
+    none, and where it was itself changed.
+    """
+    initial = config.initial_replicas
+    if initial is not None and (before is None or before.initial_replicas != initial):
+        return initial
+    return config.bounded(current)
+
+
+def number_from(value: object) -> float:
+    """Return what a policy of the user's wants; raise ValueError saying what is wrong with it."""
+    if not is_number(value):
+        raise ValueError(f"it returned {value!r}, which is no number")
+    if not math.isfinite(value) or not 0 <= value <= MAX_WANTED:
+        raise ValueError(f"it returned {value!r}, which is no number of replicas")
+    return float(value)
+
+
+def _built_in(
+    config: AutoscalingConfig, average: float, queues: Sequence[int], target: int
+) -> Wanted:
+    thresholds = config.policy.queue_length
+    if thresholds is None:
+        wanted = average / config.target_ongoing_requests
+        why = f"average load {average:.4g} at {config.target_ongoing_requests:g} per replica"
+        return _by_config(config, wanted, f"{why} wants {wanted:.4g}")
+    length = sum(queues) / max(len(queues), 1)
+    wanted, why = target, f"{length:.4g} queued per router"
+    if length > thresholds.scale_up_threshold:
+        wanted += thresholds.scale_up_num_replicas
+        why += f" is above scale_up_threshold={thresholds.scale_up_threshold:g}"
+    elif length < thresholds.scale_down_threshold:
+        wanted = max(target - thresholds.scale_down_num_replicas, 0)
+        why += f" is below scale_down_threshold={thresholds.scale_down_threshold:g}"
+    # The first of N periods in a row is the one in which the change was first wanted.
+    up_s = (thresholds.scale_up_consecutive_periods - 1) * PERIOD_S
+    down_s = (thresholds.scale_down_consecutive_periods - 1) * PERIOD_S
+    down = ("scale_down_consecutive_periods", down_s)
+    return Wanted(wanted, why, ("scale_up_consecutive_periods", up_s), down, down)
+
+
+def _by_config(config: AutoscalingConfig, wanted: float, why: str) -> Wanted:
+    down = ("downscale_delay_s", config.downscale_delay_s)
+    to_zero = down
+    if config.downscale_to_zero_delay_s is not None:
+        to_zero = ("downscale_to_zero_delay_s", config.downscale_to_zero_delay_s)
+    return Wanted(wanted, why, ("upscale_delay_s", config.upscale_delay_s), down, to_zero)
+
+
+def _clipped(scaled: int, replicas: int) -> str:
+    return f", within bounds {replicas}" if scaled != replicas else ""
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,360 @@
+"""The hosts of a cluster: joined, lost, back, emptied, gone.
+
+    expected --SEEN--> running --DRAIN--> draining
+       |                 |  ^                |
+       `-----MISSED----> lost <---MISSED-----'      (lost --SEEN--> running)
+
+A host is *expected* when only its record tells of it: a new controller has not heard of it yet.
+What *lost* means for replicas is in placing.py. A host is forgotten when it has left, empty, or is
+evicted. The controller's own host is always running; it has no record, and is not judged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.records import HostRecord
+
+if TYPE_CHECKING:
+    from greenroom.core.cluster.state import Cluster
+
+
+# Which hosts are there, judged by their beats alone: a host is lost quickly and is back slowly.
+#
+# A host beats some times a second. It is *lost* when nothing has been heard for
+# :data:`LOST_AFTER_S`, which at 30% loss of packets happens to one that is there once in days;
+# and *back* when it has been heard for :data:`STEADY_S` without a gap of :data:`GAP_S`. So a link
+# that comes and goes leaves it lost, and does not have replicas start and stop with every beat.
+#
+# Who judges may have been stopped itself, or busy: what it has not listened to counts for nobody.
+
+BEAT_S = 0.2
+LOST_AFTER_S = 2.4
+STEADY_S, GAP_S = 1.0, 0.8
+LOOK_S = 0.2  # how often to judge
+PAUSE_S = 1.5  # between two looks: the judge itself was away, and not only late
+
+
+@dataclass(slots=True)
+class _Beats:
+    at: float
+    since: float  # the beginning of the present run of beats
+    is_lost: bool = False
+
+
+class Liveness:
+    """All hosts that beat. ``now`` is always monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, _Beats] = {}
+        self._looked_at = 0.0
+
+    def expect(self, host: str, now: float, patience_s: float = LOST_AFTER_S) -> None:
+        """Judge a host, which is lost when it is not heard of for ``patience_s`` from now on.
+
+        Harmless when it is judged already.
+        """
+        self._hosts.setdefault(host, _Beats(now + patience_s - LOST_AFTER_S, now))
+
+    def forget(self, host: str) -> None:
+        """Judge a host no more."""
+        self._hosts.pop(host, None)
+
+    def heard(self, host: str, now: float) -> None:
+        """Take a host's beat; one of a host that is not judged means nothing."""
+        heard = self._hosts.get(host)
+        if heard is not None:
+            if now - heard.at > GAP_S:
+                heard.since = now
+            heard.at = now
+
+    def look(self, now: float) -> tuple[list[str], list[str]]:
+        """Return the hosts that are lost, and those that are back, since the last look."""
+        away_s = now - self._looked_at
+        if away_s > PAUSE_S:
+            for heard in self._hosts.values():
+                heard.at = max(heard.at, min(heard.at + away_s, now))
+        self._looked_at = now
+        lost, back = [], []
+        for host, heard in self._hosts.items():
+            if not heard.is_lost and now - heard.at > LOST_AFTER_S:
+                heard.is_lost = True
+                lost.append(host)
+            elif heard.is_lost and _is_steady(heard, now):
+                heard.is_lost = False
+                back.append(host)
+        return lost, back
+
+    def give_up(self, host: str) -> bool:
+        """Count a host as lost at once; False when it is already, or is not judged."""
+        heard = self._hosts.get(host)
+        if heard is None or heard.is_lost:
+            return False
+        heard.is_lost = True
+        heard.at = heard.since = float("-inf")
+        return True
+
+
+def _is_steady(heard: _Beats, now: float) -> bool:
+    return now - heard.at <= GAP_S and heard.at - heard.since >= STEADY_S
+
+
+HOST = "host"
+SUSPECT_S = 1.2  # the same for that of the controller before, which was silent for long
+STABLE_S = 5.0  # a host that ran this long, and is started again, counts again at once
+EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
+
+
+class HostState(str, Enum):
+    """Whether a host can be counted on."""
+
+    EXPECTED = "EXPECTED"
+    RUNNING = "RUNNING"
+    DRAINING = "DRAINING"
+    LOST = "LOST"
+
+
+class HostEvent(str, Enum):
+    """What can happen to a host."""
+
+    SEEN = "SEEN"
+    MISSED = "MISSED"
+    DRAIN = "DRAIN"
+
+
+S, E = HostState, HostEvent
+
+TRANSITIONS: dict[tuple[HostState, HostEvent], HostState] = {
+    (S.EXPECTED, E.SEEN): S.RUNNING,
+    (S.EXPECTED, E.MISSED): S.LOST,
+    (S.RUNNING, E.MISSED): S.LOST,
+    (S.RUNNING, E.DRAIN): S.DRAINING,
+    (S.DRAINING, E.MISSED): S.LOST,
+    (S.LOST, E.SEEN): S.RUNNING,
+}
+_CLOSED = {
+    S.EXPECTED: "it has not been heard of since the controller began",
+    S.DRAINING: "it is being emptied, to be stopped",
+    S.LOST: "it is lost",
+}
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What this controller has heard of a host."""
+
+    incarnation: str = ""  # of its host process
+    running: frozenset[str] = frozenset()  # replicas that have a process there
+    since: float = float("inf")  # when that was heard of first
+    was_stable: bool = False  # when it was lost
+
+
+class Hosts:
+    """All hosts but the controller's own. ``now`` is always monotonic seconds."""
+
+    def __init__(
+        self, cluster: Cluster, records: Mapping[str, HostRecord], own: str, now: float
+    ) -> None:
+        self._cluster = cluster
+        self._own = own
+        self.records = {name: record for name, record in records.items() if name != own}
+        self._own_record = records.get(own)
+        self._states = dict.fromkeys(self.records, S.EXPECTED)
+        self._heard: defaultdict[str, _Heard] = defaultdict(_Heard)
+        self._look_at = now
+        self.liveness = Liveness()
+        self.is_own_draining = False
+        for name in self.records:
+            self.liveness.expect(name, now, EXPECTED_S)
+
+    @staticmethod
+    def prepare(cluster: Cluster, records: Mapping[str, HostRecord], own: str) -> None:
+        """Tell the placement of recorded hosts, before there are backends with replicas there."""
+        for name, record in records.items():
+            if name != own:
+                cluster.placement.set_host(name, record.capacity, record.labels)
+                cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
+
+    def state(self, name: str) -> HostState:
+        """Return a host's state; the controller's own runs."""
+        if name == self._own:
+            return S.DRAINING if self.is_own_draining else S.RUNNING
+        return self._states.get(name, S.LOST)
+
+    def note_own(self, record: HostRecord) -> None:
+        """Have the record of the controller's own host for one that will lead from elsewhere."""
+        if self._own_record != record:
+            self._own_record = record
+            self._cluster.save(HOST, record.name, record)
+
+    def suspect(self, name: str, now: float) -> None:
+        """Wait less long for a host than for others: a new controller leads because of it."""
+        if self._states.get(name) is S.EXPECTED:
+            self.liveness.forget(name)
+            self.liveness.expect(name, now, SUSPECT_S)
+
+    # --- What is observed -----------------------------------------------------------------------
+
+    def reported(
+        self, record: HostRecord, running: Collection[str], now: float, incarnation: str = ""
+    ) -> None:
+        """Take a host's report of itself; the first one joins it.
+
+        ``running`` are the replicas that have a process there; ``incarnation`` is that of its host
+        process. ConflictError when another host that is not lost has its name.
+        """
+        name = record.name
+        present = self.records.get(name)
+        self._check_name(record, present)
+        for other in [o for o in self.records.values() if o.id == record.id and o.name != name]:
+            self.forget(other.name, now)  # the same one, by another name
+        if present != record:
+            if present is not None and present.id != record.id:
+                self.forget(name, now)  # a new one, in place of one that was lost
+            self.records[name] = record
+            self._cluster.save(HOST, name, record)
+            self._cluster.placement.set_host(name, record.capacity, record.labels)
+        heard = self._heard[name]
+        heard.running = frozenset(running)
+        is_started_anew = heard.incarnation != incarnation
+        if is_started_anew:
+            heard.incarnation, heard.since = incarnation, now
+        if name not in self._states:
+            self._states[name] = S.EXPECTED
+            self._cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
+            self.liveness.expect(name, now)
+            self._look_at = now
+        elif is_started_anew and heard.was_stable:  # it is not a link that comes and goes
+            self.liveness.forget(name)
+            self.liveness.expect(name, now)
+            self._seen(name, now)
+        if self._states[name] is S.EXPECTED:
+            self._seen(name, now)
+
+    def _check_name(self, record: HostRecord, present: HostRecord | None) -> None:
+        is_taken = present is not None and present.id != record.id
+        if record.name == self._own or (is_taken and self.state(record.name) is not S.LOST):
+            at = "the controller is on" if present is None else f"is at {present.address}"
+            raise ConflictError(
+                f"host name {record.name!r} is taken by the host that {at}; give this one "
+                "another with --host-name"
+            )
+
+    def beat(self, name: str, now: float) -> None:
+        """Take note that a host lives and can be reached."""
+        self.liveness.heard(name, now)
+
+    def gone(self, name: str, now: float) -> None:
+        """Take note that nothing of a host's system runs any more: it need not be waited for."""
+        if name in self._states and self.liveness.give_up(name):
+            self._missed(name, now)
+
+    def advance(self, now: float) -> None:
+        """Judge hosts by their beats."""
+        if now < self.due_at():
+            return
+        self._look_at = now + LOOK_S
+        lost, back = self.liveness.look(now)
+        for name in lost:
+            self._missed(name, now)
+        for name in back:
+            self._seen(name, now)
+
+    def due_at(self) -> float:
+        """Return when :meth:`advance` has something to do."""
+        return self._look_at if self._states else float("inf")
+
+    def _seen(self, name: str, now: float) -> None:
+        was_lost, heard = self._states[name] is S.LOST, self._heard[name]
+        heard.was_stable = False
+        self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
+        self._cluster.placement.open_host(name)
+        for tag, backend in self._cluster.backends.items():
+            if was_lost and backend.is_at(name):
+                backend.host_back(name, heard.running, now)
+                self._cluster.touch(tag)
+
+    def _missed(self, name: str, now: float) -> None:
+        self._states[name] = TRANSITIONS[self._states[name], E.MISSED]
+        self._heard[name].was_stable = now - self._heard[name].since >= STABLE_S
+        self._cluster.placement.close_host(name, _CLOSED[S.LOST])
+        self._cluster.listeners.host_gone(name)
+        for tag, backend in self._cluster.backends.items():
+            if backend.retries.host_lost(name, now) or backend.is_at(name):
+                backend.host_lost(name, now)
+                self._cluster.touch(tag)
+
+    # --- What is asked for ----------------------------------------------------------------------
+
+    def drain(self, name: str) -> None:
+        """Have what is on a host replaced elsewhere, as far as there is room; may be repeated."""
+        if name == self._own:
+            self.is_own_draining = True
+        elif self.state(name) is S.RUNNING:
+            self._states[name] = TRANSITIONS[S.RUNNING, E.DRAIN]
+        elif name not in self._states:
+            return  # it has left already
+        if self._cluster.placement.is_open(name):
+            self._cluster.placement.close_host(name, _CLOSED[S.DRAINING])
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.move_from(name)
+                self._cluster.touch(tag)
+
+    def leave(self, name: str, now: float) -> None:
+        """Have what is left on a host stop, finishing what it has, replaced or not."""
+        self.drain(name)
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.retire_from(name, now)
+                self._cluster.touch(tag)
+
+    def rebalance(self) -> int:
+        """Have replicas moved to where there are fewer of their backend; return how many."""
+        moved = 0
+        for tag, backend in self._cluster.backends.items():
+            moves = backend.rebalance()
+            if moves:
+                moved += moves
+                self._cluster.touch(tag)
+        return moved
+
+    def is_empty(self, name: str) -> bool:
+        """Tell whether no replica is on a host any more."""
+        return not any(backend.is_at(name) for backend in self._cluster.backends.values())
+
+    def can_take_over(self, name: str) -> bool:
+        """Tell whether there is any other host on which replicas may be placed."""
+        names = {self._own, *self._states} - {name}
+        return any(self._cluster.placement.is_open(each) for each in names)
+
+    def evict(self, name: str, now: float) -> None:
+        """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
+        if name == self._own:
+            raise ConflictError(f"host {name!r} is RUNNING, and leads; stop it first")
+        if name not in self._states:
+            known = ", ".join(sorted(self._states)) or "none"
+            raise UnknownNameError(f"no other host is named {name!r}; there are: {known}")
+        if self.state(name) is not S.LOST:
+            raise ConflictError(f"host {name!r} is {self.state(name).value}; stop it first")
+        self.forget(name, now)
+
+    def forget(self, name: str, now: float) -> None:
+        """Forget a host, and what was on it; harmless when it is forgotten."""
+        if name not in self._states:
+            return
+        for tag, backend in self._cluster.backends.items():
+            if backend.is_at(name):
+                backend.host_gone(name, now)
+                self._cluster.touch(tag)
+        del self._states[name], self.records[name]
+        self._heard.pop(name, None)
+        self.liveness.forget(name)
+        self._cluster.listeners.host_gone(name)
+        self._cluster.placement.drop_host(name)
+        self._cluster.save(HOST, name, None)

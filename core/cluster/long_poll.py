@@ -1,0 +1,245 @@
+"""Long poll with snapshot ids per key: who holds what, and who waits for something newer.
+
+Theory of operation. Every change of a key, its deletion too, has an id, and ids only grow, also
+over restarts of the controller, because the first one comes from the store's epoch. A listener says
+up to which id it holds everything, and is answered when there is something newer; the answer says
+up to which id it reaches. So what a call costs follows what has changed, not what there is, and a
+listener that waits costs an entry in a dict.
+
+What a listener claims to hold is compared, never assumed. One that has restarted holds nothing, and
+one that has its tables from an earlier epoch cannot know what was deleted meanwhile: both are
+answered with all there is, marked as complete. So any restart on either side heals itself.
+
+A long poll may begin *closed*: it answers nobody until it is opened. A new controller does not know
+yet which replicas run, and would have proxies forget those that serve.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from greenroom.core.records import ListenerRecord
+
+if TYPE_CHECKING:
+    from greenroom.core.cluster.state import Cluster
+
+
+IDS_PER_EPOCH = 2**32
+NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1
+KEPT_DELETED = 1_000  # deletions that are remembered at least, for listeners that have yet to hear
+
+
+def epoch_of(snapshot_id: int) -> int:
+    """Return the epoch of the controller that gave a snapshot its id."""
+    return snapshot_id // IDS_PER_EPOCH
+
+
+Snapshots = dict[str, tuple[int, Any]]
+
+
+class News(NamedTuple):
+    """What a listener lacks, by key; None means deleted."""
+
+    snapshots: Snapshots
+    upto: int  # the listener's ``seen`` once it holds them
+    complete: bool  # whether what is not among them does not exist
+
+
+class LongPoll:
+    """The newest snapshot of every key; values are plain, and None means deleted."""
+
+    def __init__(self, epoch: int, *, closed: bool = False) -> None:
+        self.closed = closed
+        self._first = self._last = epoch * IDS_PER_EPOCH
+        self._values: dict[str, Any] = {}
+        self._changes: dict[str, int] = {}  # key -> id of its last change, the oldest change first
+        self._forgotten = self._first  # deletions up to here may be missing from the changes
+        self._seen: dict[Hashable, int] = {}  # by listener; NOTHING_SEEN for earlier epochs' ids
+        self._parked: dict[Hashable, None] = {}  # in the order in which they came
+        self._lowest: list[tuple[int, int, Hashable]] = []  # a heap of what listeners have seen
+        self._order = itertools.count()
+        self._has_news = False  # perhaps; a listener that parks lacks nothing, while it is open
+        self._forget_at = KEPT_DELETED
+        self._everything = News({}, NOTHING_SEEN, True)  # for those who have seen nothing
+
+    def open(self) -> None:
+        """Answer listeners from now on; those that wait are in :meth:`take_news`."""
+        self.closed, self._has_news = False, True
+
+    def publish(self, key: str, value: Any) -> None:
+        """Make ``value`` the key's newest snapshot, unless it equals the present one."""
+        if self._values.get(key) == value:
+            return
+        self._last += 1
+        self._has_news = True
+        self._changes.pop(key, None)
+        self._changes[key] = self._last
+        if value is None:
+            del self._values[key]
+            self._forget_deleted()
+        else:
+            self._values[key] = value
+
+    def expect(self, listener: Hashable) -> None:
+        """Count a listener as one that holds nothing yet, until it says what it holds."""
+        self._seen[listener] = NOTHING_SEEN
+        self._note_seen(listener, NOTHING_SEEN)
+
+    def listen(self, listener: Hashable, seen: int) -> News | None:
+        """Note up to which id a listener holds everything; return what it lacks.
+
+        None parks it: its call is answered by :meth:`take_news`. A repeat takes the place of its
+        earlier call.
+        """
+        if not self._forgotten <= seen <= self._last:
+            seen = NOTHING_SEEN
+        if self._seen.get(listener) != seen:
+            self._seen[listener] = seen
+            self._note_seen(listener, seen)
+        if self.closed or seen == self._last:
+            self._parked[listener] = None
+            return None
+        self._parked.pop(listener, None)
+        return self._news_since(seen)
+
+    def take_news(self) -> dict[Hashable, News]:
+        """Return, and unpark, the parked listeners for whom there is something newer."""
+        if self.closed or not self._has_news:
+            return {}
+        self._has_news = False
+        news: dict[int, News] = {}
+        answers: dict[Hashable, News] = {}
+        for listener in self._parked:
+            seen = self._seen[listener]
+            if seen == self._last:
+                continue
+            if seen not in news:
+                news[seen] = self._news_since(seen)
+            answers[listener] = news[seen]
+        for listener in answers:
+            del self._parked[listener]
+        return answers
+
+    def forget(self, listener: Hashable) -> None:
+        """Count a listener no more; it is gone."""
+        self._seen.pop(listener, None)
+        self._parked.pop(listener, None)
+
+    def held_by_all(self, key: str) -> bool:
+        """Tell whether every listener has said that it holds the key's newest snapshot.
+
+        False while there is no listener: after a restart the proxies have yet to be heard of, and
+        nothing may be said in their name.
+        """
+        if not self._seen:
+            return False
+        return self._seen_by_all() >= self._changes.get(key, self._first)
+
+    def _news_since(self, seen: int) -> News:
+        complete = seen == NOTHING_SEEN
+        if complete and self._everything.upto == self._last:
+            return self._everything  # all proxies ask for it when a controller is new
+        snapshots: Snapshots = {}
+        for key, changed in reversed(self._changes.items()):
+            if changed <= seen:
+                break
+            value = self._values.get(key)
+            if value is not None or not complete:
+                snapshots[key] = (changed, value)
+        news = News(snapshots, self._last, complete)
+        if complete:
+            self._everything = news
+        return news
+
+    def _note_seen(self, listener: Hashable, seen: int) -> None:
+        if len(self._lowest) > 2 * len(self._seen) + 100:  # mostly what counts no more
+            self._lowest = [(each, next(self._order), who) for who, each in self._seen.items()]
+            heapq.heapify(self._lowest)
+        else:
+            heapq.heappush(self._lowest, (seen, next(self._order), listener))
+
+    def _seen_by_all(self) -> int:
+        heap = self._lowest
+        while self._seen.get(heap[0][2]) != heap[0][0]:
+            heapq.heappop(heap)  # of a listener that is gone, or has seen more since
+        return heap[0][0]
+
+    def _forget_deleted(self) -> None:
+        """Forget deletions that all listeners have heard of, when there are many."""
+        if len(self._changes) < self._forget_at:
+            return
+        heard = self._seen_by_all() if self._seen else self._last
+        known = [k for k, changed in self._changes.items() if changed > heard or k in self._values]
+        self._changes = {key: self._changes[key] for key in known}
+        self._forgotten = max(self._forgotten, heard)
+        self._forget_at = 2 * len(known) + KEPT_DELETED
+
+
+# The proxies that have been told anything, as hard state.
+#
+# Theory of operation. What is acknowledged is what every proxy routes by. The long poll knows who
+# has said what it holds, but a new controller has heard of nobody, while proxies route by the
+# tables that the last one gave them. So a proxy is recorded before it is told anything, and a new
+# controller waits for those on record: it hears of each, or of its end, or counts it as gone
+# :data:`EXPECTED_S` after it began itself, for a proxy that lives and can be reached has found it
+# by then.
+
+LISTENER = "listener"
+EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew
+
+
+class Listeners:
+    """Who listens, and who is expected to. ``now`` is always monotonic seconds."""
+
+    def __init__(self, cluster: Cluster, records: Mapping[str, ListenerRecord], now: float) -> None:
+        self._cluster = cluster
+        self._recorded = {name: record.host for name, record in records.items()}
+        self._expected = dict(records)
+        self._expected_until = now + EXPECTED_S
+        for name in records:
+            cluster.long_poll.expect(name)
+
+    def expected(self) -> list[ListenerRecord]:
+        """Return those of an earlier controller that have not been heard of yet."""
+        return list(self._expected.values())
+
+    def listen(
+        self, name: str, process: tuple[int, int, str], seen: int, host: str = ""
+    ) -> News | None:
+        """Take a proxy's call; return what it lacks, to be sent once what has changed is saved."""
+        if name not in self._recorded:
+            self._recorded[name] = host
+            record = ListenerRecord(name=name, process=process, host=host)
+            self._cluster.save(LISTENER, name, record)
+        self._expected.pop(name, None)
+        news = self._cluster.long_poll.listen(name, seen)
+        self._cluster.listener_changed()
+        return news
+
+    def gone(self, name: str) -> None:
+        """Wait for a proxy no more, and forget it; harmless when it is forgotten."""
+        if name not in self._recorded:
+            return
+        del self._recorded[name]
+        self._expected.pop(name, None)
+        self._cluster.save(LISTENER, name, None)
+        self._cluster.long_poll.forget(name)
+        self._cluster.listener_changed()
+
+    def host_gone(self, host: str) -> None:
+        """Wait no more for the proxies of a host that is lost; they begin anew when it is back."""
+        for name in [name for name, at in self._recorded.items() if at == host]:
+            self.gone(name)
+
+    def advance(self, now: float) -> None:
+        """Give up those that were expected for long enough."""
+        if now >= self.due_at():
+            for name in list(self._expected):
+                self.gone(name)
+
+    def due_at(self) -> float:
+        """Return when :meth:`advance` has something to do."""
+        return self._expected_until if self._expected else float("inf")

@@ -1,0 +1,207 @@
+"""The cluster as ``greenroom status --json`` shows it: plain values made from the core's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from greenroom.core.cluster.state import Cluster
+from greenroom.core.config import config_shown
+from greenroom.core.lifecycle.applications import qualified
+from greenroom.core.lifecycle.backend import Backend
+from greenroom.core.lifecycle.deployments import get, names
+from greenroom.core.lifecycle.lost import DAMAGED
+from greenroom.core.lifecycle.replicas import LIVE, Replica
+from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
+
+
+def backends(cluster: Cluster) -> dict[str, Any]:
+    """Return tag -> state and settings."""
+    return {
+        tag: backend_status(cluster, backend) | cluster.loads.of(tag)._asdict()
+        for tag, backend in sorted(cluster.backends.items())
+    }
+
+
+def endpoints(cluster: Cluster) -> dict[str, Any]:
+    """Return name -> route, methods, traffic, shadows; retryable and compares where set."""
+    return {name: _endpoint(record) for name, record in sorted(cluster.endpoints.items())}
+
+
+def _endpoint(record: EndpointRecord) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "route": record.route,
+        "methods": list(record.methods),
+        "traffic": dict(record.traffic),
+        "shadows": dict(record.shadows),
+    }
+    if record.retryable is not None:
+        shown["retryable"] = record.retryable
+    if record.compares:
+        shown["compares"] = {tag: str(each) for tag, each in record.compares.items()}
+    return shown
+
+
+def differences(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return shadow -> by what its answers are compared, and what was found; UnknownNameError."""
+    endpoint = cluster.endpoint(name)
+    return {
+        tag: {"by": str(each), **cluster.differences.of((name, tag, each.id))}
+        for tag, each in sorted(endpoint.compares.items())
+    }
+
+
+def applications(cluster: Cluster) -> dict[str, Any]:
+    """Return name -> status, message, route prefix and deployments."""
+    return {
+        name: application_status(cluster, application)
+        for name, application in sorted(cluster.applications.items())
+    }
+
+
+def goals(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the goals that are kept, oldest first."""
+    return [
+        {
+            "id": goal.id,
+            "subject": f"{goal.subject[0]} {goal.subject[1]}",
+            "what": goal.what,
+            "state": goal.state,
+            "error": goal.error.strip().rpartition("\n")[2],
+            "created_at": goal.created_at,
+        }
+        for goal in cluster.goals.all()
+    ]
+
+
+def deployments(cluster: Cluster) -> dict[str, Any]:
+    """Return name -> settings and state of the deployments that stand alone."""
+    return {name: deployment(cluster, name) for name in names(cluster)}
+
+
+def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return the settings and the state of a deployment that stands alone; UnknownNameError."""
+    record = get(cluster, name)
+    endpoint = cluster.endpoints.get(name)
+    shown = backend_status(cluster, cluster.backends[name]) | cluster.loads.of(name)._asdict()
+    route_prefix = endpoint.route if endpoint is not None else None
+    options = dict(record.actor_options)
+    return {"name": name, "route_prefix": route_prefix, "actor_options": options, **shown}
+
+
+def backend_status(cluster: Cluster, backend: Backend) -> dict[str, Any]:
+    """Return one backend's state and settings."""
+    record = backend.record
+    return {
+        **_state(cluster, backend),
+        "version": record.version,
+        "code_hash": record.code_hash,
+        "application": record.application,
+        "deployment": record.deployment,
+        "config": config_shown(record.config),
+        "target_replicas": backend.wanted,
+        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
+    }
+
+
+def application_status(cluster: Cluster, application: ApplicationRecord) -> dict[str, Any]:
+    """Return one application's state, as the worst of its deployments' states."""
+    deployments = {
+        name: _deployment(cluster, qualified(application.name, name))
+        for name in application.deployments
+    }
+    states = {each["status"] for each in deployments.values()}
+    messages = [f"{name}: {each['message']}" for name, each in deployments.items()]
+    status = "RUNNING"
+    if application.deleting:
+        status = "DELETING"
+    elif "DEPLOY_FAILED" in states:
+        status = "DEPLOY_FAILED"
+    elif "UPDATING" in states:
+        status = "DEPLOYING"
+    elif "UNHEALTHY" in states:
+        status = "UNHEALTHY"
+    return {
+        "status": status,
+        "message": "\n".join(m for m in messages if not m.endswith(": ")),
+        "route_prefix": application.route_prefix,
+        "ingress": application.ingress,
+        "deployments": deployments,
+    }
+
+
+def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
+    backend = cluster.backends.get(tag)
+    if backend is None:
+        is_lost = (BACKEND, tag) in cluster.lost
+        return {
+            "status": "UNHEALTHY" if is_lost else "UPDATING",
+            "message": DAMAGED if is_lost else "",
+            "version": None,
+            "target_replicas": 0,
+            "replicas": [],
+        }
+    return {
+        **_state(cluster, backend),
+        "version": backend.record.version,
+        "target_replicas": backend.wanted,
+        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
+    }
+
+
+def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
+    status, message = _health(backend, cluster.now)
+    shown = {"status": status, "message": message}
+    if failure := cluster.autoscaler.policy_failure(backend.record.tag):
+        shown["policy_failure"] = failure.strip().rpartition("\n")[2]
+        told = f"its autoscaling policy failed, so the target stays: {shown['policy_failure']}"
+        shown["message"] = f"{message}; {told}" if message else told
+    return shown
+
+
+def _health(backend: Backend, now: float) -> tuple[str, str]:
+    if failure := backend.record.failure or backend.record.update_failure:
+        return "DEPLOY_FAILED", failure
+    if backend.record.deleting:
+        return "DELETING", ""
+    if backend.rescaling and not backend.updating and (backend.waiting or not backend.trouble):
+        message = f"{backend.running} of {backend.wanted} replicas run"
+        return backend.rescaling, f"{message}; {backend.waiting}" if backend.waiting else message
+    if backend.settled:
+        return "UNHEALTHY" if backend.is_sick else "HEALTHY", backend.sickness
+    newest = [r for r in backend.replicas.values() if r.release == backend.record.release]
+    live = [r for r in newest if r.state in LIVE]
+    wait = f"{sum(r.state == 'RUNNING' for r in live)} of {backend.wanted} replicas run"
+    if backend.updating:
+        old = len(backend.replicas) - len(newest)
+        wait += f" the new version, {old} an old one"
+    message = "; ".join(filter(None, (wait, backend.slow_starts(now), backend.trouble)))
+    return ("UNHEALTHY" if backend.record.ran else "UPDATING"), message
+
+
+def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]:
+    """Return tag -> bounds, target, load and the latest decisions of each autoscaled backend."""
+    return {
+        tag: {
+            "application": backend.record.application,
+            "deployment": backend.record.deployment,
+            "target_replicas": backend.wanted,
+            "running_replicas": backend.running,
+            "config": config_shown(backend.record.config)["autoscaling_config"],
+            **cluster.autoscaler.describe(tag, now, wall_now),
+        }
+        for tag, backend in sorted(cluster.backends.items())
+        if backend.config.autoscaling_config is not None
+    }
+
+
+def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
+    return {
+        "tag": replica.tag,
+        "pid": replica.process.pid if replica.process is not None else None,
+        "host": replica.host,
+        "version": backend.release_of(replica.tag).version,
+        "state": replica.state.value,
+        "ongoing": replica.ongoing,
+        **({"trouble": replica.trouble} if replica.trouble else {}),
+    }

@@ -1,0 +1,1 @@
+"""Whether two answers are the same, and how they differ where they are not. Pure."""

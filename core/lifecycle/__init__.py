@@ -1,0 +1,1 @@
+"""Backends, releases, replicas, endpoints, applications: from what is wanted to what is. Pure."""

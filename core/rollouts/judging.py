@@ -1,0 +1,405 @@
+"""When a rollout goes on, holds or goes back: the rules a user gives, and what evidence says.
+
+Each rule is a hypothesis about the new backend, and :mod:`greenroom.core.rollouts.judging` has the
+evidence against it. Every step of the rollout begins with none, so that a backend which fails only
+under more load is found out as quickly as one that fails at once. The evidence of a rollout is the
+mean over all rules and judged steps, those not begun counting nothing: a mean of e-processes is
+one, so the chance that it ever says "go back" of a backend that keeps all rules is at most
+``alpha``, over all rules, steps and looks together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil, exp, log, log1p, log2
+from typing import Any, NamedTuple
+
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.validation import is_number
+
+# Tests that may be looked at after every query, as often as one likes, and mean the same.
+#
+# An ordinary significance test that is repeated as data come in finds a difference sooner or
+# later where there is none. These are *e-processes*: the capital of a gambler who bets against
+# the hypothesis, beginning with 1, at odds that the hypothesis itself makes fair. If it is true,
+# the chance that the capital ever reaches 1/alpha is at most alpha, whenever one looks and
+# whenever one stops (Ville, "Étude critique de la notion de collectif", 1939). So the capital is
+# the evidence.
+#
+# :func:`increase` compares two backends that queries are drawn for by chance. With a share w of
+# the queries for the new one, a bad query counts 1/w if it was the new one's, -1/(1-w) if it was
+# the old ones', any other 0: a number whose mean is the difference of the two chances, whatever
+# either is at that moment. The bet on the mean of such bounded numbers is that of Waudby-Smith
+# and Ramdas ("Estimating means of bounded random variables by betting", Journal of the Royal
+# Statistical Society B 86, 2024). Without a margin it is a likelihood ratio for which backend a
+# bad query was drawn for, as in Lindon and Malek ("Anytime-valid inference for multinomial count
+# data", NeurIPS 2022), whose use for canaries Lindon, Sanden and Shirikian describe ("Rapid
+# regression detection in software deployments through sequential testing", KDD 2022). Only chance
+# parts the two backends' queries, so nothing is assumed about them: load and errors may change
+# with the hour, the two share all of that.
+#
+# :func:`excess` compares one backend with a limit: Wald's sequential likelihood ratio
+# ("Sequential tests of statistical hypotheses", Annals of Mathematical Statistics 16, 1945).
+#
+# How much to bet depends on how large the difference is, which nobody knows. So the capital is
+# spread evenly over stakes of all sizes; their mean is an e-process again (a mixture, as in
+# Robbins, "Statistical methods related to the law of the iterated logarithm", Annals of
+# Mathematical Statistics 41, 1970). That costs at most a factor of :data:`STAKES` of the best
+# one's.
+
+STAKES = 12
+_STAKE_SIZES = tuple(0.9 * 2.0**-k for k in range(STAKES))  # of the largest that cannot ruin
+_MAX_EXPONENT = 700.0  # exp() of more overflows
+
+Logs = tuple[tuple[float, ...], ...]
+
+
+def increase(new_bad: int, old_bad: int, queries: int, share: float, margin: float = 0.0) -> float:
+    """Return the evidence that queries go bad more often with the new backend than with the old.
+
+    More often by more than ``margin``, that is; ``queries`` are those of both, bad or not, and
+    ``share`` the chance of each to be drawn for the new one, above 0 and below 1.
+    """
+    return _capital(_increase_logs(share, margin), (new_bad, old_bad, queries - new_bad - old_bad))
+
+
+def excess(bad: int, queries: int, limit: float) -> float:
+    """Return the evidence that queries go bad more often than ``limit``, above 0 and below 1."""
+    return _capital(_excess_logs(limit), (bad, queries - bad))
+
+
+def _capital(logs: Logs, counts: tuple[int, ...]) -> float:
+    total = 0.0
+    for stake in logs:
+        exponent = sum(n * gain for n, gain in zip(counts, stake, strict=True))
+        total += exp(min(exponent, _MAX_EXPONENT))
+    return total / len(logs)
+
+
+@lru_cache(maxsize=1024)
+def _increase_logs(share: float, margin: float) -> Logs:
+    worst = 1 / (1 - share) + margin  # what an old backend's bad query loses, per unit staked
+    return tuple(
+        (
+            log1p(size / worst * (1 / share - margin)),
+            log1p(-size),
+            log1p(-size / worst * margin),
+        )
+        for size in _STAKE_SIZES
+    )
+
+
+@lru_cache(maxsize=1024)
+def _excess_logs(limit: float) -> Logs:
+    supposed = [limit + (1 - limit) * size for size in _STAKE_SIZES]
+    return tuple((log(p / limit), log((1 - p) / (1 - limit))) for p in supposed)
+
+
+# What proxies count of two backends that are compared: queries, bad ones, and how long they took.
+#
+# Latencies are counted in fixed buckets, eight per doubling, so that counts of several proxies
+# can be added, and a bound is at most 9 % above any latency that is asked for.
+
+FIRST_BOUND_S = 0.00025
+PER_DOUBLING = 8
+BUCKETS = 18 * PER_DOUBLING  # up to 65 s; the last one has all that took longer
+OVERDUE_S = FIRST_BOUND_S * 2**17  # an open query is known to be slow by then
+
+CANCELLED_STATUS = 499
+TIMED_OUT_STATUS = 408
+
+
+def bucket_of(seconds: float) -> int:
+    """Return the first bucket whose bound is not below."""
+    if seconds <= FIRST_BOUND_S:
+        return 0
+    return min(ceil(log2(seconds / FIRST_BOUND_S) * PER_DOUBLING - 1e-9), BUCKETS)
+
+
+def bound_of(bucket: int) -> float:
+    """Return what no query of a bucket took longer than, in seconds."""
+    return float("inf") if bucket >= BUCKETS else FIRST_BOUND_S * 2 ** (bucket / PER_DOUBLING)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one backend; ``overdue`` are open queries that are older than OVERDUE_S."""
+
+    queries: int = 0
+    errors: int = 0
+    overdue: int = 0
+    latencies: Counter[int] = field(default_factory=Counter)  # queries by bucket
+
+    def count(self, status: int, seconds: float) -> None:
+        """Count a query that has ended.
+
+        Bad are those with a 5xx, and those past their time limit: code that hangs gives nothing
+        else. Not other 4xx, which are the client's fault. One that its client cancelled is none.
+        """
+        if status == CANCELLED_STATUS:
+            return
+        self.queries += 1
+        self.errors += status >= 500 or status == TIMED_OUT_STATUS
+        self.latencies[bucket_of(seconds)] += 1
+
+    def lost(self) -> None:
+        """Count a query that a replica took along when it died, though another may answer it."""
+        self.queries += 1
+        self.errors += 1
+
+    def slow(self, bucket: int) -> int:
+        """Return how many took longer than a bucket's bound, or will have."""
+        late = self.overdue if bound_of(bucket) <= OVERDUE_S else 0
+        return late + sum(n for each, n in self.latencies.items() if each > bucket)
+
+    def timed(self) -> int:
+        """Return how many have a latency."""
+        return self.overdue + sum(self.latencies.values())
+
+    def percentile(self, share: float) -> int | None:
+        """Return the bucket that this share of the queries is in or below; None without any."""
+        timed = self.timed()
+        seen = 0
+        for bucket, n in sorted(self.latencies.items()):
+            seen += n
+            if seen >= share * timed:
+                return bucket
+        return BUCKETS if timed else None
+
+    def plain(self) -> tuple[int, int, int, dict[int, int]]:
+        """Return it as a message carries it, and a record."""
+        return (self.queries, self.errors, self.overdue, dict(self.latencies))
+
+
+PlainTally = tuple[int, int, int, dict[int, int]]
+
+
+def total(tallies: Iterable[PlainTally]) -> Tally:
+    """Return the sum of tallies."""
+    summed = Tally()
+    for queries, errors, overdue, latencies in tallies:
+        summed.queries += queries
+        summed.errors += errors
+        summed.overdue += overdue
+        summed.latencies.update(latencies)
+    return summed
+
+
+class Tallies:
+    """What one proxy counts of the endpoints that have a rollout under way, since its last step."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, tuple[str, defaultdict[str, Tally]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def watch(self, endpoint: str, token: str | None) -> None:
+        """Count an endpoint's queries from now on, unless that token is known; None ends it."""
+        if token is None:
+            self._watched.pop(endpoint, None)
+        elif endpoint not in self._watched or self._watched[endpoint][0] != token:
+            self._watched[endpoint] = (token, defaultdict(Tally))
+
+    def ended(self, endpoint: str, backend: str, status: int, seconds: float) -> None:
+        """Count a query, if its endpoint is watched."""
+        if endpoint in self._watched:
+            self._watched[endpoint][1][backend].count(status, seconds)
+
+    def lost(self, endpoint: str, backend: str) -> None:
+        """Count a query whose replica died, if its endpoint is watched."""
+        if endpoint in self._watched:
+            self._watched[endpoint][1][backend].lost()
+
+    def plain(
+        self, overdue: Mapping[tuple[str, str], int]
+    ) -> dict[str, tuple[str, dict[str, PlainTally]]]:
+        """Return endpoint -> token and backend -> tally; what is overdue is given."""
+        told = {}
+        for endpoint, (token, tallies) in self._watched.items():
+            for backend in {*tallies, *(tag for name, tag in overdue if name == endpoint)}:
+                tallies[backend].overdue = overdue.get((endpoint, backend), 0)
+            told[endpoint] = (token, {tag: tally.plain() for tag, tally in tallies.items()})
+        return told
+
+
+CALIBRATION = 100  # queries of the old backends from which their p95 is taken
+P95 = 0.95
+SLACK_S = 0.01  # a replica with a small share waits longer for a CPU, whatever its code: by so much
+NO_EVIDENCE = 1.000001  # more speaks against the new backend, less for it
+
+
+class Rule(NamedTuple):
+    """What a user may limit, and how."""
+
+    meaning: str
+    least: float
+    most: float
+    above_least: bool  # the least itself is not allowed
+
+
+RULES = {
+    "error_rate": Rule("the new backend's share of bad queries", 0, 1, above_least=True),
+    "error_rate_increase": Rule(
+        "how much larger that share may be than the old one's", 0, 1, above_least=False
+    ),
+    "p95_latency_s": Rule(
+        "what 95 % of the new backend's queries take at most, in seconds", 0, 30, above_least=True
+    ),
+    "p95_latency_ratio": Rule(
+        "how many times the old backend's p95 latency the new one's may be",
+        1,
+        100,
+        above_least=False,
+    ),
+}
+RELATIVE = ("error_rate_increase", "p95_latency_ratio")
+DEFAULT_RULES = {"error_rate_increase": 0.005, "p95_latency_ratio": 1.5}
+
+
+def check_rules(abort_if: object) -> dict[str, float]:
+    """Return the rules as numbers; one InvalidRequestError naming all that is wrong."""
+    if not isinstance(abort_if, Mapping) or not abort_if:
+        raise InvalidRequestError(
+            f"abort_if={abort_if!r}: must be a dict with at least one of {', '.join(RULES)}"
+        )
+    problems = [problem for name, value in abort_if.items() if (problem := _wrong(name, value))]
+    if problems:
+        raise InvalidRequestError("; ".join(f"abort_if{problem}" for problem in problems))
+    return {name: float(abort_if[name]) for name in RULES if name in abort_if}
+
+
+def _wrong(name: object, value: Any) -> str:
+    rule = RULES.get(name) if isinstance(name, str) else None
+    if rule is None:
+        return f"[{name!r}]: no such rule; there are: {', '.join(RULES)}"
+    low = "above" if rule.above_least else "from"
+    if (
+        is_number(value)
+        and rule.least <= value < rule.most
+        and (value != rule.least or low == "from")
+    ):
+        return ""
+    return f"[{name!r}]={value!r}: must be a number {low} {rule.least:g} and below {rule.most:g}"
+
+
+class Slowness(NamedTuple):
+    """What counts as slow in a step, and what was counted before that was settled.
+
+    Old queries are slow past the bound of ``old_bucket``, new ones past that of ``new_bucket``: the
+    old ones' p95 when the step began, and the allowed multiple of it, which is :data:`SLACK_S` more
+    at least. Only later queries count, for they had no part in where the bounds are.
+    """
+
+    old_bucket: int
+    new_bucket: int
+    old_slow: int
+    new_slow: int
+    queries: int
+
+
+def calibrate(old: Tally, new: Tally, ratio: float) -> Slowness | None:
+    """Settle what is slow; None while there are too few queries to tell."""
+    if old.timed() < CALIBRATION:
+        return None
+    old_bucket = old.percentile(P95) or 0
+    old_p95_s = bound_of(old_bucket)
+    new_bucket = bucket_of(max(old_p95_s * ratio, old_p95_s + SLACK_S))
+    return Slowness(
+        old_bucket,
+        new_bucket,
+        old.slow(old_bucket),
+        new.slow(new_bucket),
+        old.timed() + new.timed(),
+    )
+
+
+class Sample(NamedTuple):
+    """What is known in a step: both sides' counts, and the share of queries for the new one."""
+
+    new: Tally
+    old: Tally
+    share: float
+    slowness: Slowness | None
+
+
+def _error_rate(sample: Sample, limit: float) -> float:
+    return excess(sample.new.errors, sample.new.queries, limit)
+
+
+def _error_rate_increase(sample: Sample, margin: float) -> float:
+    new, old = sample.new, sample.old
+    return increase(new.errors, old.errors, new.queries + old.queries, sample.share, margin)
+
+
+def _p95_latency_s(sample: Sample, limit: float) -> float:
+    return excess(sample.new.slow(bucket_of(limit)), sample.new.timed(), 1 - P95)
+
+
+def _p95_latency_ratio(sample: Sample, _ratio: float) -> float:
+    slow = sample.slowness
+    if slow is None:
+        return 1.0
+    # An overdue query that is cancelled after all is not counted any more.
+    new_slow = max(sample.new.slow(slow.new_bucket) - slow.new_slow, 0)
+    old_slow = max(sample.old.slow(slow.old_bucket) - slow.old_slow, 0)
+    queries = max(sample.new.timed() + sample.old.timed() - slow.queries, new_slow + old_slow)
+    return increase(new_slow, old_slow, queries, sample.share)
+
+
+_EVIDENCE: dict[str, Callable[[Sample, float], float]] = {
+    "error_rate": _error_rate,
+    "error_rate_increase": _error_rate_increase,
+    "p95_latency_s": _p95_latency_s,
+    "p95_latency_ratio": _p95_latency_ratio,
+}
+
+
+def evidence_by_rule(rules: Mapping[str, float], sample: Sample) -> dict[str, float]:
+    """Return how much speaks against the new backend, by rule; 1 is nothing either way."""
+    return {name: _EVIDENCE[name](sample, value) for name, value in rules.items()}
+
+
+def too_few(rules: Mapping[str, float], sample: Sample, min_samples: int) -> str:
+    """Say which queries are missing for a judgement; empty when none are."""
+    sides: dict[str, Tally] = {"new": sample.new}
+    if any(name in RELATIVE for name in rules):
+        sides["old"] = sample.old
+    for side, tally in sides.items():
+        if tally.queries < min_samples:
+            return f"{tally.queries} of {min_samples} queries of the {side} backend"
+    if "p95_latency_ratio" in rules and sample.slowness is None:
+        return f"{sample.old.timed()} of {CALIBRATION} latencies of the old backend"
+    return ""
+
+
+def describe(name: str, limit: float, sample: Sample) -> str:
+    """Say in words what a rule compares, with the figures so far."""
+    new, old = shown(sample.new), shown(sample.old)
+    errors = f"{new['errors']} of {new['queries']} queries were bad"
+    if name == "error_rate":
+        return f"{errors}; at most {limit:.3g} of them may be"
+    if name == "error_rate_increase":
+        beside = f"{old['errors']} of {old['queries']} with the old one"
+        return f"{errors}, {beside}; the share may be larger by {limit:.3g}"
+    p95 = "unknown" if new["p95_latency_s"] is None else f"{new['p95_latency_s']:.3g} s"
+    if name == "p95_latency_s":
+        return f"the p95 latency is {p95}; it may be {limit:.3g} s"
+    beside = "unknown" if old["p95_latency_s"] is None else f"{old['p95_latency_s']:.3g} s"
+    may_be = f"it may be {limit:.3g} times that, or {SLACK_S * 1000:g} ms more"
+    return f"the p95 latency is {p95}, {beside} with the old one; {may_be}"
+
+
+def shown(tally: Tally) -> dict[str, Any]:
+    """Return a side's figures for status."""
+    bucket = tally.percentile(P95)
+    return {
+        "queries": tally.queries,
+        "errors": tally.errors,
+        "error_rate": tally.errors / tally.queries if tally.queries else None,
+        "p95_latency_s": None if bucket is None else bound_of(min(bucket, BUCKETS - 1)),
+        "overdue": tally.overdue,
+    }

@@ -1,0 +1,440 @@
+"""Rollouts: an endpoint's traffic moved to a new backend step by step, or back where it fails.
+
+Theory of operation. A step gives the new backend a share of the queries, by the same path as
+``set_traffic``, and stands for ``hold_s`` at least. Meanwhile every proxy counts what becomes of
+the endpoint's queries and reports that, and after each report
+:mod:`greenroom.core.rollouts.judging` says what it is evidence for:
+
+    evidence of 1/alpha that a rule is broken              go back: the traffic is as it was before
+    ready, held long enough, enough queries, and no rule
+    with more evidence against the new backend than for    the next step; after the last, promoted
+    else                                                   hold
+
+So without traffic it holds, for as long as it takes. The first step needs all replicas of the new
+backend, and so does each further one. When none runs it holds, and goes back ``ready_timeout_s``
+later, or at once when the backend has failed. The last step is the promotion: without the old
+backend there is nothing to compare with.
+
+A rollout's record is saved with the traffic that it sets. Proxies count from the moment they hold
+a step's weights, which the long poll tells them together with the step's name, and what they report
+is all that they have counted in it. So a controller that restarts hears it again, from all
+proxies that live; of those that have died it knows what was saved last, at a tenth of ``hold_s`` or
+:data:`SAVE_S` ago. Evidence so lost is missing, but not biased.
+
+Whoever changes the traffic otherwise is refused while a rollout is under way. Where it changes all
+the same (a change is undone, an application deployed), the rollout ends and leaves it alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.lifecycle.endpoints import check_known
+from greenroom.core.lifecycle.goals import Progress
+from greenroom.core.lifecycle.history import Author
+from greenroom.core.records import RolloutRecord
+from greenroom.core.rollouts import judging
+from greenroom.core.rollouts.judging import PlainTally, Sample, total
+from greenroom.core.rollouts.settings import check_settings, others_of, weights_at
+from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
+
+if TYPE_CHECKING:
+    from greenroom.core.cluster.state import Cluster
+
+ROLLOUT = "rollout"
+UNDER_WAY, PROMOTED, WENT_BACK, INTERRUPTED = "under way", "promoted", "went back", "interrupted"
+SAVE_S = 5.0  # at most this often, what was counted is saved
+BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout decides on
+
+Counted = Mapping[str, PlainTally]  # by backend
+
+
+@dataclass(slots=True)
+class _Run:
+    """A rollout under way, with what is known besides its record."""
+
+    record: RolloutRecord
+    counted: dict[str, Counted] = field(default_factory=dict)  # by the proxy's incarnation
+    held_since: float | None = None  # None while not every proxy holds the step's weights
+    down_since: float | None = None  # None while the new backend runs
+    due_at: float = float("inf")  # when to look again, if nothing happens before
+    saved_at: float | None = None  # or since when there is something to save
+    why: str = ""
+    evidence: dict[str, float] = field(default_factory=dict)
+
+    def sample(self) -> Sample:
+        """Add up what was counted."""
+        record = self.record
+        each = [(tag, tally) for counts in self.counted.values() for tag, tally in counts.items()]
+        return Sample(
+            new=total(tally for tag, tally in each if tag == record.to),
+            old=total(tally for tag, tally in each if tag != record.to),
+            share=record.steps[max(record.step, 0)],
+            slowness=record.slowness,
+        )
+
+    def held_s(self, now: float) -> float:
+        """Return for how long the step has stood."""
+        return self.record.held_s if self.held_since is None else now - self.held_since
+
+
+class Rollouts:
+    """The last rollout of each endpoint.
+
+    ``now`` is monotonic seconds, ``wall_now`` those of the epoch.
+    """
+
+    def __init__(self, cluster: Cluster, records: Mapping[str, RolloutRecord]) -> None:
+        self._cluster = cluster
+        self._records = dict(records)
+        self._runs = {
+            name: _Run(record, dict(record.counted))
+            for name, record in records.items()
+            if record.state == UNDER_WAY
+        }
+        for run in self._runs.values():
+            self._publish(run.record)
+
+    # --- Requests -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        endpoint: str,
+        *,
+        to: str,
+        steps: Iterable[float],
+        hold_s: float,
+        abort_if: Mapping[str, float],
+        alpha: float,
+        min_samples: int,
+        ready_timeout_s: float,
+        wall_now: float,
+    ) -> str | None:
+        """Begin to move an endpoint's traffic to ``to``; return the goal, None if it is there.
+
+        The same call again while it is under way returns the same goal.
+        """
+        cluster = self._cluster
+        present = cluster.endpoint(endpoint)
+        settings = check_settings(
+            to=to,
+            steps=steps,
+            hold_s=hold_s,
+            abort_if=abort_if,
+            alpha=alpha,
+            min_samples=min_samples,
+            ready_timeout_s=ready_timeout_s,
+        )
+        run = self._runs.get(endpoint)
+        if run is not None:
+            if {name: getattr(run.record, name) for name in settings} == settings:
+                return cluster.goals.pending_for((ROLLOUT, endpoint))
+            raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
+        known = cluster.usable_backends(present.application)
+        check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
+        if others_of(present.traffic, to) == {}:
+            return None
+        record = RolloutRecord(
+            id=secrets.token_hex(8),
+            endpoint=endpoint,
+            before=dict(present.traffic),
+            release=cluster.backends[to].record.release,
+            started_at=wall_now,
+            **settings,
+        )
+        self._runs[endpoint] = _Run(record)
+        self._put(record)
+        # With its weight of 0 the new backend is in use, and cannot be deleted.
+        cluster.put_endpoint(replace(present, traffic=weights_at(record)))
+        return cluster.goals.create((ROLLOUT, endpoint), f"roll out to {to}", wall_now)
+
+    def abort(self, endpoint: str, wall_now: float) -> None:
+        """Go back now; harmless when that has happened."""
+        if run := self._asked(endpoint, WENT_BACK):
+            self._end(run, WENT_BACK, "it was aborted by request", wall_now)
+
+    def promote(self, endpoint: str, wall_now: float) -> None:
+        """Give the new backend all traffic now; harmless when that has happened."""
+        if run := self._asked(endpoint, PROMOTED):
+            self._end(run, PROMOTED, "it was promoted by request", wall_now)
+
+    def _asked(self, endpoint: str, state: str) -> _Run | None:
+        self._cluster.endpoint(endpoint)
+        run = self._runs.get(endpoint)
+        if run is None and getattr(self._records.get(endpoint), "state", "") != state:
+            known = ", ".join(sorted(self._runs)) or "none"
+            raise UnknownNameError(
+                f"no rollout of endpoint {endpoint!r} is under way; of these there are: {known}"
+            )
+        return run
+
+    def check_traffic(self, endpoint: str) -> None:
+        """Raise ConflictError naming the rollout that decides on an endpoint's traffic."""
+        run = self._runs.get(endpoint)
+        if run is not None:
+            raise ConflictError(f"{_named(run.record)} decides on it; {_advice(endpoint)}")
+
+    def check_unused(self, backend: str) -> None:
+        """Raise ConflictError naming the rollout that a backend takes part in."""
+        for run in self._runs.values():
+            if backend in (run.record.to, *run.record.before):
+                raise ConflictError(
+                    f"backend {backend!r} takes part in the {_named(run.record)}; "
+                    f"{_advice(run.record.endpoint)}"
+                )
+
+    # --- What proxies report --------------------------------------------------------------------
+
+    def reported(self, endpoint: str, token: str, proxy: str, counted: Counted) -> None:
+        """Take all that a proxy has counted in a step; that of another step counts no more."""
+        run = self._runs.get(endpoint)
+        if run is not None and token == _token(run.record):
+            run.counted[proxy] = counted
+
+    # --- Decisions ------------------------------------------------------------------------------
+
+    def advance(self, now: float, wall_now: float) -> None:
+        """Take the next step of every rollout that has one to take."""
+        for run in list(self._runs.values()):
+            self._advance(run, now, wall_now)
+
+    def due_at(self) -> float:
+        """Return when :meth:`advance` has something to do, if nothing happens before."""
+        return min((run.due_at for run in self._runs.values()), default=float("inf"))
+
+    def forget(self, endpoint: str) -> None:
+        """End an endpoint's rollout without a word, for the endpoint is deleted."""
+        if self._records.pop(endpoint, None) is not None:
+            self._runs.pop(endpoint, None)
+            self._cluster.save(ROLLOUT, endpoint, None)
+            self._cluster.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
+
+    def _advance(self, run: _Run, now: float, wall_now: float) -> None:
+        record = run.record
+        if self._cluster.endpoints[record.endpoint].traffic != weights_at(record):
+            self._interrupt(run, "the traffic was changed otherwise")
+        elif reason := self._broken(run, now):
+            self._end(run, WENT_BACK, reason, wall_now)
+        else:
+            self._begin_hold(run, now)
+            if reason := self._judge(run):
+                self._end(run, WENT_BACK, reason, wall_now)
+            elif why := self._unready(run) or self._undecided(run, now):
+                run.why = why
+                self._save_counted(run, now)
+                self._schedule(run, now)
+            else:
+                self._step(run, wall_now)
+
+    def _schedule(self, run: _Run, now: float) -> None:
+        record, times = run.record, [float("inf")]
+        if run.held_since is not None:
+            times.append(run.held_since + record.hold_s)
+        if run.down_since is not None:
+            times.append(run.down_since + record.ready_timeout_s)
+        run.due_at = min(due_at for due_at in times if due_at > now)
+
+    def _broken(self, run: _Run, now: float) -> str:
+        """Say why the new backend is out of the question; empty where it is not."""
+        record, backend = run.record, self._cluster.backends.get(run.record.to)
+        if backend is None or backend.record.deleting:
+            return f"backend {record.to!r} was deleted"
+        if backend.record.release != record.release:
+            return f"backend {record.to!r} was changed meanwhile, so what was seen is not of it"
+        if backend.record.failure:
+            return f"backend {record.to!r} could not be started: {_last_line(backend.trouble)}"
+        if backend.running or not backend.wanted:
+            run.down_since = None
+            return ""
+        if run.down_since is None:
+            run.down_since = now
+        if now < run.down_since + record.ready_timeout_s:
+            return ""
+        trouble = f": {_last_line(backend.trouble)}" if backend.trouble else ""
+        return f"no replica of {record.to!r} ran for {record.ready_timeout_s:g} s{trouble}"
+
+    def _begin_hold(self, run: _Run, now: float) -> None:
+        if run.held_since is None and run.record.step >= 0:
+            held = self._cluster.long_poll.held_by_all
+            keys = (ENDPOINT_PREFIX + run.record.endpoint, ROLLOUT_PREFIX + run.record.endpoint)
+            if all(held(key) for key in keys):
+                run.held_since = now - run.record.held_s
+
+    def _judge(self, run: _Run) -> str:
+        """Weigh the evidence; say why to go back, or nothing."""
+        record = run.record
+        if record.step < 0:
+            return ""
+        sample = run.sample()
+        ratio = record.abort_if.get("p95_latency_ratio")
+        if ratio is not None and record.slowness is None:
+            slowness = judging.calibrate(sample.old, sample.new, ratio)
+            if slowness is not None:
+                run.record = record = replace(record, slowness=slowness, counted=dict(run.counted))
+                self._put(record)
+                sample = sample._replace(slowness=slowness)
+        run.evidence = judging.evidence_by_rule(record.abort_if, sample)
+        if evidence_of(record, run.evidence) < 1 / record.alpha:
+            return ""
+        worst = max(run.evidence, key=lambda name: run.evidence[name])
+        return f"{worst}: {judging.describe(worst, record.abort_if[worst], sample)}"
+
+    def _unready(self, run: _Run) -> str:
+        """Say what the new backend lacks for more traffic; empty where it lacks nothing."""
+        backend = self._cluster.backends[run.record.to]
+        if backend.settled:
+            return ""
+        told = f"{backend.running} of {backend.wanted} replicas run"
+        trouble = f": {_last_line(backend.trouble)}" if backend.trouble else ""
+        return f"backend {run.record.to!r} is not ready: {told}{trouble}"
+
+    def _undecided(self, run: _Run, now: float) -> str:
+        """Say why the step goes on; empty where it has shown enough."""
+        record = run.record
+        if record.step < 0:
+            return ""
+        if run.held_since is None:
+            return "not every proxy has taken the step yet"
+        sample = run.sample()
+        if missing := judging.too_few(record.abort_if, sample, record.min_samples):
+            return f"waits for traffic: {missing}"
+        worst = max(run.evidence, key=lambda name: run.evidence[name])
+        if run.evidence[worst] > judging.NO_EVIDENCE:
+            told = judging.describe(worst, record.abort_if[worst], sample)
+            return f"in doubt about {worst}, so it waits for more queries: {told}"
+        if (held_s := run.held_s(now)) < record.hold_s:
+            return f"no objection so far; held for {held_s:.0f} of {record.hold_s:g} s"
+        return ""
+
+    def _step(self, run: _Run, wall_now: float) -> None:
+        step = run.record.step + 1
+        if run.record.steps[step] == 1:
+            self._end(run, PROMOTED, "no rule was broken in any step", wall_now)
+            return
+        record = replace(run.record, step=step, held_s=0.0, counted={}, slowness=None)
+        self._runs[record.endpoint] = _Run(record)
+        told = f"step {step + 1} of {len(record.steps)}, {record.steps[step]:.4g}"
+        self._change(record, weights_at(record), told, wall_now)
+        self._publish(record)
+
+    def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
+        record = replace(
+            run.record, state=state, reason=reason, counted=dict(run.counted), held_s=0.0
+        )
+        del self._runs[record.endpoint]
+        traffic = {record.to: 1.0} if state == PROMOTED else dict(record.before)
+        self._change(record, traffic, f"{state}: {reason}", wall_now)
+        self._cluster.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
+
+    def _interrupt(self, run: _Run, reason: str) -> None:
+        record = replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
+        del self._runs[record.endpoint]
+        self._put(record)
+        self._cluster.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
+
+    def _change(
+        self, record: RolloutRecord, traffic: dict[str, float], told: str, wall_now: float
+    ) -> None:
+        """Save the record and set the traffic, as one change in the history."""
+
+        def make() -> None:
+            self._put(record)
+            present = self._cluster.endpoints[record.endpoint]
+            self._cluster.put_endpoint(replace(present, traffic=traffic))
+
+        self._cluster.change(BY_ITSELF, f"{_named(record)}: {told}", make, wall_now)
+
+    def _save_counted(self, run: _Run, now: float) -> None:
+        if run.held_since is None:
+            return
+        if run.saved_at is None:
+            run.saved_at = now  # a controller that dies of each save gets to other things before
+        if now < run.saved_at + max(run.record.hold_s / 10, SAVE_S):
+            return
+        run.saved_at = now
+        run.record = replace(run.record, held_s=run.held_s(now), counted=dict(run.counted))
+        self._put(run.record)
+
+    def _put(self, record: RolloutRecord) -> None:
+        self._records[record.endpoint] = record
+        if record.endpoint in self._runs:
+            self._runs[record.endpoint].record = record
+        self._cluster.save(ROLLOUT, record.endpoint, record)
+
+    def _publish(self, record: RolloutRecord) -> None:
+        if record.step >= 0:
+            self._cluster.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, _token(record))
+
+    # --- What is told of them -------------------------------------------------------------------
+
+    def progress(self, endpoint: str) -> Progress:
+        """Tell how far an endpoint's rollout is; it fails by going back."""
+        record = self._records.get(endpoint)
+        if record is None or record.state == UNDER_WAY:
+            return Progress(done=record is None)
+        if not self._cluster.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
+            return Progress()
+        if record.state == PROMOTED:
+            return Progress(done=True)
+        return Progress(error=f"{_named(record)} {record.state}: {record.reason}")
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return endpoint -> where its last rollout stands and why, as plain values."""
+        return {name: self._status_of(name, now) for name in sorted(self._records)}
+
+    def _status_of(self, endpoint: str, now: float) -> dict[str, Any]:
+        record = self._records[endpoint]
+        run = self._runs.get(endpoint) or _Run(record, dict(record.counted))
+        sample = run.sample()
+        begun = record.step >= 0
+        evidence = judging.evidence_by_rule(record.abort_if, sample) if begun else {}
+        return {
+            "to": record.to,
+            "state": record.state,
+            "why": run.why if record.state == UNDER_WAY else record.reason,
+            "step": record.step + 1,
+            "steps": list(record.steps),
+            "traffic": dict(self._cluster.endpoints[endpoint].traffic),
+            "held_s": round(run.held_s(now), 1),
+            "hold_s": record.hold_s,
+            "min_samples": record.min_samples,
+            "new": judging.shown(sample.new),
+            "old": judging.shown(sample.old),
+            "evidence": evidence_of(record, evidence),
+            "evidence_to_go_back": 1 / record.alpha,
+            "rules": {
+                name: {
+                    "limit": limit,
+                    "evidence": evidence_of(record, {name: evidence.get(name, 0.0)}),
+                    "meaning": judging.RULES[name].meaning,
+                    "finding": judging.describe(name, limit, sample) if begun else "",
+                }
+                for name, limit in record.abort_if.items()
+            },
+            "started_at": record.started_at,
+        }
+
+
+def evidence_of(record: RolloutRecord, by_rule: Mapping[str, float]) -> float:
+    """Return the mean over all rules and judged steps; see core/rollouts/judging.py."""
+    return sum(by_rule.values()) / (len(record.abort_if) * max(len(record.steps) - 1, 1))
+
+
+def _token(record: RolloutRecord) -> str:
+    return f"{record.id}.{record.step}"
+
+
+def _named(record: RolloutRecord) -> str:
+    return f"rollout of endpoint {record.endpoint!r} to {record.to!r}"
+
+
+def _advice(endpoint: str) -> str:
+    return f"wait for it, or abort_rollout({endpoint!r}) or promote_rollout({endpoint!r}) first"
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -1,0 +1,1 @@
+"""The router's decisions: backends, replicas, queues, limits, retries, mirroring. Pure."""

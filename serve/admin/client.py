@@ -1,0 +1,524 @@
+"""The admin client: backends, endpoints and traffic, one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import click
+from typing_extensions import Self
+
+from greenroom.actors.host import launcher as system
+from greenroom.actors.messages.admin import (
+    AbortRollout,
+    CreateBackend,
+    CreateEndpoint,
+    DeleteBackend,
+    DeleteDeployment,
+    DeleteEndpoint,
+    DeployDeployment,
+    DeploymentSpec,
+    GetBackendConfig,
+    GetDeployment,
+    GetDifferences,
+    ListBackends,
+    ListDeployments,
+    ListEndpoints,
+    ListHistory,
+    ListRollouts,
+    PromoteRollout,
+    SetTraffic,
+    ShadowTraffic,
+    StartRollout,
+    StopCluster,
+    UndoChange,
+    UpdateBackendConfig,
+)
+from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core.comparing.comparing import Compare, Response, check_compare
+from greenroom.core.config import ActorOptions, BackendConfig, Settings, validated
+from greenroom.core.errors import (
+    GreenroomError,
+    InvalidRequestError,
+    UnknownNameError,
+)
+from greenroom.core.lifecycle.endpoints import (
+    check_methods,
+    check_proportion,
+    check_retryable,
+    check_route,
+    check_weights,
+)
+from greenroom.core.rollouts.judging import DEFAULT_RULES
+from greenroom.core.rollouts.settings import (
+    DEFAULT_ALPHA,
+    DEFAULT_HOLD_S,
+    DEFAULT_MIN_SAMPLES,
+    DEFAULT_READY_TIMEOUT_S,
+    DEFAULT_STEPS,
+    check_settings,
+)
+from greenroom.serve.admin import operations
+from greenroom.serve.admin.operations import new
+from greenroom.serve.checks import (
+    check_answers_http,
+    check_list,
+    check_mapping,
+    check_name,
+    check_path,
+    check_timeout,
+)
+from greenroom.serve.code.packing import pack_code, packed, packed_changes
+from greenroom.serve.deployments import Deployment
+from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.schema import ServeStatus
+
+# Comparison of shadows: its settings on their way to the controller, and what it has found.
+
+CompareFunction = Callable[[Response, Response], Any]
+SHOWN = 3  # examples of each cause
+
+
+def packed_compare(what: str, compare: object) -> Compare:
+    """Return settings as they travel, a function as bytes; InvalidRequestError otherwise."""
+    if isinstance(compare, Compare) or not callable(compare) or not hasattr(compare, "__name__"):
+        return check_compare(compare)
+    code = pack_code(f"the compare function of {what}", compare, (), {}, None)
+    name = f"{compare.__module__}.{getattr(compare, '__qualname__', compare.__name__)}"
+    return check_compare({"how": "function", "function": name, "code": code.pickled})
+
+
+def show(connection: Connection, endpoint: str, *, as_json: bool) -> None:
+    """Print what comparing an endpoint's shadows has found."""
+    found: dict[str, Any] = connection.request(new(GetDifferences, endpoint=endpoint))
+    if as_json:
+        click.echo(json.dumps(found, indent=2, default=str))
+        return
+    if not found:
+        click.echo(f"no shadow of {endpoint!r} is compared; see Client.shadow_traffic")
+    for shadow, differences in found.items():
+        for line in lines_of(shadow, differences):
+            click.echo(line)
+
+
+def lines_of(shadow: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Return what is to be said of one shadow."""
+    yield (
+        f"{shadow} ({found['by']}): {found['compared']} compared, {found['different']} different, "
+        f"{found['not_compared']} not compared"
+    )
+    for cause in found["causes"]:
+        mark = "" if cause["comparable"] else " (not compared)"
+        yield f"{cause['count']:>8}  {cause['cause']}{mark}"
+        for example in cause["examples"][-SHOWN:]:
+            yield f"          {example['request_id']}  {_told(example)}"
+
+
+def _told(example: Mapping[str, Any]) -> str:
+    if example["detail"]:
+        return str(example["detail"])
+    sides = []
+    for side in ("primary", "shadow"):
+        answer = example[side]
+        said = "no answer" if answer is None else answer["missing"] or repr(answer["body"][:60])
+        sides.append(f"{side} {said}")
+    return ", ".join(sides)
+
+
+S = TypeVar("S", bound=Settings)
+_BY_NAME = "/<name>"  # no route; stands for the deployment's name
+
+
+class Client:
+    """Asks a running system's controller for changes; made by :meth:`connect`.
+
+    Every change is idempotent: the same call again changes nothing. Those that take time return the
+    id of a goal for :meth:`wait_for_goal`, or None when nothing changed. A bad value is an
+    InvalidRequestError, a contradiction of what exists a ConflictError (both are ValueErrors), a
+    name that nothing bears an UnknownNameError (a KeyError).
+    """
+
+    def __init__(self, connection: Connection, settings: HostSettings) -> None:
+        self._connection = connection
+        self._settings = settings
+
+    @classmethod
+    def connect(
+        cls, address: str | None = None, *, key_file: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Connect to the system at ``HOST:PORT``, or to this host's; NotRunningError if none.
+
+        Any host of a cluster will do, and several may be given with commas, of which one must be
+        there. The client learns of all others, and goes on with them when that one is gone. Another
+        host's takes only who has the cluster's key, in ``key_file`` or in the file that
+        GREENROOM_KEY_FILE names.
+        """
+        key = None if key_file is None else check_path("key_file", key_file)
+        settings = read_settings(address=address, key_file=key)
+        return cls(Connection.open(settings), settings)
+
+    def close(self) -> None:
+        """Close the connection; what was changed stays."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def create_backend(
+        self,
+        tag: str,
+        func_or_class: Callable[..., Any],
+        *init_args: Any,
+        config: BackendConfig | Mapping[str, Any] | None = None,
+        actor_options: ActorOptions | Mapping[str, Any] | None = None,
+        version: str | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
+    ) -> str | None:
+        """Run code under a tag; returns the goal's id.
+
+        ``working_dir`` is a folder of which replicas get a copy, as with :func:`serve.run`.
+        """
+        check_name("tag", tag)
+        what = f"backend {tag!r}"
+        options, folders = self._working_in(working_dir, actor_options)
+        code = pack_code(what, _callable(what, func_or_class), init_args, {}, version)
+        request = new(
+            CreateBackend,
+            tag=tag,
+            config=packed(f"backend {tag!r}", _made(BackendConfig, config)),
+            actor_options=options,
+            version=version,
+            code=code.pickled,
+            code_hash=code.hash,
+            folders=folders,
+        )
+        return self._goal(request)
+
+    def update_backend_config(
+        self, tag: str, config: BackendConfig | Mapping[str, Any]
+    ) -> str | None:
+        """Change the given settings of a backend and no others; returns the goal's id."""
+        check_name("tag", tag)
+        if not isinstance(config, BackendConfig):
+            check_mapping("config", config)
+        changes = packed_changes(f"backend {tag!r}", config)
+        return self._goal(new(UpdateBackendConfig, tag=tag, changes=changes))
+
+    def get_backend_config(self, tag: str) -> BackendConfig:
+        """Return a backend's settings."""
+        return BackendConfig(**self._connection.request(new(GetBackendConfig, tag=tag)))
+
+    def list_backends(self) -> dict[str, Any]:
+        """Return all backends by tag, with settings and state."""
+        return dict(self._connection.request(new(ListBackends)))
+
+    def delete_backend(self, tag: str, force: bool = False) -> str | None:
+        """Stop a backend, at once with ``force``; refused while an endpoint names it."""
+        return self._goal(new(DeleteBackend, tag=tag, force=force))
+
+    def create_endpoint(
+        self,
+        name: str,
+        *,
+        backend: str,
+        route: str | None = None,
+        methods: Sequence[str] = ("GET",),
+        retryable: bool | None = None,
+    ) -> None:
+        """Name a backend; without a route it can be called through handles only.
+
+        ``retryable``: whether a query may be run again when its replica died under it; None leaves
+        it to the backend's own setting, and where there is none to the HTTP method.
+        """
+        check_name("name", name)
+        check_name("backend", backend)
+        request = new(
+            CreateEndpoint,
+            name=name,
+            backend=backend,
+            route=check_route("route", route),
+            methods=check_methods(methods),
+            retryable=check_retryable(name, retryable),
+        )
+        self._connection.request(request)
+
+    def delete_endpoint(self, name: str) -> None:
+        """Forget an endpoint; returns when nothing routes to it any more."""
+        self._connection.request(new(DeleteEndpoint, name=name))
+
+    def list_endpoints(self) -> dict[str, dict[str, Any]]:
+        """Return all endpoints by name: route, methods, traffic and shadows."""
+        return dict(self._connection.request(new(ListEndpoints)))
+
+    def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
+        """Give an endpoint's traffic to backends by weight; returns when every proxy knows it.
+
+        Each weight is from 0 to 1, and they sum to 1. Queries with a shard key stay where they are,
+        as far as the weights allow; the others are drawn.
+        """
+        check_name("endpoint", endpoint)
+        checked = check_weights(endpoint, weights)
+        self._connection.request(new(SetTraffic, endpoint=endpoint, weights=checked))
+
+    def shadow_traffic(
+        self,
+        endpoint: str,
+        backend: str,
+        proportion: float,
+        compare: str | Mapping[str, Any] | Compare | CompareFunction | None = None,
+    ) -> None:
+        """Copy a proportion of an endpoint's queries to a backend, until it is set to 0.
+
+        Returns when every proxy knows it. The copies' results are discarded, and copies that the
+        backend cannot follow with are dropped: nobody waits for a shadow, nor fails with it.
+
+        With ``compare`` the shadow's answers are compared with those that clients get, and
+        :meth:`diff` tells what is different: "status", "json", a dict with ``how`` and
+        ``relative_tolerance``, ``absolute_tolerance`` and ``ignore`` (JSON pointers), or a function
+        of both answers, each with ``status``, ``headers``, ``body``, ``value`` and ``json()``. It
+        returns None or True for no difference, else a text that names it, or False.
+        """
+        check_name("endpoint", endpoint)
+        check_name("backend", backend)
+        checked = check_proportion(endpoint, backend, proportion)
+        what = f"shadow {backend!r} of endpoint {endpoint!r}"
+        request = new(
+            ShadowTraffic,
+            endpoint=endpoint,
+            backend=backend,
+            proportion=checked,
+            compare=None if compare is None else packed_compare(what, compare).model_dump(),
+        )
+        self._connection.request(request)
+
+    def diff(self, endpoint: str) -> dict[str, dict[str, Any]]:
+        """Return by shadow what comparing its answers has found: counts, causes and examples."""
+        return dict(self._connection.request(new(GetDifferences, endpoint=endpoint)))
+
+    def rollout(
+        self,
+        endpoint: str,
+        *,
+        to: str,
+        steps: Sequence[float] = DEFAULT_STEPS,
+        hold_s: float = DEFAULT_HOLD_S,
+        abort_if: Mapping[str, float] | None = None,
+        alpha: float = DEFAULT_ALPHA,
+        min_samples: int = DEFAULT_MIN_SAMPLES,
+        ready_timeout_s: float = DEFAULT_READY_TIMEOUT_S,
+    ) -> str | None:
+        """Move an endpoint's traffic to a backend step by step; returns the goal's id.
+
+        Each of ``steps`` is the new backend's share, and stands for ``hold_s`` seconds at least and
+        until ``min_samples`` queries of either side have ended; the last is 1. ``abort_if`` limits
+        error_rate, error_rate_increase, p95_latency_s or p95_latency_ratio: once the evidence
+        against one is beyond 1/``alpha``, all traffic goes back, and the goal fails with the
+        reason. It goes back, too, when no replica runs for ``ready_timeout_s``. The chance that a
+        backend which keeps all limits is sent back for its evidence is at most ``alpha``. The page
+        docs/rollouts.md has the method.
+        """
+        check_name("endpoint", endpoint)
+        settings = check_settings(
+            to=to,
+            steps=steps,
+            hold_s=hold_s,
+            abort_if=DEFAULT_RULES if abort_if is None else abort_if,
+            alpha=alpha,
+            min_samples=min_samples,
+            ready_timeout_s=ready_timeout_s,
+        )
+        return self._goal(new(StartRollout, endpoint=endpoint, **settings))
+
+    def abort_rollout(self, endpoint: str) -> None:
+        """Go back to the traffic before the rollout; returns when every proxy knows it."""
+        self._connection.request(new(AbortRollout, endpoint=endpoint))
+
+    def promote_rollout(self, endpoint: str) -> None:
+        """Give the new backend all traffic now; returns when every proxy knows it."""
+        self._connection.request(new(PromoteRollout, endpoint=endpoint))
+
+    def list_rollouts(self) -> dict[str, dict[str, Any]]:
+        """Return where the last rollout of each endpoint stands, and why."""
+        return dict(self._connection.request(new(ListRollouts)))
+
+    def deploy(
+        self,
+        name: str,
+        func_or_class: Callable[..., Any] | Deployment,
+        *,
+        init_args: Sequence[Any] = (),
+        init_kwargs: Mapping[str, Any] | None = None,
+        version: str | None = None,
+        prev_version: str | None = None,
+        route_prefix: str | None = _BY_NAME,
+        config: BackendConfig | Mapping[str, Any] | None = None,
+        actor_options: ActorOptions | Mapping[str, Any] | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
+    ) -> str | None:
+        """Run a backend and an endpoint of the same name; returns the goal's id.
+
+        Other code, arguments, options or another ``version`` than what runs is a rolling update:
+        new replicas start before old ones stop, and when they cannot start, the old version stays
+        and the goal fails. Other settings alone are changed in place. ``prev_version`` makes it a
+        compare-and-set: unless just that version is deployed, ConflictError, and nothing changes.
+        ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
+        own options count where none are given here. ``working_dir`` is a folder of which replicas
+        get a copy, as with :func:`serve.run`; changed files are another version's.
+        """
+        check_name("name", name)
+        if isinstance(func_or_class, Deployment):
+            version = func_or_class.version if version is None else version
+            config = func_or_class.config if config is None else config
+            own = func_or_class.actor_options
+            actor_options = own if actor_options is None else actor_options
+        for field, value in (("version", version), ("prev_version", prev_version)):
+            if value is not None:
+                check_name(field, value)
+        route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
+        if route_prefix is not _BY_NAME:  # else it is the name that is wrong
+            check_route("route_prefix", route)
+        check_list("init_args", init_args)
+        if init_kwargs is not None:
+            check_mapping("init_kwargs", init_kwargs)
+        what = f"deployment {name!r}"
+        target = _callable(what, func_or_class)
+        made_config = _made(BackendConfig, config)
+        if route is not None:
+            may_name = made_config.allow_method_header
+            check_answers_http(what, target, allow_method_header=may_name)
+        options, folders = self._working_in(working_dir, actor_options)
+        code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
+        spec = DeploymentSpec(
+            name=name,
+            code=code.pickled,
+            code_hash=code.hash,
+            version=version,
+            config=made_config.model_dump(),
+            actor_options=options,
+        )
+        request = new(
+            DeployDeployment,
+            spec=spec,
+            route_prefix=route,
+            prev_version=prev_version,
+            folders=folders,
+        )
+        return self._goal(request)
+
+    def delete_deployment(self, name: str) -> str | None:
+        """Delete a deployment and its endpoint; returns the goal's id, None if there was none."""
+        return self._goal(new(DeleteDeployment, name=name))
+
+    def get_deployment_info(self, name: str) -> dict[str, Any]:
+        """Return a deployment's version, route, settings and state; UnknownNameError if none."""
+        return dict(self._connection.request(new(GetDeployment, name=name)))
+
+    def list_deployments(self) -> dict[str, dict[str, Any]]:
+        """Return by name what :meth:`get_deployment_info` tells of each."""
+        return dict(self._connection.request(new(ListDeployments)))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the changes that are kept, oldest first: id, at, user, address, what, changes."""
+        return list(self._connection.request(new(ListHistory)))
+
+    def undo(self, change_id: int | None = None) -> dict[str, Any]:
+        """Restore what was before a change, by default the last one, as a new change.
+
+        Returns what was undone, with the goal's id as ``goal``. Raises ConflictError saying why
+        where that cannot be, and UnknownNameError for a change that is not kept.
+        """
+        return dict(self._connection.request(new(UndoChange, change_id=change_id)))
+
+    def get_handle(self, endpoint: str, missing_ok: bool = False) -> DeploymentHandle:
+        """Return a handle of an endpoint; UnknownNameError if it is missing, unless that is ok."""
+        check_name("endpoint", endpoint)
+        if not missing_ok:
+            endpoints = self.list_endpoints()
+            if endpoint not in endpoints:
+                known = ", ".join(sorted(endpoints)) or "none"
+                raise UnknownNameError(f"no endpoint is named {endpoint!r}; there are: {known}")
+        return DeploymentHandle(endpoint, None, client=self._connection.queries)
+
+    def wait_for_goal(self, goal_id: str | None, timeout_s: float | None = None) -> None:
+        """Wait until a change is done; returns at once for None, the goal of no change.
+
+        Raises TimeoutError, or what made the change fail: the constructor's exception, say.
+        """
+        check_timeout("timeout_s", timeout_s)
+        operations.wait_for_goal(self._connection, goal_id, timeout_s)
+
+    def status(self) -> ServeStatus:
+        """Return the state of all applications."""
+        return ServeStatus.of(operations.read_report(self._connection))
+
+    def shutdown(self) -> list[str]:
+        """Delete everything, stop the system, and delete its state.
+
+        Returns the ids of the deletions' goals, which have been reached: every replica has finished
+        what it had, or was ended after its time limit. What takes more than a minute, or a
+        controller that does not answer, is not waited for: the processes are killed then.
+        """
+        goals = operations.delete_everything(self._connection, system.STOP_TIMEOUT_S)
+        self._stop()
+        return goals
+
+    def _stop(self) -> None:
+        if self._settings.address is None:
+            self.close()
+            system.stop(self._settings, forget=True)
+            return
+        self._connection.request(new(StopCluster, forget=True))
+        gone = self._connection.wait_gone(system.STOP_TIMEOUT_S)
+        self.close()
+        if not gone:
+            raise GreenroomError(
+                f"the system at {self._settings.address} did not end within "
+                f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
+            )
+
+    def _working_in(
+        self,
+        working_dir: str | os.PathLike[str] | None,
+        actor_options: ActorOptions | Mapping[str, Any] | None,
+    ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        """Return the options with the folder in them, and its zip where that is to be sent."""
+        options = _made(ActorOptions, actor_options).model_dump()
+        if working_dir is None:
+            return options, ()
+        folder = operations.packed(check_path("working_dir", working_dir))
+        folders = operations.missing_of(self._connection, folder)
+        return {**options, "working_dir": folder.digest}, folders
+
+    def _goal(self, request: Any) -> str | None:
+        goal: str | None = self._connection.request(request)
+        return goal
+
+
+def _callable(what: str, func_or_class: Any) -> Any:
+    target = func_or_class
+    if isinstance(target, Deployment):
+        target = target.func_or_class
+    if not callable(target) or not hasattr(target, "__name__"):
+        raise InvalidRequestError(f"{what}: {target!r} is no function or class")
+    return target
+
+
+def _made(model: type[S], given: S | Mapping[str, Any] | None) -> S:
+    if isinstance(given, model):
+        return given
+    if given is not None:
+        check_mapping(model.__name__, given)
+    values: Mapping[str, Any] = given or {}  # type: ignore[assignment]  # checked above
+    return validated(model, values)

@@ -1,0 +1,230 @@
+"""What can be asked of a controller over a connection; the API, Client and commands use it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from greenroom.actors.messages.admin import (
+    DeleteApplication,
+    DeleteEverything,
+    DeployApplication,
+    GetAutoscaling,
+    GetStatus,
+    ListMissing,
+    Request,
+    WaitForGoal,
+)
+from greenroom.core.config import LoggingConfig
+from greenroom.core.errors import (
+    DeployFailedError,
+    InvalidRequestError,
+    NotRunningError,
+    UnknownNameError,
+)
+from greenroom.core.lifecycle.endpoints import route_problem
+from greenroom.serve.build import BuiltApplication, build
+from greenroom.serve.checks import check_answers_http
+from greenroom.serve.code import packing as by_value
+from greenroom.serve.code.working_dir import Folder, pack
+from greenroom.serve.deployments import Application, name_problem
+from greenroom.serve.handle import DeploymentHandle, with_note
+
+if TYPE_CHECKING:
+    from greenroom.actors.runtime.connection import Connection
+
+R = TypeVar("R", bound=Request)
+TELL_EVERY_S = 3.0
+
+
+def new(request: type[R], **fields: Any) -> R:
+    """Make a request with an id of its own."""
+    return request(request_id=secrets.token_hex(16), **fields)
+
+
+def check_target(name: str, route_prefix: str | None) -> None:
+    """Raise InvalidRequestError unless an application may have this name and prefix."""
+    problems = [name_problem("name", name), route_problem("route_prefix", route_prefix)]
+    if told := [problem for problem in problems if problem]:
+        raise InvalidRequestError("; ".join(told))
+
+
+def deploy(
+    connection: Connection,
+    application: Application,
+    name: str,
+    route_prefix: str | None,
+    logging_config: LoggingConfig | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    working_dir: Path | None = None,
+) -> DeploymentHandle:
+    """Bring an application up and wait for it; raises what its constructor raised.
+
+    ``logging_config`` is for the deployments without one. ``on_wait`` is told what it still waits
+    for, when that is another thing than before. ``working_dir`` is the folder that replicas get a
+    copy of.
+    """
+    built, folder = build_in(working_dir, application, name, route_prefix)
+    built = built.logging_as(logging_config)
+    check_needs(connection, built)
+    missing = () if folder is None else missing_of(connection, folder)
+    goal = connection.request(
+        new(
+            DeployApplication,
+            application=name,
+            ingress=built.ingress,
+            route_prefix=route_prefix,
+            deployments=built.deployments,
+            folders=missing,
+        )
+    )
+    is_reached = (
+        goal is not None
+        and on_wait is not None
+        and _tell_while_waiting(connection, goal, name, on_wait)
+    )
+    if not is_reached:
+        wait_for_goal(connection, goal)
+    return DeploymentHandle(built.ingress, name, client=connection.queries)
+
+
+def build_in(
+    working_dir: Path | None, application: Application, name: str, route_prefix: str | None
+) -> tuple[BuiltApplication, Folder | None]:
+    """Build an application, and pack the folder that its replicas are to work in.
+
+    InvalidRequestError where there is a route, and HTTP requests could call nothing there.
+    """
+    folder = None if working_dir is None else packed(working_dir)
+    built = build(application, name)
+    if route_prefix is not None:
+        ingress = application.deployment
+        check_answers_http(
+            f"deployment {built.ingress!r}",
+            ingress.func_or_class,
+            allow_method_header=ingress.config.allow_method_header,
+        )
+    return (built if folder is None else built.working_in(folder.digest)), folder
+
+
+def packed(working_dir: Path) -> Folder:
+    """Pack a folder that replicas are to work in; code that is packed later refers to it."""
+    folder = pack(working_dir)
+    by_value.add_working_dir(working_dir)
+    return folder
+
+
+def missing_of(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
+    """Return what of a folder is to be sent: its zip where that is not stored."""
+    return (
+        (folder.content,) if connection.request(new(ListMissing, digests=(folder.digest,))) else ()
+    )
+
+
+def _tell_while_waiting(
+    connection: Connection, goal: str, name: str, on_wait: Callable[[str], None]
+) -> bool:
+    """Return whether the goal is reached; whoever waits for a failed one is told in full."""
+    request, told = new(WaitForGoal, goal_id=goal), ""
+    while True:
+        try:
+            connection.request(request, timeout_s=TELL_EVERY_S)
+        except TimeoutError:
+            application = read_report(connection)["applications"].get(name) or {}
+            before, told = told, str(application.get("message") or "")
+            if told != before:
+                on_wait(told)
+        except DeployFailedError:
+            return False
+        else:
+            return True
+
+
+def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
+    """Wait until a change is done; None is the goal of a change that was none."""
+    if goal is None:
+        return
+    try:
+        connection.request(new(WaitForGoal, goal_id=goal), timeout_s=timeout_s)
+    except TimeoutError:
+        raise TimeoutError(
+            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `greenroom status` "
+            "shows how far it is"
+        ) from None
+    except DeployFailedError as error:
+        if error.__cause__ is None:
+            raise
+        raise with_note(error.__cause__, str(error)) from None
+
+
+def delete_everything(connection: Connection, timeout_s: float) -> list[str]:
+    """Delete all there is, before the system stops; return the goals of that, once reached.
+
+    What takes longer, or a controller that does not answer, is not waited for.
+    """
+    deadline = time.monotonic() + timeout_s
+    goals: list[str] = []
+    with contextlib.suppress(TimeoutError, NotRunningError):
+        goals = connection.request(new(DeleteEverything), timeout_s=timeout_s)
+        for goal in goals:
+            wait_for_goal(connection, goal, deadline - time.monotonic())
+    return goals
+
+
+def delete(connection: Connection, name: str) -> bool:
+    """Delete an application and wait until it is gone; False when there was none."""
+    goal = connection.request(new(DeleteApplication, application=name))
+    wait_for_goal(connection, goal)
+    return goal is not None
+
+
+def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return the object that ``greenroom status --json`` prints."""
+    report: dict[str, Any] = connection.request(new(GetStatus), timeout_s=timeout_s)
+    return report
+
+
+def read_autoscaling(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return the object that ``greenroom status --autoscaling --json`` prints."""
+    report: dict[str, Any] = connection.request(new(GetAutoscaling), timeout_s=timeout_s)
+    return report
+
+
+def ingress_of(report: dict[str, Any], name: str) -> str:
+    """Return the name of an application's ingress; UnknownNameError naming those there are."""
+    application = _entry(report.get("applications") or {}, name, "application")
+    deployments = application["deployments"]
+    if ingress := application.get("ingress"):
+        return str(ingress)
+    endpoints = report.get("endpoints") or {}
+    routed = [d for d in deployments if (endpoints.get(f"{name}#{d}") or {}).get("route")]
+    return str((routed or list(deployments))[-1])  # the ingress is deployed last
+
+
+def check_needs(connection: Connection, built: BuiltApplication) -> None:
+    """Raise UnknownNameError unless there is all that the application has handles of."""
+    if not built.needs:
+        return
+    report = read_report(connection)
+    for handle in built.needs:
+        if handle.app_name is None:
+            _entry(report.get("endpoints") or {}, handle.deployment_name, "endpoint")
+        else:
+            check_deployment(report, handle.deployment_name, handle.app_name)
+
+
+def check_deployment(report: dict[str, Any], deployment: str, name: str) -> None:
+    """Raise UnknownNameError unless the application has the deployment."""
+    application = _entry(report.get("applications") or {}, name, "application")
+    _entry(application["deployments"], deployment, f"deployment of application {name!r}")
+
+
+def _entry(entries: dict[str, Any], name: str, what: str) -> Any:
+    if name not in entries:
+        known = ", ".join(sorted(entries)) or "none"
+        raise UnknownNameError(f"no {what} is named {name!r}; there are: {known}")
+    return entries[name]

@@ -1,0 +1,142 @@
+"""This process's system and connection, which the functions of ``serve`` share.
+
+Theory of operation. A process talks to one system, named by its environment (or by
+``serve.start``). The connection opens at first need and stays. What this process started or
+deployed, it undoes when it ends: a script leaves nothing running that was not there before. A
+forked child starts without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from greenroom.actors.host import launcher as system
+from greenroom.actors.messages.admin import DeleteApplication
+from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
+from greenroom.core.config import HTTPOptions
+from greenroom.core.errors import GreenroomError, NotRunningError
+from greenroom.serve.admin import operations
+from greenroom.serve.admin.operations import new
+
+_UNDO_TIMEOUT_S = 10.0
+_lock = threading.Lock()
+_current: Session | None = None
+
+
+class Session:
+    """One process's dealings with one system. Thread-safe."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self.settings = settings
+        self._connection: Connection | None = None
+        self._started = False
+        self._deployed: set[str] = set()
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it, rather than inherited it by a fork."""
+        return self._pid == os.getpid()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the system runs; one at an address is never this process's to start."""
+        return self.settings.address is not None or system.is_running(self.settings)
+
+    def lacks(self, options: HTTPOptions, names: Iterable[str]) -> list[str]:
+        """Say which of the named options the system does not have, as far as is known here."""
+        address = self.settings.address
+        running = None if address is not None else system.running_environ(self.settings)
+        if running is None:
+            return sorted(f"{name}={getattr(options, name)!r}" for name in names)
+        wanted = dataclasses.replace(self.settings, http=options)
+        return differences(wanted, running, {f"http.{name}" for name in names})
+
+    def connect(self) -> Connection:
+        """Return the connection, opened if need be; NotRunningError when nothing runs."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = Connection.open(self.settings)
+            return self._connection
+
+    def ensure_running(self, on_progress: Callable[[str], None] = lambda _: None) -> Connection:
+        """Return the connection to a system that runs, starting one on this host if none does.
+
+        A system named by an address is never started from here.
+        """
+        with self._lock:
+            if not self.is_running:
+                self.disconnect()  # it belonged to a system that is gone
+                if system.start(self.settings, on_progress=on_progress):
+                    self._started = True
+                    atexit.register(self.undo)
+            return self.connect()
+
+    def deployed(self, name: str) -> None:
+        """Remember that this process deployed an application."""
+        self._deployed.add(name)
+
+    def disconnect(self) -> None:
+        """Close the connection; the next use opens another."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def shutdown(self) -> list[str]:
+        """Delete everything, stop the system and delete its state; return the deletions' goals."""
+        with self._lock:
+            self._started = False
+            atexit.unregister(self.undo)
+            goals: list[str] = []
+            with contextlib.suppress(GreenroomError, TimeoutError):
+                goals = operations.delete_everything(self.connect(), system.STOP_TIMEOUT_S)
+            self.disconnect()
+            system.stop(self.settings, forget=True)
+            return goals
+
+    def undo(self) -> None:
+        """Delete what this process deployed and stop the system, if this process started it."""
+        with self._lock:
+            if not (self._started and self.is_ours):
+                return
+            self._started = False
+            # Without this, the state that stays on disk would bring them up with the next start.
+            with contextlib.suppress(GreenroomError, TimeoutError):
+                for name in self._deployed:
+                    self._request(new(DeleteApplication, application=name))
+            self.disconnect()
+            system.stop(self.settings)
+
+    def _request(self, request: Any) -> None:
+        if self._connection is None:  # opening one takes a thread, too late at a process's end
+            raise NotRunningError("not connected")
+        self._connection.request(request, timeout_s=_UNDO_TIMEOUT_S)
+
+
+def current() -> Session:
+    """Return this process's session, made from its environment at first use."""
+    global _current  # noqa: PLW0603  # one per process, as the environment is
+    with _lock:
+        if _current is None or not _current.is_ours:
+            _current = Session(read_settings())
+        return _current
+
+
+def use(settings: HostSettings) -> Session:
+    """Return this process's session after making ``settings`` its own; closes the earlier one."""
+    global _current
+    with _lock:
+        earlier, _current = _current, Session(settings)
+        if earlier is not None and earlier.is_ours:
+            earlier.undo()
+            earlier.disconnect()
+        return _current

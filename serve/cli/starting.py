@@ -1,0 +1,137 @@
+"""The commands that start and stop this host's system.
+
+Apart from the others, for they need little: what else the other commands import would be a third of
+the time that a start takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import click
+
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.liveness import SilenceWatch
+from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.silence import TICK_S
+from greenroom.serve import events
+from greenroom.serve.cli.display import Progress
+
+
+def settings_from(flags: dict[str, Any]) -> HostSettings:
+    """Read flags and environment; a bad value is the user's error, so exit code 2."""
+    with usage():
+        return read_settings(**flags)
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turn an InvalidRequestError into an error of usage."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def interrupt_on_terminate() -> None:
+    """Have SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -> None:
+    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then.
+
+    ``given`` are the settings that it was asked for with. GreenroomError where one that runs
+    already has others.
+    """
+    notify = notifier()
+    if not block:
+        click.echo(_start(settings, given)[1])
+        return
+    interrupt_on_terminate()
+    last: events.Event | None = None
+    with events.shown(settings) as show:
+        started, told = _start(settings, given)
+        show(events.event("host", told))
+        try:
+            _wait_while_running(settings, notify)
+        except KeyboardInterrupt:
+            if started:
+                show(events.event("host", "stopping"))
+                last = events.event("host", _stop(settings))
+    if last is not None:  # when all that led to it is printed
+        click.echo(last.shown(settings.log_format))
+
+
+def _start(settings: HostSettings, given: Collection[str]) -> tuple[bool, str]:
+    """Start this host's system unless it runs; return whether that was needed, and what to say."""
+    with Progress() as progress:  # no thread before the host process was forked
+        started = system.start(settings, on_progress=progress.say, is_command=True)
+    if not started:
+        check_same(settings, given)
+        return False, "already running"
+    where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
+    return True, f"started: {where}"
+
+
+def check_same(settings: HostSettings, given: Collection[str]) -> None:
+    """Raise GreenroomError where this host's system runs with other settings than ``given``."""
+    running = system.running_environ(settings)
+    if running and (unlike := differences(settings, running, given)):
+        raise GreenroomError(
+            f"already running with other settings: {'; '.join(unlike)} as asked for. To change "
+            "them, stop it first with `greenroom stop`"
+        )
+
+
+def stop(settings: HostSettings) -> None:
+    """Drain and stop this host's system."""
+    with Progress("stopping"):
+        told = _stop(settings)
+    click.echo(told)
+
+
+def _stop(settings: HostSettings) -> str:
+    kept = f"its state stays in {settings.state_dir}"
+    return f"stopped; {kept}" if system.stop(settings) else "nothing was running"
+
+
+def notifier() -> Callable[[str], None]:
+    """Return what tells systemd of this command's state; see sd_notify(3).
+
+    The variable is for this process alone: gunicorn's master would take it for its own.
+    """
+    path = os.environ.pop("NOTIFY_SOCKET", "")
+
+    def notify(text: str) -> None:
+        if not path:
+            return
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        # What is not heard its watchdog is there for.
+        with socket.socket(socket.AF_UNIX, kind) as sender, contextlib.suppress(OSError):
+            sender.sendto(text.encode(), path.replace("@", "\0", 1))
+
+    return notify
+
+
+def _wait_while_running(settings: HostSettings, notify: Callable[[str], None]) -> None:
+    """Wait for the end of the host process; one that stands still is ended here too."""
+    never = threading.Event()
+    limit_s = settings.silence_timeout_s
+    watch = SilenceWatch(limit_s) if limit_s else None
+    notify("READY=1")
+    while not never.wait(TICK_S):
+        hosts = system.host_processes(settings)
+        if not hosts:
+            raise GreenroomError(f"the system has ended; see the logs in {settings.logs_dir}")
+        if watch is not None:
+            watch.look(hosts)
+        notify("WATCHDOG=1")

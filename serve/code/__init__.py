@@ -1,0 +1,1 @@
+"""User code on its way to replicas: found, packed, hashed."""

@@ -1,0 +1,327 @@
+"""A hash of code and arguments that is the same in every process, so that a re-run changes nothing.
+
+Theory of operation. The bytes that cloudpickle writes for one class differ from process to process.
+So the hash is not taken of those bytes but of a second, canonical pickle, which is never loaded. In
+it, whatever only the process decides is written in one way:
+
+- which equal values happen to be one object: strings, bytes, and the aliases of ``typing`` (which
+  caches them) are written out each time;
+- the order of sets: by the sorted hashes of their elements;
+- where the code was written: code goes without file and line numbers;
+- names that the process gives: the random id by which cloudpickle tracks a class, and the address
+  of an object, as a number or within a string. Pydantic's schemas have such addresses, and so has
+  every default ``repr``. A number is an address only if an object that is part of the value lies
+  there. Whether one does is known at the end, so a value with such numbers is written twice.
+
+The random id also decides whether a class that comes back, that of an exception say, is the class
+that was sent. A process that deploys equal code again must therefore have the ids that the running
+replicas have: :func:`fingerprint` replaces those it caused by ids made of the class's own hash.
+Where cloudpickle's tracker is not as we know it, the ids stay random.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import re
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+from cloudpickle import cloudpickle as internals
+
+# Parts of user code that do not pickle by themselves, though nothing speaks against it.
+#
+# An app travels to the replicas with the class whose requests it answers. FastAPI's routers keep
+# locks; a copy in another process begins with its own, and so does a cached_property before
+# Python 3.12. Starlette's State cannot be unpickled. What functools.lru_cache, NewType and
+# ParamSpec make is pickled as a reference to its module, which replicas do not have where code
+# travels by value.
+
+_WITH_STATE = ("fastapi", "starlette", "functools")
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_CACHED = type(functools.lru_cache(lambda: None))
+
+
+def app_part(value: Any) -> Any:
+    """Return how to pickle such a part; None for anything else."""
+    cls = type(value)
+    if cls is _CACHED:
+        return _cached_part(value)
+    if cls is typing.NewType:
+        is_by_value = _is_by_value(value.__module__, value.__name__)
+        return (typing.NewType, (value.__name__, value.__supertype__)) if is_by_value else None
+    if cls is typing.ParamSpec:
+        is_by_value = _is_by_value(value.__module__, value.__name__)
+        return (typing.ParamSpec, (value.__name__,)) if is_by_value else None
+    if not cls.__module__.startswith(_WITH_STATE):
+        return None
+    state = getattr(value, "__dict__", {})
+    if cls.__qualname__ == "State":  # its __getattr__ recurses while it has none
+        return cls, (state["_state"],)
+    return _part_with_locks(cls, state)
+
+
+def _part_with_locks(cls: type, state: dict[str, Any]) -> Any:
+    locks = {name: type(part) for name, part in state.items() if isinstance(part, _LOCKS)}
+    if not locks:
+        return None
+    names = tuple((name, kind is _LOCKS[1]) for name, kind in locks.items())
+    rest = {name: part for name, part in state.items() if name not in locks}
+    return with_locks, (cls, names), rest
+
+
+def _cached_part(value: Any) -> Any:
+    function = value.__wrapped__
+    if not _is_by_value(value.__module__, value.__qualname__):
+        return None
+    made_with = value.cache_parameters()
+    return cached, (made_with["maxsize"], made_with["typed"]), function, None, None, set_function
+
+
+def _is_by_value(module: str | None, name: str) -> bool:
+    if module is None or module == "__main__" or "<locals>" in name:
+        return True
+    parts = module.split(".")
+    packages = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return not packages.isdisjoint(cloudpickle.list_registry_pickle_by_value())
+
+
+class _Late:
+    """A function that is known later: its globals may have the cached function itself."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def cached(maxsize: int | None, typed: bool) -> Any:
+    """Make a cached function that gets what it caches by :func:`set_function`."""
+    return functools.lru_cache(maxsize, typed)(_Late())
+
+
+def set_function(made: Any, function: Callable[..., Any]) -> None:
+    """Give a cached function what it is to call."""
+    made.__wrapped__.function = function
+    functools.update_wrapper(made, function)
+
+
+def with_locks(cls: type, names: tuple[tuple[str, bool], ...]) -> Any:
+    """Make an object that has fresh locks, and gets the rest of its state later."""
+    made: Any = object.__new__(cls)
+    for name, is_reentrant in names:
+        setattr(made, name, threading.RLock() if is_reentrant else threading.Lock())
+    return made
+
+
+PROTOCOL = 5
+_ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+_classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+_PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__", "__warningregistry__")
+_NUMBER = re.compile(r"(?<![0-9a-zA-Z])(?:0[xX])?[0-9a-fA-F]{7,16}(?![0-9a-zA-Z])")
+_REPR = re.compile(r" at 0x[0-9a-f]+>")
+_SMALLEST_ADDRESS = 1 << 20
+_ID_LENGTHS = (32, 64)  # of cloudpickle's ids, and of ours
+# Arguments may be large. What has millions of numbers, or such text, has no addresses in it.
+_MOST_NUMBERS = 100_000
+_LONGEST_TEXT = 100_000
+_NEVER_ADDRESSED = frozenset(
+    {
+        int,
+        float,
+        complex,
+        bool,
+        type(None),
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+    }
+)
+_ALIASES: tuple[type, ...] = (types.GenericAlias, types.UnionType, type(typing.List[int]))  # noqa: UP006
+
+
+def fingerprint(value: Any) -> str:
+    """Return the hash of ``value``, and give the classes in it ids that depend on it alone."""
+    fresh: list[Any] = []
+    digest = _digest(value, fresh)
+    _settle_ids(fresh)
+    return digest
+
+
+def _digest(value: Any, fresh: list[Any]) -> str:
+    names = _ProcessNames(fresh)
+    digest = _CanonicalPickler(names).digest(value)
+    names.addresses = names.numbers & names.met
+    return _CanonicalPickler(names).digest(value) if names.addresses else digest
+
+
+def _settle_ids(classes: Iterable[Any]) -> None:
+    for cls in classes:
+        name = f"{cls.__module__}.{getattr(cls, '__qualname__', cls.__name__)}"
+        stable = hashlib.sha256(f"{name}.{_digest(cls, [])}".encode()).hexdigest()
+        if cls in _ids and stable not in _classes:  # an equal class, alive: it keeps the id
+            _classes.pop(_ids[cls], None)
+            _ids[cls] = stable
+            _classes[stable] = cls
+
+
+@dataclass
+class _ProcessNames:
+    """What one value has of the names that its process gave."""
+
+    fresh: list[Any]  # the classes and type variables that cloudpickle began to track
+    met: set[int] = field(default_factory=set)  # the addresses of what may be named by its own
+    numbers: set[int] = field(default_factory=set)  # all that could be an address
+    addresses: set[int] = field(default_factory=set)  # all that is one
+
+    def without(self, text: str) -> str:
+        if len(text) in _ID_LENGTHS and text in _classes:
+            return "a tracked class"
+        if len(text) > _LONGEST_TEXT or (self.is_full and not self.addresses):
+            return text
+        if " at 0x" in text:
+            text = _REPR.sub(" at an address>", text)  # of an object that may be gone
+        return _NUMBER.sub(self._without_address, text)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.numbers) >= _MOST_NUMBERS
+
+    def is_address(self, number: int) -> bool:
+        if number >= _SMALLEST_ADDRESS and not self.is_full:
+            self.numbers.add(number)
+        return number in self.addresses
+
+    def _without_address(self, found: re.Match[str]) -> str:
+        digits = found[0]
+        readings = [int(digits, 16)] + ([int(digits)] if digits.isdecimal() else [])
+        if not self.is_full:
+            self.numbers.update(readings)
+        return digits if self.addresses.isdisjoint(readings) else "an address"
+
+
+class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    """Writes equal values as equal bytes."""
+
+    def __init__(self, names: _ProcessNames, within: frozenset[int] = frozenset()) -> None:
+        self._buffer = io.BytesIO()
+        super().__init__(self._buffer, protocol=PROTOCOL)
+        self._names = names
+        self._within = within  # ids of the sets that are being written, against cycles
+
+    def digest(self, value: Any) -> str:
+        self.dump(value)
+        return hashlib.sha256(self._buffer.getvalue()).hexdigest()
+
+    def persistent_id(self, obj: Any) -> Any:
+        # Asked for every object; what is returned is written in its place, unless it is None. It is
+        # a new object, so never a back reference.
+        kind = type(obj)
+        if kind not in _NEVER_ADDRESSED:
+            self._names.met.add(id(obj))
+        if kind is str:
+            return b"s" + self._names.without(obj).encode("utf-8", "surrogatepass")
+        if kind is bytes:
+            return b"b" + (obj if len(obj) <= _LONGEST_TEXT else hashlib.sha256(obj).digest())
+        if kind is int:
+            return "an address" if self._names.is_address(obj) else None
+        if isinstance(obj, set | frozenset | weakref.WeakSet):
+            state = None if kind is weakref.WeakSet else getattr(obj, "__dict__", None)
+            return kind, self._elements(obj), state
+        if isinstance(obj, _ALIASES) and kind is not type:
+            return kind, typing.get_origin(obj), list(typing.get_args(obj))
+        return None
+
+    def _elements(self, obj: Iterable[Any]) -> list[str]:
+        if id(obj) in self._within:
+            return []
+        within = self._within | {id(obj)}
+        return sorted(_CanonicalPickler(self._names, within).digest(element) for element in obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            return types.CodeType, _parts_of(obj)
+        if (reduced := app_part(obj)) is not None:
+            return reduced
+        if isinstance(obj, types.ModuleType):
+            return _without_place(self.dispatch_table[types.ModuleType](obj))
+        if isinstance(obj, type | typing.TypeVar):
+            return self._reduce_tracked(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
+            reduced[2][1].pop("_cloudpickle_submodules", None)  # depends on what is imported
+            return _without_place(reduced)
+        return reduced
+
+    def _reduce_tracked(self, obj: Any) -> Any:
+        tracked = obj in _ids
+        if isinstance(obj, type):
+            reduced = super().reducer_override(obj)
+            if isinstance(reduced, tuple) and len(reduced) > 2:  # by value
+                reduced = _without_chance(obj, reduced)
+        else:
+            reduced = self.dispatch_table[typing.TypeVar](obj)
+        if not tracked and obj in _ids:
+            self._names.fresh.append(obj)
+        return reduced
+
+
+def _without_chance(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take out of what describes a class what only the process decides, and line numbers."""
+    maker, arguments, (attributes, slots), *rest = reduced
+    attributes = dict(attributes)
+    for name in ("__firstlineno__", "__slotnames__"):  # the latter: copyreg's cache
+        attributes.pop(name, None)
+    for name in ("__static_attributes__", "_abc_impl"):  # the latter: the registered classes
+        if name in attributes:
+            attributes[name] = frozenset(attributes[name])
+    doc = attributes.get("__doc__")
+    if "__dataclass_fields__" in attributes and str(doc).startswith(f"{cls.__name__}("):
+        del attributes["__doc__"]  # made of its signature, with the reprs of sets
+    return maker, arguments, (attributes, slots), *rest
+
+
+def _without_place(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take out where the module is, which cloudpickle adds to each function, and to modules.
+
+    Another checkout of the same code is the same code. Functions that read ``__file__`` have it
+    among the globals that they use as well, and there it stays.
+    """
+    names = reduced[1][1] if len(reduced[1]) > 1 else None
+    if isinstance(names, dict):
+        for name in _PLACE:
+            names.pop(name, None)
+    return reduced
+
+
+def _parts_of(code: types.CodeType) -> tuple[Any, ...]:
+    """Return what makes the code do what it does, without where it was written."""
+    constants = code.co_consts
+    if code.co_filename.startswith("<attrs generated"):  # which writes hash() of a name into it
+        constants = tuple(part for part in constants if not isinstance(part, int))
+    return (
+        code.co_name,
+        code.co_code,
+        constants,
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags,
+        getattr(code, "co_exceptiontable", b""),
+    )

@@ -1,0 +1,193 @@
+"""From what the command line names, ``module:attribute``, to an application."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+from greenroom.actors.replica.callables import is_users, users_traceback
+from greenroom.core.config import validated
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.serve.build import not_an_application
+from greenroom.serve.deployments import Application, Deployment
+
+DEFAULT_ATTRIBUTE = "app"
+
+
+class ImportFailedError(GreenroomError):
+    """The user's module could not be imported; ``traceback`` shows where in it."""
+
+    def __init__(self, text: str, traceback: str) -> None:
+        super().__init__(text)
+        self.traceback = traceback
+
+
+def load_application(target: str, app_dir: Path, arguments: Mapping[str, str]) -> Application:
+    """Import the module with ``app_dir`` first on sys.path; build what its attribute names.
+
+    The attribute is an Application, or a function that gets ``arguments`` and returns one. Raises
+    ImportFailedError where the user's code raises, InvalidRequestError where nothing fits.
+    """
+    module_name, _, attribute = target.partition(":")
+    if not app_dir.is_dir():
+        raise InvalidRequestError(f"--app-dir {str(app_dir)!r}: no such folder")
+    folder = str(app_dir.resolve())
+    _check_own_name(app_dir)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _import(module_name, target, folder)
+    value = _attribute(module, attribute or DEFAULT_ATTRIBUTE)
+    return _application(value, f"{module_name}:{attribute or DEFAULT_ATTRIBUTE}", arguments)
+
+
+def _check_own_name(app_dir: Path) -> None:
+    """Refuse a package or module of the user's that bears the name of ours: one hides the other."""
+    for found in (app_dir / "greenroom", app_dir / "greenroom.py"):
+        if found.suffix == ".py" and found.is_file():
+            break
+        if found.is_dir() and (any(found.glob("*.py")) or (found / "serve").is_dir()):
+            break
+    else:
+        return
+    raise InvalidRequestError(
+        f"{str(found.resolve())!r} has the name of the installed package greenroom, and one of the "
+        "two would hide the other; rename it, or name another folder with --app-dir"
+    )
+
+
+def read_arguments(pairs: Sequence[str]) -> dict[str, str]:
+    """Read ``key=value`` words."""
+    bad = [pair for pair in pairs if not pair.partition("=")[1] or pair.startswith("=")]
+    if bad:
+        raise InvalidRequestError(
+            f"{bad[0]!r}: expected key=value, an argument of the app's builder"
+        )
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def forget_modules(app_dir: Path) -> None:
+    """Drop the modules of the folder, so that the next import reads their files again."""
+    folder = app_dir.resolve()
+    for name, module in list(sys.modules.items()):
+        own = name != "__main__" and is_users(module)
+        if own and folder in Path(str(module.__file__)).parents:
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _import(name: str, target: str, folder: str) -> ModuleType:
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidRequestError(f"{target!r}: expected MODULE or MODULE:ATTRIBUTE{_hint(name)}")
+    # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.
+    importlib.import_module("starlette.requests")
+    importlib.import_module("starlette.responses")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # The module itself, or a package it is in; else the user's own import is what failed.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _failed(name, error) from error
+        raise InvalidRequestError(_not_found(name, error.name, folder)) from None
+    except (Exception, SystemExit) as error:  # the user's module may do anything
+        raise _failed(name, error) from error
+
+
+def _hint(name: str) -> str:
+    if name.endswith(".py") or "/" in name:
+        dotted = name.removesuffix(".py").strip("./").replace("/", ".")
+        return f", not a file; try {dotted!r}"
+    return ""
+
+
+def _not_found(name: str, missing: str, folder: str) -> str:
+    found = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem.isidentifier())
+    near = difflib.get_close_matches(name, found, n=1)
+    there = f"did you mean {near[0]!r}?" if near else f"it has: {_listed(found)}"
+    return f"no module named {missing!r} in {folder} (see --app-dir) or on sys.path; {there}"
+
+
+def _failed(name: str, error: BaseException) -> ImportFailedError:
+    told = f"{type(error).__name__}: {error}".rstrip(": ")
+    return ImportFailedError(f"importing {name!r} failed: {told}", users_traceback(error))
+
+
+def _attribute(module: ModuleType, attribute: str) -> Any:
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise InvalidRequestError(
+                f"module {module.__name__!r} has no attribute {attribute!r}; {_candidates(module)}"
+            )
+        value = getattr(value, part)
+    return value
+
+
+def _candidates(module: ModuleType) -> str:
+    names = vars(module).items()
+    apps = [name for name, value in names if isinstance(value, Application)]
+    if apps:
+        return f"its applications: {_listed(apps)}"
+    unbound = [name for name, value in names if isinstance(value, Deployment)]
+    if unbound:
+        return f"it has deployments, which are not bound: {_listed(unbound)}; add app = X.bind()"
+    builders = [n for n, v in names if inspect.isfunction(v) and v.__module__ == module.__name__]
+    return f"it has no application; its functions: {_listed(builders)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _application(value: Any, what: str, arguments: Mapping[str, str]) -> Application:
+    if isinstance(value, Application):
+        if arguments:
+            raise InvalidRequestError(
+                f"{what} is built already, so it takes no arguments (got {_listed([*arguments])}); "
+                "only a function that returns an Application does"
+            )
+        return value
+    if not inspect.isfunction(value):
+        raise InvalidRequestError(f"{what}: {not_an_application(value)}")
+    built = _call_builder(value, what, arguments)
+    if not isinstance(built, Application):
+        raise InvalidRequestError(f"what {what}() returned: {not_an_application(built)}")
+    return built
+
+
+def _call_builder(builder: Any, what: str, arguments: Mapping[str, str]) -> Any:
+    parameters = _parameters(builder)
+    if len(parameters) > 1 or (arguments and not parameters):
+        raise InvalidRequestError(
+            f"{what}: a builder function takes one parameter, a dict of the key=value arguments; "
+            f"this one takes {len(parameters)}"
+        )
+    given: list[Any] = [dict(arguments)] if parameters else []
+    if parameters and _is_model(parameters[0].annotation):
+        given = [validated(parameters[0].annotation, arguments)]
+    try:
+        return builder(*given)
+    except GreenroomError:
+        raise
+    except Exception as error:  # the user's function may do anything
+        text = f"calling {what} failed: {type(error).__name__}: {error}"
+        raise ImportFailedError(text, users_traceback(error)) from error
+
+
+def _parameters(builder: Any) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(builder, eval_str=True)
+    except NameError:  # an annotation that exists for type checkers only
+        signature = inspect.signature(builder)
+    return list(signature.parameters.values())
+
+
+def _is_model(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, BaseModel)

@@ -1,0 +1,249 @@
+"""User code and arguments as bytes for another process, and who is to blame when that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from greenroom.actors.replica.callables import is_users
+from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.core.autoscaling.config import AutoscalingPolicy
+from greenroom.core.config import BackendConfig
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.code.fingerprint import PROTOCOL, app_part, fingerprint
+
+# Which modules' classes and functions travel by value, because a replica cannot import them.
+#
+# Theory of operation. cloudpickle writes what an importable module defines as a mere reference. A
+# replica runs elsewhere, with another sys.path, so the modules of the user's application must
+# travel whole. The application's folder is where its deployments' top-level package or module
+# lies (and the script's own folder); every ``.py`` module loaded from such a folder is registered
+# with cloudpickle, for good. Installed packages, the standard library and Greenroom itself stay
+# references. Folders only ever get added, and modules that were imported since are found when the
+# count of modules has changed.
+
+_app_dirs: set[Path] = set()
+_working_dirs: set[Path] = set()
+_seen_modules = 0
+
+
+def add_app_dir_of(target: Any) -> None:
+    """Take the folder of the application that defines ``target`` as one that replicas lack."""
+    global _seen_modules  # noqa: PLW0603  # one registry per process, as cloudpickle's own
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    if module is not None and is_users(module):
+        _app_dirs.add(_app_dir(module))
+    _seen_modules = 0
+    refresh()
+
+
+def add_working_dir(folder: Path) -> None:
+    """Have what can be imported from a folder travel as references: replicas have the folder."""
+    global _seen_modules  # noqa: PLW0603
+    _working_dirs.add(folder.resolve())
+    _seen_modules = 0
+
+
+def refresh() -> None:
+    """Register the modules of the application folders that were imported since the last call."""
+    global _seen_modules  # noqa: PLW0603
+    if _seen_modules == len(sys.modules):
+        return
+    main = sys.modules.get("__main__")
+    if main is not None and is_users(main):
+        _app_dirs.add(_app_dir(main))
+    _seen_modules = len(sys.modules)
+    for name, module in list(sys.modules.items()):
+        if not (is_users(module) and module.__name__ == name):
+            continue
+        if _app_dir(module) in _working_dirs:
+            if name in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(module)
+        elif _is_in_app_dirs(module):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _is_in_app_dirs(module: ModuleType) -> bool:
+    file = Path(str(module.__file__))
+    return any(folder in file.parents for folder in _app_dirs)
+
+
+def _app_dir(module: ModuleType) -> Path:
+    """Return the folder that has to be on sys.path for the module to be importable."""
+    spec = module.__spec__  # of ``python -m``, it has the name that __main__ hides
+    name = spec.name if spec is not None else module.__name__
+    file = Path(str(module.__file__))
+    depth = name.count(".") + (file.name == "__init__.py")
+    return file.parents[min(depth, len(file.parents) - 1)]
+
+
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+_DEPTH = 6
+
+
+class Code(NamedTuple):
+    """Code with its constructor's arguments, as CreateBackend and DeploymentSpec carry them."""
+
+    pickled: bytes
+    hash: str
+
+
+def pack_code(
+    what: str,
+    func_or_class: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    version: str | None,
+) -> Code:
+    """Pickle code by value; ``what`` names it in the InvalidRequestError when it cannot be."""
+    add_app_dir_of(func_or_class)
+    value = (func_or_class, args, kwargs)
+    if wrong := _settle_annotations(func_or_class):
+        raise InvalidRequestError(f"{what}: {wrong}")
+    try:
+        mark = fingerprint(value)  # first: it settles the ids that the pickle will have
+        pickled = _dumps(value)
+    except Exception as error:  # any object may refuse in any way
+        roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
+        raise InvalidRequestError(f"{what} cannot be pickled: {_blame(roots, error)}") from error
+    return Code(pickled, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
+
+
+def _settle_annotations(func_or_class: Callable[..., Any]) -> str:
+    source = getattr(func_or_class, ASGI_APP, None)
+    return "" if source is None else str(source.settle_annotations())
+
+
+def pack_arguments(what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Pickle the arguments of one call to ``what``."""
+    if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, kwargs.values())):
+        return pickle.dumps((args, kwargs), protocol=PROTOCOL)  # a third of cloudpickle's time
+    refresh()
+    try:
+        pickled: bytes = cloudpickle.dumps((args, kwargs), protocol=PROTOCOL)
+    except Exception as error:  # any object may refuse in any way
+        blame = _blame(_named(args, kwargs), error)
+        raise InvalidRequestError(f"a call to {what} cannot be pickled: {blame}") from error
+    return pickled
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {f"argument {number}": value for number, value in enumerate(args, 1)} | {
+        f"argument {name!r}": value for name, value in kwargs.items()
+    }
+
+
+def _blame(roots: dict[str, Any], error: Exception) -> str:
+    for name, value in roots.items():
+        if not _can_be_pickled(value):
+            path, culprit = _culprit(name, value, _DEPTH)
+            return f"{path} is {_short(culprit)} ({type(error).__name__}: {error})"
+    return f"{type(error).__name__}: {error}"
+
+
+def _culprit(path: str, value: Any, depth: int) -> tuple[str, Any]:
+    """Follow the parts that cannot be pickled down to the smallest that we can name."""
+    if depth:
+        for step, part in _parts(value):
+            if not _can_be_pickled(part):
+                return _culprit(f"{path}{step}", part, depth - 1)
+    return path, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{number}]", part) for number, part in enumerate(value))
+    elif inspect.isfunction(value):
+        names = inspect.getclosurevars(value)
+        variables = {**names.globals, **names.nonlocals}
+        yield from ((f", which uses {name},", part) for name, part in variables.items())
+    elif not inspect.ismodule(value):
+        attributes = getattr(value, "__dict__", {})
+        skip = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__")
+        yield from ((f".{name}", part) for name, part in attributes.items() if name not in skip)
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = app_part(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _CodePickler(buffer, protocol=PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        _dumps(value)
+    except Exception:  # any object may refuse in any way
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# Autoscaling settings on their way to the controller: a policy of the user's travels as bytes.
+
+
+def packed(what: str, config: BackendConfig) -> dict[str, Any]:
+    """Return all fields of a config as plain values; ``what`` names its owner in errors."""
+    return _with_code(what, config, config.model_dump())
+
+
+def packed_changes(what: str, config: BackendConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that ``config`` gives, validated, and no others."""
+    if isinstance(config, BackendConfig):
+        return _with_code(what, config, config.model_dump(exclude_unset=True))
+    made = BackendConfig().updated(config)
+    values = made.model_dump()
+    names = {"autoscaling_config" if config[n] == "auto" else n for n in config}
+    return _with_code(what, made, {name: values[name] for name in names})
+
+
+def _with_code(what: str, config: BackendConfig, values: dict[str, Any]) -> dict[str, Any]:
+    scaling = config.autoscaling_config
+    if scaling is None or not scaling.policy.is_custom or scaling.policy.code:
+        return values
+    packed_policy = _packed_policy(what, scaling.policy).model_dump()
+    return {**values, "autoscaling_config": {**scaling.model_dump(), "policy": packed_policy}}
+
+
+def _packed_policy(what: str, policy: AutoscalingPolicy) -> AutoscalingPolicy:
+    function = policy.policy_function
+    if isinstance(function, str):
+        function = _imported(what, function)
+    code = pack_code(f"the autoscaling policy of {what}", function, (), {}, None)
+    name = f"{function.__module__}.{getattr(function, '__qualname__', function.__name__)}"
+    return policy.model_copy(
+        update={"policy_function": name, "code": code.pickled, "code_hash": code.hash}
+    )
+
+
+def _imported(what: str, path: str) -> Callable[..., Any]:
+    told = f"the autoscaling policy of {what}: policy_function={path!r}"
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError(f"{told} cannot be imported: {error}") from error
+    if not callable(function) or not hasattr(function, "__name__"):
+        raise InvalidRequestError(f"{told} is no function")
+    return function  # type: ignore[no-any-return]

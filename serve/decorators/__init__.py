@@ -1,0 +1,1 @@
+"""What decorates a deployment's methods: batches, and models by id."""
