@@ -574,7 +574,9 @@ class Backend(Placing):
             return
         self.retries.failed(error, replica.host, began_at, now)
         tries = min(self._tries, MAX_UNUSABLE_TRIES) if lasts else self._tries
-        if self._may_be_given_up and self.retries.failures >= tries:
+        # What one host cannot load, though another runs it, no other try mends either.
+        hopeless = lasts and not (self.record.failure or self.record.ran)
+        if (hopeless or self._may_be_given_up) and self.retries.failures >= tries:
             self._give_up(error, exception)
 
     @property

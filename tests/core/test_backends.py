@@ -19,7 +19,7 @@ from greenroom.core.lifecycle.backend import (
 from greenroom.core.lifecycle.replicas import IllegalTransitionError, ReplicaEvent, Retries
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, World  # noqa: TID251
+from .worlds import BROKEN, UNLOADABLE, World  # noqa: TID251
 
 
 def world_with(tag: str = "b", code: bytes = b"code", **config: object) -> World:
@@ -251,6 +251,21 @@ def test_what_has_served_is_not_given_up_though_it_never_came_up_in_full() -> No
     assert not backend(world).record.failure
     assert one in world.running("b")
     assert "tries to start it have failed, the last one: boom" in backend(world).trouble
+
+
+def test_code_that_a_host_cannot_load_is_given_up_though_another_runs_it() -> None:
+    world = world_with(num_replicas=2)
+    world.flush()
+    one, other = world.processes.values()
+    one.state, other.code = "running", UNLOADABLE
+    world.report(one)
+    world.code[next(iter(world.code))] = UNLOADABLE  # for those that start from now on
+    for _ in range(10):
+        world.flush()
+        world.work()
+        world.now += 10.0
+    assert backend(world).record.failure == "boom"
+    assert "STARTING" not in states(world)
 
 
 def test_failed_starts_are_repeated_more_and_more_slowly() -> None:

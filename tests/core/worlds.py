@@ -21,6 +21,7 @@ from greenroom.core.lifecycle.releases import release_of
 
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 BROKEN = b"raise"  # code that starts so cannot start
+UNLOADABLE = BROKEN + b" at import"  # and says that no other try mends it
 REFUSED = "refused"  # a user_config on which reconfigure raises
 
 
@@ -72,6 +73,7 @@ class Process:
             "ongoing": 0,
             "error": error,
             "exception": exception,
+            "lasts": self.state == "failed" and self.code == UNLOADABLE,
         }
 
 
