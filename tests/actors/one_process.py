@@ -108,6 +108,7 @@ class OneProcess:
         """End the threads and the loop; handles of later tests find their own way."""
         query_client.install(None)
         held_models.on_change(None)
+        self.proxy._seek_no_more()
         for place in (self.proxy.loop, self.caller.loop):
             place.close()
         self.user_code._is_over = True
