@@ -164,6 +164,8 @@ class Files(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         self._acts()
+        if str(old) not in self._shared.files:  # the next writer has tidied up
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(old))
         if new.name == "epoch.copy":
             pass  # a writer's first step, before it has claimed anything
         elif new.name == "epoch":
