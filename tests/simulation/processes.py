@@ -264,11 +264,13 @@ class OwnPulse:
     def __init__(self, world: World, *, runs_user_code: bool = False) -> None:
         self._world = world
         self._seen = Seen(0, 0.0, 0.0, 0, runs_user_code)
+        self.beat_at = world.clock()
         assert world.current is not None
         world.current.pulse = self
 
     def beat(self) -> None:
         self._seen = self._seen._replace(beats=self._seen.beats + 1, at=self._world.monotonic())
+        self.beat_at = self._world.clock()
 
     def keep_beating(self, loop: SimProcess) -> None:
         self.beat()
