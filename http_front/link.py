@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.host.records import WORKER_ROLE, RunRecords
 from greenroom.actors.messages.queries import (
     AnswerQueries,
     AttachCallerReply,
@@ -23,7 +24,7 @@ from greenroom.actors.messages.queries import (
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import PROXY, Finder, Port
-from greenroom.actors.runtime.processes import WORKER_ROLE, RunRecords, this_process
+from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.http_front.dispatcher import OnFed, Outcome

@@ -22,11 +22,12 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 
-from greenroom.actors.host.front import lend
+from greenroom.actors.host.http_port import lend
+from greenroom.actors.host.records import FRONT_ROLE, WORKER_ROLE, show_title
 from greenroom.actors.runtime.actor import keep_freed_memory
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import LineFormatter
-from greenroom.actors.runtime.processes import FRONT_ROLE, WORKER_ROLE, raise_limit, show_title
+from greenroom.actors.runtime.processes import raise_limit
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.dispatcher import Dispatcher

@@ -30,7 +30,7 @@ from typing import Any
 
 from gunicorn.workers.base import Worker
 
-from greenroom.actors.host.front import bind_pages
+from greenroom.actors.host.http_port import bind_pages
 from greenroom.actors.runtime.processes import MOST, raise_limit
 from greenroom.http_front.front import Front
 from greenroom.http_front.protocol import Connections

@@ -14,11 +14,12 @@ from greenroom.actors.cluster.heartbeats import Beater, beater_towards
 from greenroom.actors.cluster.key_rotation import KeyHolder
 from greenroom.actors.cluster.leader_lease import store_id
 from greenroom.actors.host.capacity import capacity_of
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import DrainHost, RequestReply
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.port import ThreadPort
-from greenroom.actors.runtime.processes import RunRecords, send_signal
+from greenroom.actors.runtime.processes import send_signal
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import BEATS_S

@@ -23,10 +23,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from greenroom.actors.controller.policy_process import HEADER, MAX_FRAME_BYTES, frame
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.loop import Loop, Timer
-from greenroom.actors.runtime.processes import RunRecords, identify
+from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.autoscaling.config import AutoscalingPolicy
 from greenroom.core.backoff import pause_s

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from greenroom.actors.cluster.members import Members
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages import queries as m
 from greenroom.actors.messages.queries import Address, LargeBytes
 from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Loop, Repeats
-from greenroom.actors.runtime.processes import RunRecords, is_alive, send_signal
+from greenroom.actors.runtime.processes import is_alive, send_signal
 from greenroom.core import effects as fx
 from greenroom.core.cluster.state import Cluster
 from greenroom.core.config import config_shown

@@ -7,23 +7,18 @@ then the host process has threads.
 from __future__ import annotations
 
 import http.client
-import logging
 import os
-import socket
 import ssl
-import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Iterable
 from functools import partial
 
+from greenroom.actors.host.records import FRONT_ROLE, RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.logs import open_log_or_stderr
-from greenroom.actors.runtime.processes import FRONT_ROLE, RunRecords, command_line, identify
+from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.errors import StartError
 
 _PROGRAM = """
 import sys
@@ -67,155 +62,6 @@ def _spawn(output: int, listener: int) -> int:
         pass_fds=[listener],
     )
     return child.pid
-
-
-# The HTTP front's port, as the host process sees it: bound, taken over, asked for its health.
-#
-# The listening socket is never closed while anything serves, for with it the kernel resets all
-# connections that wait in its queue; a second socket on the port, by SO_REUSEPORT, would have a
-# queue of its own. The host process, the gunicorn master and each worker hold the one socket. A
-# worker lends it to a new host process, over a Unix socket under a name with the worker's pid.
-
-logger = logging.getLogger(__name__)
-
-LEND_TIMEOUT_S = 1.0
-PAGES_BACKLOG = 128
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-def lend(listener: socket.socket) -> None:
-    """Give this process's listening socket to whoever of this user asks for it, on a thread."""
-    asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        asked.bind(_lender(os.getpid()))
-        asked.listen()
-    except OSError as error:
-        asked.close()
-        logger.warning("the HTTP port could not be lent to a new host process: %s", error)
-        return
-    arguments = (asked, listener)
-    threading.Thread(target=_lend, args=arguments, name="greenroom-lend", daemon=True).start()
-
-
-def _lend(asked: socket.socket, listener: socket.socket) -> None:
-    while True:
-        try:
-            borrower, _ = asked.accept()
-            with borrower:
-                if _peer(borrower)[1] == os.geteuid():
-                    socket.send_fds(borrower, [b"."], [listener.fileno()])
-        except OSError as error:  # that one has left, or this process has too many files open
-            logger.warning("the HTTP port was not lent: %s", error)
-
-
-def borrow(workers: Iterable[Process], settings: HostSettings) -> socket.socket | None:
-    """Return the listening socket of the HTTP port from a worker that has it; None without one."""
-    for worker in workers:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lender:
-            lender.settimeout(LEND_TIMEOUT_S)
-            try:
-                lender.connect(_lender(worker.pid))
-                if _peer(lender)[:2] != (worker.pid, os.geteuid()):
-                    continue
-                _, fds, _, _ = socket.recv_fds(lender, 1, 1)
-            except OSError:  # it has ended meanwhile, or is of a version that lends nothing
-                continue
-        for fd in fds:
-            listener = socket.socket(fileno=fd)
-            if _is_for(listener, settings):
-                return listener
-            listener.close()
-    return None
-
-
-def _lender(pid: int) -> bytes:
-    return b"\0greenroom-http-%d" % pid
-
-
-def _peer(sock: socket.socket) -> tuple[int, ...]:
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(found)
-
-
-def _is_for(listener: socket.socket, settings: HostSettings) -> bool:
-    """Tell whether a socket listens where these settings say: they may be new ones."""
-    wanted = socket.getaddrinfo(settings.http.host, settings.http.port, type=socket.SOCK_STREAM)
-    listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    return bool(listens) and listener.getsockname()[:2] in [each[4][:2] for each in wanted]
-
-
-def bind_http(settings: HostSettings) -> socket.socket:
-    """Bind the HTTP front's port; StartError names the process that has it.
-
-    The same for the port of our own pages, if they have one; that is for the workers to bind.
-    """
-    http = settings.http
-    listener = _bound(http.host, http.port, "port")
-    if http.pages_address is not None:
-        try:
-            _bound(*http.pages_address, "pages-port").close()
-        except StartError:
-            listener.close()
-            raise
-    return listener
-
-
-def bind_pages(host: str, port: int) -> socket.socket:
-    """Bind the port for our own pages, which all workers of this user share; OSError.
-
-    So a worker has it while those of a dead master are still there.
-    """
-    listener = _make_socket(host)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, port))
-        listener.listen(PAGES_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _make_socket(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return made
-
-
-def _bound(host: str, port: int, flag: str) -> socket.socket:
-    listener = _make_socket(host)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        holder = describe_holder(port)
-        reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"
-        variable = f"GREENROOM_HTTP_{flag.upper().replace('-', '_')}"
-        raise StartError(
-            f"HTTP port {port} on {host} {reason}; choose another with --http-{flag} or {variable}"
-        ) from None
-    return listener
-
-
-def describe_holder(port: int, address: str | None = None) -> str | None:
-    """Return "pid N (command)" of the process that listens on the port, None when it is free.
-
-    With ``address``, of what listens there or everywhere.
-    """
-    addresses = None if address is None else (address, "0.0.0.0", "::")
-    import psutil  # noqa: PLC0415  # only for this
-
-    for connection in psutil.net_connections("inet"):
-        listens = connection.status == psutil.CONN_LISTEN
-        if not (listens and connection.laddr and connection.laddr.port == port):
-            continue
-        if addresses is None or connection.laddr.ip in addresses:
-            if connection.pid is None:
-                return "a process of another user"
-            return f"pid {connection.pid} ({command_line(connection.pid)[:80]})"
-    return None
 
 
 def url_of(settings: HostSettings) -> str:

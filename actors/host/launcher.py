@@ -11,31 +11,33 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+from greenroom.actors.host.records import (
+    HOST_ROLE,
+    MARK,
+    can_mark,
+    forget_state,
+    is_ready,
+    mark_of,
+    records_of,
+)
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.liveness import silent_among
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.processes import (
-    HOST_ROLE,
-    MARK,
-    RunRecords,
-    can_mark,
-    descendants,
     is_alive,
     kill_all,
-    mark_of,
     send_signal,
     wait_gone,
 )
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
-from greenroom.actors.runtime.state_dir import being_written, check_state_dir, make_private
+from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
@@ -118,7 +120,7 @@ def running_environ(settings: HostSettings) -> dict[str, str] | None:
 
     None when none runs.
     """
-    found = RunRecords(settings.run_dir).details(HOST_ROLE)
+    found = records_of(settings).details(HOST_ROLE)
     return found[0] if found else None
 
 
@@ -129,7 +131,7 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
     while hosts := records.find(HOST_ROLE):
         is_silent = _end_silent(hosts, settings)
         # It may have been ended as silent while that was looked at.
-        if not is_silent and any(records.is_ready(host) and is_alive(host) for host in hosts):
+        if not is_silent and any(is_ready(host) and is_alive(host) for host in hosts):
             return True
         does = "stands still" if is_silent else "starts or stops"
         on_progress(f"waiting for host process {hosts[0].pid}, which {does}")
@@ -151,12 +153,6 @@ def _end_silent(hosts: list[Process], settings: HostSettings) -> bool:
     return bool(silent)
 
 
-def records_of(settings: HostSettings) -> RunRecords:
-    """Return the processes of this host's system, as far as they are on record or marked."""
-    # Where leaders share the state dir, and all of it is gone, own_dir is not to be told.
-    return RunRecords(settings.run_dir, settings.state_dir / "hosts" / settings.host_name)
-
-
 def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     """Drain and stop this host's system, then kill what is left of it; True if something ran.
 
@@ -170,7 +166,7 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     for host in hosts:
         send_signal(host, signal.SIGTERM)
     wait_gone(hosts, STOP_TIMEOUT_S)
-    left = kill_system(records)
+    left = records.kill()
     if outlived := [str(each.pid) for each in left if is_alive(each)]:
         raise GreenroomError(
             f"processes {', '.join(outlived)} of this host's system outlive SIGKILL; they are "
@@ -188,64 +184,9 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     return bool(hosts or left)
 
 
-def forget_state(settings: HostSettings) -> None:
-    """Delete the state on disk of a system that has ended, as far as the disk lets it."""
-    for folder in (settings.store_dir, settings.run_dir, settings.logs_dir, settings.folders_dir):
-        shutil.rmtree(folder, ignore_errors=True)
-    for left in (being_written(settings.status_file), settings.host_id_file):
-        with contextlib.suppress(OSError):
-            left.unlink(missing_ok=True)
-
-
 def is_running(settings: HostSettings) -> bool:
-    """Tell whether this host's host process is alive."""
-    return bool(host_processes(settings))
-
-
-def host_processes(settings: HostSettings) -> list[Process]:
-    """Return this host's host process; several while one starts and finds that another runs."""
-    records = records_of(settings)
-    return records.with_role(HOST_ROLE) or records.find(HOST_ROLE)
-
-
-def kill_system(
-    records: RunRecords, *, spare: tuple[str, ...] = (), under: int | None = None
-) -> list[Process]:
-    """SIGKILL all processes of a system and those under them; return what was alive.
-
-    Killing is the normal way to end an actor that has nothing left to finish: all that must outlive
-    it is on disk. Roles in ``spare`` are left alone, and what those of the HTTP front have started.
-    ``under`` is the pid of a process, itself left alone, that has inherited what dead processes had
-    started.
-    """
-    found: dict[int, Process] = {}
-    roles: dict[int, str] = {}
-    # Again until there is no other: what is stopped starts nothing that the next look would miss.
-    while new := [each for each in _victims(records, spare, under, roles) if each.pid not in found]:
-        for process in new:
-            send_signal(process, signal.SIGSTOP)
-            found[process.pid] = process
-    # The proxy first: it would answer with errors what replicas had when they were killed, while
-    # without an answer its callers send again what they may.
-    kill_all(sorted(found.values(), key=lambda each: roles.get(each.pid) != "proxy"))
-    for process in found.values():
-        records.remove(process)
-    return list(found.values())
-
-
-def _victims(
-    records: RunRecords, spare: tuple[str, ...], under: int | None, roles: dict[int, str]
-) -> list[Process]:
-    spared: list[Process] = []
-    victims: list[Process] = []
-    for process, role in records.found().items():
-        roles[process.pid] = role
-        (spared if role in spare else victims).append(process)
-    beside = {each.pid for each in descendants(p.pid for p in spared if roles[p.pid] != HOST_ROLE)}
-    beside |= {each.pid for each in spared}
-    roots = [process.pid for process in victims] + ([] if under is None else [under])
-    each_once = {process.pid: process for process in [*victims, *descendants(roots)]}
-    return [each for each in each_once.values() if each.pid not in beside | {os.getpid()}]
+    """Return whether this host's host process is alive."""
+    return bool(records_of(settings).hosts())
 
 
 def _prepare_folders(settings: HostSettings) -> None:

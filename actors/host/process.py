@@ -30,15 +30,21 @@ from thespian.actors import ActorAddress, ActorSystem, ActorSystemException
 from greenroom.actors.cluster.election import LeaderElection
 from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.actors.cluster.membership import Membership
-from greenroom.actors.host.front import (
-    answers_http,
-    bind_http,
-    borrow,
-    describe_holder,
-    start_front,
-    url_of,
+from greenroom.actors.host.front import answers_http, start_front, url_of
+from greenroom.actors.host.http_port import bind_http, borrow, describe_holder
+from greenroom.actors.host.records import (
+    ADMIN_ROLE,
+    FRONT_ROLE,
+    HOST_ROLE,
+    LOGGER_ROLE,
+    WORKER_ROLE,
+    RunRecords,
+    forget_state,
+    mark,
+    records_of,
+    role_of,
+    show_title,
 )
-from greenroom.actors.host.launcher import forget_state, kill_system, records_of
 from greenroom.actors.messages.admin import RequestReply, StopCluster
 from greenroom.actors.messages.control import MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
@@ -49,23 +55,14 @@ from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import configure_logging, prune_replica_logs, rotate_logs
 from greenroom.actors.runtime.port import CONTROLLER, PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import (
-    ADMIN_ROLE,
-    FRONT_ROLE,
-    HOST_ROLE,
-    LOGGER_ROLE,
-    WORKER_ROLE,
-    RunRecords,
     child_pids,
     command_line,
     identify,
     is_alive,
     kill_all,
-    mark,
     parent_pid,
     require_open_files,
-    role_of,
     send_signal,
-    show_title,
     this_process,
     wait_gone,
 )
@@ -345,7 +342,7 @@ class Host:
         if self._admin is None:
             # Actors without their admin can be reached, but a new admin would make second ones of
             # the same names; the logger keeps the admin's port.
-            killed = kill_system(self.records, spare=_KEPT)
+            killed = self.records.kill(spare=_KEPT)
             if killed:
                 logger.warning("killed %d processes left by a broken system", len(killed))
         elif self._logger is None:  # the admin starts, or started, another
@@ -595,7 +592,7 @@ class Host:
         self._pass_on(LOCK_VARIABLE, self._lock_fd)
         if self._socket is not None:
             self._pass_on("GREENROOM_HOST_SOCKET_FD", self._socket.fileno())
-        kill_system(self.records, spare=_KEPT)
+        self.records.kill(spare=_KEPT)
         os.execv(sys.executable, [sys.executable, "-c", _PROGRAM])
 
     def _pass_on(self, variable: str, fd: int) -> None:
@@ -742,7 +739,7 @@ class Host:
         self._controller.stop()
         self._proxy.stop()
         self.port.close()
-        kill_system(self.records, spare=(HOST_ROLE,), under=self.process.pid)
+        self.records.kill(spare=(HOST_ROLE,), under=self.process.pid)
         self.records.remove(self.process)
         with contextlib.suppress(OSError):  # a read-only disk; its age tells that it is old
             self.settings.status_file.unlink(missing_ok=True)
@@ -795,7 +792,7 @@ def main() -> int:
         is_told = isinstance(error, StartError)  # by its text
         logger.error("the host could not start: %s", error, exc_info=not is_told)  # noqa: TRY400
         host.could_not_start()
-        kill_system(host.records, spare=(HOST_ROLE,), under=host.process.pid)
+        host.records.kill(spare=(HOST_ROLE,), under=host.process.pid)
         host.forget_key()
         host.records.remove(host.process)
         tell_starter(str(error) or type(error).__name__)

@@ -22,12 +22,13 @@ from typing import Any, ClassVar
 
 from thespian.actors import Actor, ActorExitRequest
 
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import configure_logging
 from greenroom.actors.runtime.loop import Loop, end_where_starved
-from greenroom.actors.runtime.processes import RunRecords, this_process
+from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.backoff import pause_s

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import EvictHost, RebalanceHosts, RotateKey, StopCluster
 from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.connection import Connection
-from greenroom.actors.runtime.processes import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core.errors import GreenroomError, InvalidRequestError

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime.liveness import SilenceWatch
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
 from greenroom.core.errors import GreenroomError, InvalidRequestError
@@ -129,7 +130,7 @@ def _wait_while_running(settings: HostSettings, notify: Callable[[str], None]) -
     watch = SilenceWatch(limit_s) if limit_s else None
     notify("READY=1")
     while not never.wait(TICK_S):
-        hosts = system.host_processes(settings)
+        hosts = records_of(settings).hosts()
         if not hosts:
             raise GreenroomError(f"the system has ended; see the logs in {settings.logs_dir}")
         if watch is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime.processes import identify
 from greenroom.serve.exceptions import StateNotSavedError
 from tests.support import footprint
@@ -26,7 +27,7 @@ class System(RunningSystem):
 
     def found(self, role: str) -> list[int]:
         """Return the pids of a role, on record or not."""
-        return [process.pid for process in system.records_of(self.settings).find(role)]
+        return [process.pid for process in records_of(self.settings).find(role)]
 
     @contextlib.contextmanager
     def client(self) -> Iterator[serve.Client]:

@@ -21,12 +21,12 @@ from starlette.responses import JSONResponse
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages import queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
-from greenroom.actors.runtime.processes import RunRecords
 from greenroom.persistence.encoding import FORMAT_VERSION
 from greenroom.serve.admin import operations
 from greenroom.serve.exceptions import StartError

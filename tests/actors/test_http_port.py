@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.actors.host.front import bind_http, borrow, lend
+from greenroom.actors.host.http_port import bind_http, borrow, lend
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, read_settings
@@ -19,7 +19,7 @@ from tests.support.systems import free_port
 LENDER = b"\0greenroom-http-%d"
 WORKER = """
 import socket, sys
-from greenroom.actors.host.front import lend
+from greenroom.actors.host.http_port import lend
 lend(socket.socket(fileno=int(sys.argv[1])))
 print("lends", flush=True)
 sys.stdin.read()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.runtime.processes import HOST_ROLE, RunRecords
+from greenroom.actors.host.records import HOST_ROLE, RunRecords, is_ready
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -29,7 +29,7 @@ def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) 
         starter.send_signal(number)
         starter.wait()
         (host,) = records.with_role(HOST_ROLE)
-        wait_until(lambda: records.is_ready(host), 10, "the system is up")
+        wait_until(lambda: is_ready(host), 10, "the system is up")
         wait_until(lambda: not running.greenroom("status").returncode, 10, "all is healthy")
         assert records.with_role(HOST_ROLE) == [host]
     finally:

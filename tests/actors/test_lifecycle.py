@@ -17,8 +17,8 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.runtime.connection import Connection
-from greenroom.actors.runtime.processes import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 from greenroom.persistence.checkpoints import SCHEMA_VERSION

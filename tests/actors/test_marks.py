@@ -12,23 +12,15 @@ from pathlib import Path
 import pytest
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.runtime.processes import (
-    HOST_ROLE,
-    MARK,
-    RunRecords,
-    identify,
-    is_marked,
-    mark_of,
-    role_of,
-    this_process,
-)
+from greenroom.actors.host.records import HOST_ROLE, MARK, RunRecords, is_marked, mark_of, role_of
+from greenroom.actors.runtime.processes import identify, this_process
 from greenroom.actors.runtime.settings import read_settings
 from tests.support.systems import alive, wait_until
 
 MARKS_ITSELF = """
 import os, sys, time
 from pathlib import Path
-from greenroom.actors.runtime.processes import can_mark, mark
+from greenroom.actors.host.records import can_mark, mark
 assert can_mark(Path(sys.argv[1]))
 mark(Path(sys.argv[1]))
 if os.fork() == 0:
@@ -39,7 +31,7 @@ time.sleep(600)
 
 SHOWS_A_TITLE = """
 import time
-from greenroom.actors.runtime.processes import show_title
+from greenroom.actors.host.records import show_title
 show_title("http master " + 80 * "x")
 show_title("http master")
 print("titled", flush=True)
@@ -64,7 +56,7 @@ def test_a_process_marks_itself_and_its_children_without_another_program(tmp_pat
             assert len(found) == 2
             assert parent.pid in {process.pid for process in found}
             assert RunRecords(tmp_path / "other/run").found() == {}
-            ended = system.kill_system(records)
+            ended = records.kill()
             assert len(ended) == 2
             assert not [each for each in ended if alive(each.pid)]
         finally:
@@ -135,10 +127,10 @@ def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) 
     ):
         records = RunRecords(tmp_path / "run")
         wait_until(lambda: len(records.found()) == 3, 5, "three processes")
-        ended = system.kill_system(records, spare=("http worker",))
+        ended = records.kill(spare=("http worker",))
         assert [each.pid for each in ended] == [actor.pid]
         assert len(records.found()) == 2
-        system.kill_system(records)
+        records.kill()
         spared.wait(5)
         assert records.found() == {}
 

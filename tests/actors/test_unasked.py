@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 from greenroom.actors.host.process import Unasked
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.processes import RunRecords, identify, is_alive, this_process
+from greenroom.actors.runtime.processes import identify, is_alive, this_process
 from tests.support.systems import wait_until
 
 ONE, TWO = Process(1, 10, ""), Process(2, 20, "")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime.processes import is_alive
 from tests.support import footprint
 from tests.support.kept import Kept
@@ -164,13 +165,13 @@ def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> No
     kill_roles(running, ("replica",))
     shutil.rmtree(running.settings.run_dir)
     running.disconnect()
-    found = system.records_of(running.settings).found()
+    found = records_of(running.settings).found()
     assert len(found) >= len(SETTLED_ROLES) - REPLICAS
     told = running.greenroom("stop")
     assert told.returncode == 0, told.stderr
     assert "stopped" in told.stdout
     assert not [process for process in found if is_alive(process)]
-    assert not system.records_of(running.settings).found()
+    assert not records_of(running.settings).found()
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04, 0.06])
@@ -182,7 +183,7 @@ def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
     kill_roles(running, ("thespian admin",))
     wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
     assert_nothing_leaked(running, before)
-    records = system.records_of(running.settings)
+    records = records_of(running.settings)
     wait_until(lambda: len(records.found()) == len(SETTLED_ROLES), 5, "none but those on record")
 
 

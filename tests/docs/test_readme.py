@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from greenroom.actors.runtime.processes import RunRecords
+from greenroom.actors.host.records import RunRecords
 from tests.support.systems import CLI_TIMEOUT_S, RunningSystem
 
 README = Path(__file__).parents[2] / "README.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.host.front import bind_http
+from greenroom.actors.host.http_port import bind_http
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import HTTPOptions, validated
 from greenroom.core.errors import InvalidRequestError, StartError

@@ -33,7 +33,7 @@ from greenroom.actors.cluster import (
     leader_lease as leading,
 )
 from greenroom.actors.controller import policies, status_file
-from greenroom.actors.host import capacity
+from greenroom.actors.host import capacity, records
 from greenroom.actors.proxy import metrics
 from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica import user_code
@@ -372,7 +372,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (processes.command_line, lambda pid: world.processes[pid].role),
         (processes.kill_all, nothing),
         (processes.descendants, nothing),
-        (processes.RunRecords, lambda *_, **__: hosts.Records(simulation, here())),
+        (records.RunRecords, lambda *_, **__: hosts.Records(simulation, here())),
         (settings.read_settings, lambda: simulation.settings[here()]),
         (ActorAddress, lambda address: address),
         (addresses.parse_address, hosts.parse_address),

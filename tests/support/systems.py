@@ -20,9 +20,10 @@ from typing import Any
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import GetStatus
 from greenroom.actors.runtime.connection import Connection
-from greenroom.actors.runtime.processes import RunRecords, identify
+from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.serve.admin import session
 from tests.support import logs
