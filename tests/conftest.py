@@ -1,4 +1,4 @@
-"""What every tier has: causes are told where they can still be found."""
+"""Fixtures and hooks of all tests: reports of failures show what the systems under test logged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import pytest
 
 from tests.support import logs
 from tests.support.kept import has_failed
+from tests.support.systems import PATIENCE
 
 
 def pytest_configure() -> None:
-    """Have SIGINT end what tests start, also where pytest runs in a script's background."""
+    """Let SIGINT end what tests start, also where pytest runs in a script's background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str:
+    return f"patience: {PATIENCE:g} times each deadline (GREENROOM_TEST_PATIENCE)"
+
+
 def pytest_collection_finish() -> None:
-    """Have collections look at what tests make only: at all that was imported each took 0.14 s."""
+    """Keep what was imported out of later garbage collections: each took 0.14 s more."""
     gc.collect()
     gc.freeze()
 
@@ -31,7 +36,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Show with a failure what the systems under test wrote to their logs meanwhile."""
+    """Add to a failure's report what the systems under test logged during the test."""
     report = yield
     if report.failed:
         item.stash[has_failed] = True
@@ -41,9 +46,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_garbage_is_left() -> Iterator[None]:
-    """Collect what a module's tests left; what that warns of, an error, is told of this module.
+    """Collect what a module's tests left, so that its warnings are errors of this module.
 
-    Otherwise a later test's collection fails that one, by chance and without a trace of the cause.
+    Otherwise they would fail a later test by chance, without a trace of the cause.
     """
     yield
     gc.collect()

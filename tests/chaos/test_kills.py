@@ -40,20 +40,27 @@ KILLED_AT_RANDOM_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     with system_to_kill(tmp_path_factory.mktemp("kills")) as started:
         yield started
 
 
+@pytest.fixture
+def running(started: RunningSystem) -> RunningSystem:
+    """The system, with everything as it should be."""
+    wait_until(lambda: settled(started), SETTLED_WITHIN_S, "all as it should be")
+    return started
+
+
 @pytest.fixture(scope="module")
-def in_use(running: RunningSystem) -> dict[str, int]:
+def in_use(started: RunningSystem) -> dict[str, int]:
     """How many descriptors each role has before anything was killed."""
-    return footprint_in_use(running)
+    return footprint_in_use(started)
 
 
 @pytest.fixture
 def leak_free(running: RunningSystem, in_use: dict[str, int]) -> Iterator[None]:
-    """Have nothing left over from this test and those before."""
+    """Check that this test and those before left nothing over."""
     yield
     assert_nothing_leaked(running, in_use)
 

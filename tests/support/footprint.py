@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.processes import MARK, identify, mark_of
 from tests.support.systems import RunningSystem
 
 SLACK = 3  # descriptors of what may be under way: a connection being dialed, a file being written
@@ -15,9 +15,14 @@ SLACK = 3  # descriptors of what may be under way: a connection being dialed, a 
 def pids_of(running: RunningSystem) -> list[int]:
     """Return the pids of all live processes that were started for this state dir, recorded or not.
 
-    They are known by their environment, which the host process leaves to all that it starts.
+    A process belongs to it that inherited its environment, bears its mark, or has one of its files
+    open. No one sign would do: a process title overwrites the environment that /proc shows.
     """
-    mark = f"GREENROOM_STATE_DIR={running.settings.state_dir}".encode()
+    state_dir, host_dir = running.settings.state_dir, running.settings.run_dir.parent
+    signs = {
+        f"GREENROOM_STATE_DIR={state_dir}".encode(),
+        f"{MARK}={mark_of(host_dir)}".encode(),
+    }
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -25,7 +30,9 @@ def pids_of(running: RunningSystem) -> list[int]:
         except OSError:
             continue
         pid = int(folder.name)
-        if mark in environ and pid != os.getpid() and identify(pid) is not None:
+        if pid == os.getpid() or identify(pid) is None:
+            continue
+        if signs & set(environ) or any(link.startswith(f"{state_dir}/") for link in _links(pid)):
             found.append(pid)
     return found
 

@@ -28,9 +28,11 @@ from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.serve.admin import session
 from tests.support import logs
 
-PATIENCE = 4  # beside two programs that compute all takes two to three times as long
+# The factor by which every deadline is longer than on a quiet machine. Beside two programs that
+# compute, everything takes two to three times as long.
+PATIENCE = float(os.environ.get("GREENROOM_TEST_PATIENCE", "4"))
 CLI_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a minute
-PORTS = range(10_000, 32_768)  # the system gives those from there on, unless it is told otherwise
+PORTS = range(10_000, 32_768)  # the kernel gives clients ports above these
 
 
 _own_ports: set[int] = set()
@@ -38,10 +40,11 @@ _drawn = (Path(tempfile.gettempdir()) / f"greenroom-test-ports-{os.getuid()}").o
 
 
 def free_port() -> int:
-    """Return a port that nobody has, nor will be given: clients get higher ones from the system.
+    """Return a port that is free and stays free: the kernel gives clients only higher ones.
 
-    No test draws it again, of this process or another: most systems have no TCP port that could be
-    seen, but sockets by its name. Each port is a byte of a file, which its process has locked.
+    No other test draws the same port, in this process or another. Most systems under test open no
+    TCP port that a probe would find, but sockets named after it. So each port is a byte of a file,
+    which the process that drew it keeps locked.
     """
     while True:
         port = PORTS[secrets.randbelow(len(PORTS))]  # not random's, which hypothesis seeds
@@ -57,27 +60,26 @@ def free_port() -> int:
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
     """Poll until the condition is true; return its value, or fail naming ``what``.
 
-    ``timeout_s`` is for a machine that does nothing else; another one gets PATIENCE times as long.
+    ``timeout_s`` is for a quiet machine; the deadline is PATIENCE times as long.
     """
-    timeout_s *= PATIENCE
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE * timeout_s
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+            raise AssertionError(f"not within {PATIENCE:g} times {timeout_s:g} s: {what}")
         time.sleep(0.01)
 
 
 def listens(port: int) -> bool:
-    """Tell whether somebody takes connections at a port of this machine."""
+    """Return whether a process accepts connections at a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def alive(pid: int) -> bool:
-    """Tell whether there is a process of that pid that is no zombie."""
+    """Return whether there is a process of that pid, other than a zombie."""
     return identify(pid) is not None
 
 
@@ -132,10 +134,14 @@ class RunningSystem:
         return [(role, process.pid) for process, role in records.items()]
 
     def pid_of(self, role: str) -> int:
-        """Return the pid of the one process of a role."""
-        found = [pid for each, pid in self.pids() if each == role]
-        assert len(found) == 1, f"{role}: {found}"
-        return found[0]
+        """Return the pid of the one process of a role, once there is exactly one."""
+
+        def only() -> list[int]:
+            found = [pid for each, pid in self.pids() if each == role]
+            return found if len(found) == 1 else []
+
+        (pid,) = wait_until(only, 10, f"exactly one {role}")
+        return int(pid)
 
     def status(self) -> dict[str, Any]:
         """Return what ``greenroom status --json`` prints."""
