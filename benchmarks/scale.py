@@ -23,7 +23,7 @@ from greenroom.actors.messages import admin as am
 from greenroom.core.cluster.state import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.effects import Check
-from greenroom.core.records import BackendRecord, EndpointRecord
+from greenroom.core.records import BackendRecord, EndpointRecord, Release, ReplicaRecord
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.memory import MemoryStore
@@ -162,16 +162,15 @@ class Bench:
 def _records(backends: int) -> dict[str, dict[str, Any]]:
     config, options = BackendConfig().model_dump(), ActorOptions().model_dump()
     digest = hashlib.sha256(CODE).hexdigest()
+    release = Release(
+        code_hash="hash", code_digest=digest, config=config, actor_options=options, ran=True
+    )
     return {
         "backend": {
             f"b{number}": BackendRecord(
                 tag=f"b{number}",
-                code_hash="hash",
-                code_digest=digest,
-                config=config,
-                actor_options=options,
-                ran=True,
-                replicas=(f"b{number}#0",),
+                releases=(release,),
+                replicas={f"b{number}#0": ReplicaRecord()},
             )
             for number in range(backends)
         },

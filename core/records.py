@@ -15,47 +15,54 @@ from greenroom.core.config import config_shown
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """What a backend ran before its newest release; see core/lifecycle/releases.py."""
+    """Code, settings and options that replicas of a backend run."""
 
-    number: int
-    code_hash: str
-    code_digest: str
-    config: Mapping[str, Any]
-    config_id: int
-    actor_options: Mapping[str, Any]
-    version: str | None
-    ran: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackendRecord:
-    """A backend, its newest release, and the tags of its replicas that may have a process."""
-
-    tag: str
-    code_hash: str  # what makes two backends equal: code and version
+    number: int = 1
+    code_hash: str  # what makes two releases equal: code and version
     code_digest: str  # the name of the stored code
     config: Mapping[str, Any]  # fields of core.config.BackendConfig
     config_id: int = 1  # grows with each change of config
     actor_options: Mapping[str, Any] = field(default_factory=dict)
     version: str | None = None
+    ran: bool = False  # all wanted replicas of it ran at once, at some time
+    served: bool = False  # at least one of them ran, at some time
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaRecord:
+    """A replica that may have a process."""
+
+    release: int = 1  # the number of the release that it runs
+    host: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendRecord:
+    """A backend, its releases, and its replicas.
+
+    The last release is the newest, which the backend should run. The others are there while
+    replicas of them are left, or while the backend may go back to one of them.
+    """
+
+    tag: str
+    releases: tuple[Release, ...]  # oldest first
     application: str = ""
     deployment: str = ""
     deleting: bool = False
     force: bool = False  # deleting without draining
-    ran: bool = False  # all replicas of the newest release ran at once, at some time
-    served: bool = False  # at least one of them ran, at some time
-    was_running: bool = False  # so was its application, all of it, at some time; or it by itself
+    was_running: bool = False  # its application, or it by itself, was RUNNING at some time
     failure: str = ""  # why it was given up
     update_failure: str = ""  # why the last update was rolled back
     fallback_config: Mapping[str, Any] | None = None  # the last but this that all replicas took
-    exception: bytes | None = None  # of either
-    replicas: tuple[str, ...] = ()
-    hosts: Mapping[str, str] = field(default_factory=dict)  # replica -> the host it is on
-    release: int = 1  # the number of the newest release
-    earlier: tuple[Release, ...] = ()  # oldest first
-    outdated: Mapping[str, int] = field(default_factory=dict)  # replica -> its earlier release
+    exception: bytes | None = None  # of either failure
+    replicas: Mapping[str, ReplicaRecord] = field(default_factory=dict)  # by tag
     capacity: int = 0  # in an update: how many replicas were wanted before
     target: int | None = None  # how many replicas autoscaling wants; None without it
+
+    @property
+    def newest(self) -> Release:
+        """The release that the backend should run."""
+        return self.releases[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +228,16 @@ def backend_definition(record: BackendRecord) -> BackendDefinition | None:
     """Return what a backend should run; None for one that is being deleted."""
     if record.deleting:
         return None
-    fields = (field.name for field in dataclasses.fields(BackendDefinition))
-    return BackendDefinition(**{name: getattr(record, name) for name in fields})
+    release = record.newest
+    return BackendDefinition(
+        code_hash=release.code_hash,
+        code_digest=release.code_digest,
+        config=release.config,
+        actor_options=release.actor_options,
+        version=release.version,
+        application=record.application,
+        deployment=record.deployment,
+    )
 
 
 def differences(before: Definition | None, after: Definition | None) -> dict[str, Any]:

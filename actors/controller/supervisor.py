@@ -247,11 +247,11 @@ class Supervisor:
         return self._code[1]
 
     def _reconfigure(self, effect: fx.Reconfigure) -> None:
-        record = self._cluster.backends[effect.backend].record
+        newest = self._cluster.backends[effect.backend].record.newest
         order = cm.ReconfigureReplica(
             replica=effect.replica,
-            config=config_shown(record.config),
-            config_id=record.config_id,
+            config=config_shown(newest.config),
+            config_id=newest.config_id,
             epoch=self._epoch,
         )
         self._send(effect.replica, order)

@@ -46,6 +46,7 @@ from greenroom.core.lifecycle.goals import Goals, Progress, Subject
 from greenroom.core.lifecycle.history import Author, History
 from greenroom.core.lifecycle.lost import tables_of_lost
 from greenroom.core.lifecycle.releases import NOTHING, CodeUse
+from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -56,6 +57,7 @@ from greenroom.core.records import (
     EndpointRecord,
     GoalRecord,
     Key,
+    Release,
     backend_definition,
 )
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
@@ -198,24 +200,23 @@ class Cluster:
         options = validated(ActorOptions, actor_options)
         present = self.backends.get(tag)
         if present is not None and not present.record.deleting:
-            record = present.record
-            made_of = (record.code_hash, present.config, record.actor_options)
+            newest = present.record.newest
+            made_of = (newest.code_hash, present.config, newest.actor_options)
             if made_of != (code_hash, settings, options.model_dump()):
                 raise ConflictError(
                     f"backend {tag!r} exists with other code or settings; use "
                     "update_backend_config, or delete it first"
                 )
-            if hashlib.sha256(code).hexdigest() == record.code_digest:
-                self.keep_code(record.code_digest, code)
-            if not record.failure:
+            if hashlib.sha256(code).hexdigest() == newest.code_digest:
+                self.keep_code(newest.code_digest, code)
+            if not present.record.failure:
                 return self.goals.pending_for(("backend", tag))
             present.try_again()
             self.touch(tag)
             return self.goals.create(("backend", tag), "create backend", wall_now)
         if present is not None:
             raise ConflictError(f"backend {tag!r} is being deleted; wait for that goal first")
-        record = BackendRecord(
-            tag=tag,
+        release = Release(
             code_hash=code_hash,
             code_digest=hashlib.sha256(code).hexdigest(),
             config=settings.model_dump(),
@@ -224,7 +225,7 @@ class Cluster:
         )
         for digest, content in folders.items():
             self.keep_code(digest, content)
-        self.add_backend(record, code)
+        self.add_backend(BackendRecord(tag=tag, releases=(release,)), code)
         return self.goals.create(("backend", tag), "create backend", wall_now)
 
     def update_backend_config(
@@ -392,7 +393,7 @@ class Cluster:
         backend_tag = self._by_replica.get(tag)
         if backend_tag is None:
             return False
-        self.backends[backend_tag].reported(tag, now=now, **report)
+        self.backends[backend_tag].reported(tag, Report(**report), now)
         self._touched.add(backend_tag)
         return True
 
@@ -536,7 +537,7 @@ class Cluster:
         self.backends[record.tag] = Backend(record, 0.0, self.placement)
         self._changes.put("backend", record.tag, record)
         if code is not None:
-            self.keep_code(record.code_digest, code)
+            self.keep_code(record.newest.code_digest, code)
         self.touch(record.tag)
 
     def keep_code(self, digest: str, code: bytes) -> None:

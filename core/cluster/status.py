@@ -85,7 +85,7 @@ def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
     endpoint = cluster.endpoints.get(name)
     shown = backend_status(cluster, cluster.backends[name]) | cluster.loads.of(name)._asdict()
     route_prefix = endpoint.route if endpoint is not None else None
-    options = dict(record.actor_options)
+    options = dict(record.newest.actor_options)
     return {"name": name, "route_prefix": route_prefix, "actor_options": options, **shown}
 
 
@@ -94,11 +94,11 @@ def backend_status(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     record = backend.record
     return {
         **_state(cluster, backend),
-        "version": record.version,
-        "code_hash": record.code_hash,
+        "version": record.newest.version,
+        "code_hash": record.newest.code_hash,
         "application": record.application,
         "deployment": record.deployment,
-        "config": config_shown(record.config),
+        "config": config_shown(record.newest.config),
         "target_replicas": backend.wanted,
         "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
@@ -143,7 +143,7 @@ def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
         }
     return {
         **_state(cluster, backend),
-        "version": backend.record.version,
+        "version": backend.record.newest.version,
         "target_replicas": backend.wanted,
         "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
@@ -169,14 +169,14 @@ def _health(backend: Backend, now: float) -> tuple[str, str]:
         return backend.rescaling, f"{message}; {backend.waiting}" if backend.waiting else message
     if backend.settled:
         return "UNHEALTHY" if backend.is_sick else "HEALTHY", backend.sickness
-    newest = [r for r in backend.replicas.values() if r.release == backend.record.release]
+    newest = [r for r in backend.replicas.values() if r.release == backend.record.newest.number]
     live = [r for r in newest if r.state in LIVE]
     wait = f"{sum(r.state == 'RUNNING' for r in live)} of {backend.wanted} replicas run"
     if backend.updating:
         old = len(backend.replicas) - len(newest)
         wait += f" the new version, {old} an old one"
     message = "; ".join(filter(None, (wait, backend.slow_starts(now), backend.trouble)))
-    return ("UNHEALTHY" if backend.record.ran else "UPDATING"), message
+    return ("UNHEALTHY" if backend.record.newest.ran else "UPDATING"), message
 
 
 def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]
             "deployment": backend.record.deployment,
             "target_replicas": backend.wanted,
             "running_replicas": backend.running,
-            "config": config_shown(backend.record.config)["autoscaling_config"],
+            "config": config_shown(backend.record.newest.config)["autoscaling_config"],
             **cluster.autoscaler.describe(tag, now, wall_now),
         }
         for tag, backend in sorted(cluster.backends.items())

@@ -28,6 +28,7 @@ from greenroom.core.records import (
     Definitions,
     EndpointRecord,
     Key,
+    Release,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _define_backend(
     if backend is None:
         record = BackendRecord(
             tag=tag,
-            **wanted.release,
+            releases=(Release(**wanted.release),),
             application=wanted.application,
             deployment=wanted.deployment,
         )
@@ -99,7 +100,7 @@ def _define_backend(
     cluster.note((BACKEND, tag))
     changed = backend.deploy(**wanted.release)
     # Equal code may have come as other bytes; then what is stored already is kept.
-    if content is not None and backend.record.code_digest == wanted.code_digest:
+    if content is not None and backend.record.newest.code_digest == wanted.code_digest:
         cluster.keep_code(wanted.code_digest, content)
     cluster.touch(tag)
     return changed

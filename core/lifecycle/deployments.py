@@ -198,8 +198,9 @@ def _check_version(cluster: Cluster, name: str, prev_version: str | None) -> Non
         raise ConflictError(
             f"deployment {name!r}: prev_version is {prev_version!r}, but it is not deployed"
         )
-    if record.version != prev_version:
+    if record.newest.version != prev_version:
         raise ConflictError(
             f"deployment {name!r}: prev_version is {prev_version!r}, but version "
-            f"{record.version!r} is deployed; look at what changed, then deploy on top of that"
+            f"{record.newest.version!r} is deployed; look at what changed, then deploy on top of "
+            "that"
         )

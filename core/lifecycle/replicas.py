@@ -1,4 +1,17 @@
-"""What is observed of one replica, in the hands of its backend."""
+"""The life of a replica, and how failures delay the start of the next one.
+
+The states are a table:
+
+    should_start --START--> starting --STARTED--> running --RETIRE--> should_stop --STOP--> stopping
+         |                     |  `--FAILED / RETIRE--------------------^                      |
+         `--RETIRE--> stopped <+--- EXITED, from every state in which there may be a process --+
+
+    starting, running --LOSE--> lost --FIND--> starting
+
+*should_start* is decided and saved, but nothing was done yet. *should_stop* still has its process,
+which finishes its queries once no router sends it more. *lost* may live on a host that cannot be
+reached. Nothing leaves *stopped*.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +21,9 @@ from typing import Any
 
 from greenroom.core.backoff import pause_s
 
-# The life of a replica, as a table.
-#
-#     should_start --START--> starting --STARTED--> running --RETIRE--> should_stop --STOP-->
-# stopping
-#          |                     |  `--FAILED / RETIRE--------------------^                      |
-#          `--RETIRE--> stopped <+--- EXITED, from every state in which there may be a process --+
-#
-#     starting, running --LOSE--> lost --FIND--> starting
-#
-# *should_start* is decided and saved, but nothing was done yet; *should_stop* still has its
-# process, which finishes what it has once no router sends it more. *lost* is what may live on a
-# host that cannot be reached. Nothing leaves *stopped*.
-
 
 class ReplicaState(str, Enum):
-    """Where a replica is in its life."""
+    """The states of a replica."""
 
     SHOULD_START = "SHOULD_START"
     STARTING = "STARTING"
@@ -35,7 +35,7 @@ class ReplicaState(str, Enum):
 
 
 class ReplicaEvent(str, Enum):
-    """What can happen to a replica."""
+    """The events in the life of a replica."""
 
     START = "START"  # its process is being made and told to start
     STARTED = "STARTED"  # its constructor returned
@@ -88,7 +88,7 @@ class Replica:
     """What is observed of one replica."""
 
     tag: str
-    release: int = 1  # the number of the one that it runs
+    release: int = 1  # the number of the release that it runs
     host: str = ""
     state: ReplicaState = ReplicaState.SHOULD_START
     since: float = 0.0  # when it came to this state
@@ -107,22 +107,43 @@ class Replica:
     recovering: bool = False  # known from the record only
     moving: bool = False  # to be replaced elsewhere
 
-    def move(self, event: ReplicaEvent, now: float) -> None:
-        """Take the table's transition."""
-        self.state, self.since = next_state(self.state, event), now
+    def move(self, event: ReplicaEvent, now: float) -> float:
+        """Take the table's transition; return since when it was in the state that it leaves."""
+        state, since = next_state(self.state, event), self.since
+        self.state, self.since = state, now
+        return since
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a replica says of itself.
+
+    ``lasts`` marks an error that another try would not mend; ``exception`` is cloudpickled.
+    """
+
+    state: str
+    address: Any
+    process: Any
+    config_id: int
+    check_id: int
+    ongoing: int
+    error: str
+    exception: bytes | None
+    lasts: bool = False
+    trouble: str = ""
 
 
 # When a replica may be started after others have failed: soon at first, then less and less often.
 #
-# Failed starts are counted since the last success, apart for the newest release and for those
-# before, so that old code that cannot start any more does not hold up the new. Those that were
-# begun before another one failed count as one with that: a dependency that is down fails all of
+# Failed starts are counted since the last success, those of the newest release apart from those of
+# earlier ones, so that old code that cannot start any more does not hold up the new. Starts that
+# began before another one failed count as one with that: a dependency that is down fails all of
 # them at once.
 #
-# The death of a replica that ran says less of the code, for that had started: the first one is
-# replaced at once, and no later one waits for longer than ``SERVED_BACKOFF_S``, however often it
-# happens. Only what dies as soon as it runs, time after time, waits as failed starts do. What
-# died with its host is not counted: that says nothing of the code.
+# The death of a replica that ran says less of the code, because that had started: the first one is
+# replaced at once, and no later one waits for longer than SERVED_BACKOFF_S. Only replicas that die
+# as soon as they run, time after time, wait as failed starts do. A death together with the host is
+# not counted: it says nothing of the code.
 
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
@@ -130,23 +151,23 @@ SERVED_BACKOFF_S = 1.0  # the longest pause of code that had started
 REPLACE_S, MAX_REPLACE_S = 60.0, 300.0  # between replacements that mend nothing
 STABLE_S = 30.0  # a replica that ran this long was no crash loop
 BRIEF_S = 1.0  # one that ran for less has hardly served
-BRIEF_LIVES = 20  # so many of these in a row are let pass
-WITH_HOST_S = 3.0  # from a replica's end to that of its host: the one is heard of before the other
+BRIEF_LIVES = 20  # this many of them in a row are replaced without a pause
+WITH_HOST_S = 3.0  # a replica's end may be heard of this long before that of its host
 
 
-class _Row:
+class FailureRow:
     """Failures in a row; the first ``free`` ones are followed by a start at once."""
 
     def __init__(self, most_s: float, free: int = 0, first_s: float = BACKOFF_S) -> None:
         self.count = 0
         self.start_at = 0.0  # no new replica before
+        self.last_at = float("-inf")
         self._free = free
         self._first_s, self._most_s = first_s, most_s
-        self.last_at = float("-inf")
         self._recent: list[tuple[float, set[str]]] = []  # when, and on which hosts
 
     def add(self, host: str, began_at: float, now: float) -> None:
-        """Count what began then and has failed now, unless it began before the last failure."""
+        """Count a failure, unless what failed began before the last failure."""
         self._recent = [each for each in self._recent if each[0] >= now - WITH_HOST_S]
         if began_at < self.last_at:
             if self._recent:
@@ -158,39 +179,45 @@ class _Row:
         if self.count > self._free:
             self.start_at = now + pause_s(self.count - self._free, self._first_s, self._most_s)
 
-    def forgive(self, host: str, now: float) -> int:
-        kept = [
-            (at, hosts - {host} if at >= now - WITH_HOST_S else hosts) for at, hosts in self._recent
-        ]
-        kept = [(at, hosts) for at, hosts in kept if hosts]
+    def forgive(self, host: str, now: float) -> bool:
+        """Uncount the latest failures on a lost host; return whether there were any."""
+        kept = []
+        for at, hosts in self._recent:
+            others = hosts - {host} if at >= now - WITH_HOST_S else hosts
+            if others:
+                kept.append((at, others))
         forgiven, self._recent = len(self._recent) - len(kept), kept
         if forgiven:
             self.count = max(self.count - forgiven, 0)
             self.start_at = min(self.start_at, now)
-        return forgiven
+        return forgiven > 0
 
     def clear(self) -> None:
+        """Forget all failures."""
         self.count, self.start_at, self._recent = 0, 0.0, []
         self.last_at = float("-inf")
 
 
-class _Failures:
-    """What has failed of one release, or of those before it."""
+class Failures:
+    """The failures of the newest release, or of those before it."""
 
     def __init__(self) -> None:
-        self.starts = _Row(MAX_BACKOFF_S)
-        self.deaths = _Row(SERVED_BACKOFF_S, free=1)
-        self.brief_lives = _Row(MAX_BACKOFF_S, free=BRIEF_LIVES)
+        self.starts = FailureRow(MAX_BACKOFF_S)
+        self.deaths = FailureRow(SERVED_BACKOFF_S, free=1)
+        self.brief_lives = FailureRow(MAX_BACKOFF_S, free=BRIEF_LIVES)
 
     @property
-    def rows(self) -> tuple[_Row, _Row, _Row]:
+    def rows(self) -> tuple[FailureRow, FailureRow, FailureRow]:
+        """All rows."""
         return self.starts, self.deaths, self.brief_lives
 
     @property
     def start_at(self) -> float:
+        """The time before which no new replica may start."""
         return max(row.start_at for row in self.rows)
 
     def died(self, host: str, began_at: float, now: float) -> None:
+        """Count the death of a replica that had run since ``began_at``."""
         for row, long_s in ((self.deaths, STABLE_S), (self.brief_lives, BRIEF_S)):
             if now - began_at > long_s:
                 row.clear()
@@ -199,92 +226,41 @@ class _Failures:
 
 
 class Retries:
-    """Counts one backend's failures. ``now`` is monotonic seconds."""
+    """All failures of one backend. Times are monotonic seconds."""
 
     def __init__(self) -> None:
+        self.newest, self.earlier = Failures(), Failures()
+        self.ended = FailureRow(MAX_BACKOFF_S)  # replicas that ran, of a release that may go back
+        self.unhealthy = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.last_error = ""
-        self._newest, self._old = _Failures(), _Failures()
-        self._ended = _Row(MAX_BACKOFF_S)  # replicas of a release that ran, while it may go back
-        self._unhealthy = _Row(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
 
-    @property
-    def failures(self) -> int:
-        """How many starts of the newest release have failed, those at the same time as one."""
-        return self._newest.starts.count
-
-    @property
-    def ended(self) -> int:
-        """How many replicas of the newest release ran, and were lost, amid its update."""
-        return self._ended.count
-
-    @property
-    def start_at(self) -> float:
-        """Before when no new replica of the newest release is to start."""
-        return self._newest.start_at
-
-    @property
-    def start_old_at(self) -> float:
-        """Before when none of an earlier release is to start."""
-        return self._old.start_at
-
     def begin_anew(self) -> None:
-        """Forget what the newest release did: there is another one, or it is asked for again."""
-        self._newest = _Failures()
-        self._ended.clear()
-        self._unhealthy.clear()
+        """Forget the failures of the newest release: there is another, or it is asked for again."""
+        self.newest = Failures()
+        self.ended.clear()
+        self.unhealthy.clear()
         self.last_error = self.check_error = ""
 
     def went_back(self) -> None:
         """Count an earlier release as the newest again."""
-        self._newest, self._old = self._old, _Failures()
-        self._ended.clear()
+        self.newest, self.earlier = self.earlier, Failures()
+        self.ended.clear()
 
     def came_up(self) -> None:
-        """Take note that everything runs; what crashes soon after it came up is still a loop."""
-        self._newest.starts.clear()
-        self._ended.clear()
-        self._old = _Failures()
+        """Note that everything runs; a crash soon after coming up is still a crash loop."""
+        self.newest.starts.clear()
+        self.ended.clear()
+        self.earlier = Failures()
         self.last_error = ""
 
-    def failed(self, error: str, host: str, began_at: float, now: float) -> None:
-        """Count a failed start of the newest release, begun at ``began_at``."""
-        self._newest.starts.add(host, began_at, now)
-        self.last_error = error
-
-    def old_failed(self, error: str, host: str, began_at: float, now: float) -> None:
-        """Count a failed start of an earlier release."""
-        self._old.starts.add(host, began_at, now)
-        self.last_error = error
-
-    def died(
-        self, error: str, host: str, began_at: float, now: float, *, old: bool = False
-    ) -> None:
-        """Count the death of a replica that ran, of an earlier release if it is ``old``."""
-        (self._old if old else self._newest).died(host, began_at, now)
-        self.last_error = error
-
-    def ended_amid_update(self, host: str, began_at: float, now: float) -> None:
-        """Count a replica that ran and was lost while its release may be taken back."""
-        self._ended.add(host, began_at, now)
-
-    @property
-    def replace_at(self) -> float:
-        """Before when what answers, and fails its health checks, is not to be replaced."""
-        return self._unhealthy.start_at
-
-    def replaced(self, error: str, host: str, began_at: float, now: float) -> None:
-        """Count a replica that is replaced because it failed its health checks."""
-        self._unhealthy.add(host, began_at, now)
-        self.check_error = self.last_error = error
-
     def passed(self, began_at: float) -> None:
-        """Take note of a good health check, by a replica that has run since ``began_at``."""
-        if began_at >= self._unhealthy.last_at:
-            self._unhealthy.clear()
+        """Note a good health check of a replica that has run since ``began_at``."""
+        if began_at >= self.unhealthy.last_at:
+            self.unhealthy.clear()
             self.check_error = ""
 
     def host_lost(self, host: str, now: float) -> bool:
-        """Count no more what has just died on a host that is lost; tell whether anything had."""
-        rows = (*self._newest.rows, *self._old.rows, self._ended)
-        return sum([row.forgive(host, now) for row in rows]) > 0
+        """Uncount what has just died with a host; return whether anything had."""
+        rows = (*self.newest.rows, *self.earlier.rows, self.ended)
+        return sum(row.forgive(host, now) for row in rows) > 0

@@ -142,7 +142,7 @@ class Rollouts:
             id=secrets.token_hex(8),
             endpoint=endpoint,
             before=dict(present.traffic),
-            release=cluster.backends[to].record.release,
+            release=cluster.backends[to].record.newest.number,
             started_at=wall_now,
             **settings,
         )
@@ -243,7 +243,7 @@ class Rollouts:
         record, backend = run.record, self._cluster.backends.get(run.record.to)
         if backend is None or backend.record.deleting:
             return f"backend {record.to!r} was deleted"
-        if backend.record.release != record.release:
+        if backend.record.newest.number != record.release:
             return f"backend {record.to!r} was changed meanwhile, so what was seen is not of it"
         if backend.record.failure:
             return f"backend {record.to!r} could not be started: {_last_line(backend.trouble)}"

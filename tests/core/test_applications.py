@@ -90,8 +90,8 @@ def test_a_new_version_that_cannot_start_is_rolled_back(world: World) -> None:
     assert (ended.state, ended.exception) == ("failed", b"pickled boom")
     assert ended.error == "deployment 'd' of application 'app': boom"
     assert world.running(D) == before
-    assert record(world).version is None
-    assert (record(world).earlier, record(world).outdated) == ((), {})
+    assert record(world).newest.version is None
+    assert len(record(world).releases) == 1
     assert application(world)["status"] == "DEPLOY_FAILED"
     assert application(world)["message"] == "d: boom"
 
@@ -109,7 +109,7 @@ def test_a_first_version_that_cannot_start_stays_to_be_seen() -> None:
     world = World()
     world.request(version(BROKEN))
     world.settle()
-    assert record(world).replicas == ()
+    assert record(world).replicas == {}
     assert world.table(f"backend/{D}").unavailable == "it could not be started"
     goal = world.request(version(b"one"))
     world.settle()

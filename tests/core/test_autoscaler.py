@@ -86,7 +86,7 @@ def test_a_backend_grows_and_shrinks_with_its_load_without_goals_of_its_own() ->
     world.run(40)
     assert (world.target(), len(world.running("a"))) == (1, 1)
     assert [g.id for g in world.cluster.goals.all()] == goals
-    assert world.records["backend"]["a"].config_id == 1, "replicas need not be told of it"
+    assert world.records["backend"]["a"].newest.config_id == 1, "replicas need not be told of it"
 
 
 def test_what_shrinks_leaves_the_routers_first_and_is_drained() -> None:
@@ -400,7 +400,7 @@ def test_whatever_happens_bounds_hold_and_a_steady_load_gets_its_replicas(
             world.request(deploy(code, **bounds))
         world.flush()
         record = world.records["backend"]["app#d"]
-        in_force = record.config["autoscaling_config"]
+        in_force = record.newest.config["autoscaling_config"]
         assert least <= (record.target or 0) <= in_force["max_replicas"] <= 8
     world.crash_at = None
     world.request(deploy(b"two", **bounds))

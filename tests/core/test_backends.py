@@ -16,7 +16,7 @@ from greenroom.core.lifecycle.backend import (
     Backend,
     Replica,
 )
-from greenroom.core.lifecycle.replicas import IllegalTransitionError, ReplicaEvent, Retries
+from greenroom.core.lifecycle.replicas import Failures, IllegalTransitionError, ReplicaEvent
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
 from .worlds import BROKEN, UNLOADABLE, World  # noqa: TID251
@@ -65,7 +65,7 @@ def test_replicas_start_run_and_are_published() -> None:
     world.settle()
     assert states(world) == ["RUNNING", "RUNNING"]
     assert [r.process for r in world.table("backend/b").replicas] == world.running("b")
-    assert world.records["backend"]["b"].ran
+    assert world.records["backend"]["b"].newest.ran
 
 
 def test_start_is_repeated_until_the_process_reports() -> None:
@@ -216,7 +216,7 @@ def test_code_that_cannot_start_is_given_up_after_so_many_tries(
     world.settle()
     assert world.processes == {}
     assert world.table("backend/b").unavailable == "it could not be started"
-    assert not backend(world).record.ran
+    assert not backend(world).record.newest.ran
 
 
 def test_a_deployment_whose_dependency_is_down_for_seconds_comes_up() -> None:
@@ -653,20 +653,19 @@ def test_a_replica_refuses_what_its_table_lacks() -> None:
 
 
 def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
-    retries = Retries()
+    failures = Failures()
     for number in range(10):
-        retries.died("it died", "x", began_at=32.0 * number, now=32.0 * number + 31.0)
-    assert retries.start_at == 0.0, "each one had run for long, and is replaced at once"
+        failures.died("x", began_at=32.0 * number, now=32.0 * number + 31.0)
+    assert failures.start_at == 0.0, "each one had run for long, and is replaced at once"
     for number in range(3):
         began_at = 400.0 + 30.0 * number
-        retries.died("it died", "x", began_at=began_at, now=began_at + 29.0)
-    assert retries.start_at == began_at + 29.0 + 0.2
+        failures.died("x", began_at=began_at, now=began_at + 29.0)
+    assert failures.start_at == began_at + 29.0 + 0.2
 
 
 def test_failures_without_end_overflow_nothing() -> None:
-    retries = Retries()
+    failures = Failures()
     for now in range(0, 3_000, 1):
-        retries.failed("it failed", "x", began_at=now - 0.5, now=now)
-        retries.died("it died", "x", began_at=now - 0.5, now=now)
-        retries.old_failed("it failed", "x", began_at=now - 0.5, now=now)
-    assert retries.start_at == retries.start_old_at == now + 10.0
+        failures.starts.add("x", began_at=now - 0.5, now=now)
+        failures.died("x", began_at=now - 0.5, now=now)
+    assert failures.start_at == now + 10.0

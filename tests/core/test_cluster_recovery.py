@@ -171,7 +171,7 @@ class CrashingCluster(RuleBasedStateMachine):
             if not world.cluster.backends[tag].record.failure:
                 assert len(world.running(tag)) == replicas
             for process in world.running(tag):
-                assert process.config_id == world.records["backend"][tag].config_id
+                assert process.config_id == world.records["backend"][tag].newest.config_id
         self.check_tables()
         self.check_saved()
 
@@ -183,13 +183,13 @@ class CrashingCluster(RuleBasedStateMachine):
             assert record.exception == b"pickled boom"
         else:
             assert (record.failure, record.update_failure) == ("", "")
-            assert record.config["num_replicas"] == replicas
+            assert record.newest.config["num_replicas"] == replicas
         if not record.failure:
             running = {process.code for process in self.world.running("app#d")}
-            assert running == {self.world.code[record.code_digest]}
+            assert running == {self.world.code[record.newest.code_digest]}
             assert BROKEN not in running
-        assert (record.earlier, record.outdated) == ((), {})
-        return {"app#d": record.config["num_replicas"]}
+        assert len(record.releases) == 1
+        return {"app#d": record.newest.config["num_replicas"]}
 
     def check_tables(self) -> None:
         world = self.world
@@ -210,7 +210,7 @@ class CrashingCluster(RuleBasedStateMachine):
     def check_saved(self) -> None:
         world = self.world
         before = self.picture()
-        digests = {record.code_digest for record in world.records["backend"].values()}
+        digests = {record.newest.code_digest for record in world.records["backend"].values()}
         assert set(world.code) == digests | world.cluster.history.digests()
         world.boot()
         world.settle()

@@ -219,7 +219,7 @@ def test_an_application_that_is_lost_in_part_can_be_deleted(world: World) -> Non
 
 
 def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
-    digest = world.records["backend"]["v1"].code_digest
+    digest = world.records["backend"]["v1"].newest.code_digest
     cluster = without(world, (CODE, digest))
     ask.create("v1", b"one")(cluster)
     assert cluster.take_changes().code == {digest: b"one"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from greenroom.core.cluster.state import Cluster
 from greenroom.core.lifecycle.endpoints import Endpoints, users_of
-from greenroom.core.records import BackendRecord, EndpointRecord
+from greenroom.core.records import BackendRecord, EndpointRecord, Release
 
 NAMES = st.sampled_from("abcd")
 ROUTES = st.sampled_from([None, "/1", "/2"])
@@ -50,7 +50,7 @@ def test_an_endpoint_that_is_gone_is_not_found() -> None:
 
 def quickest(backends: int) -> float:
     """Return the least seconds that a change of traffic takes, of many."""
-    one = BackendRecord(tag="b0", code_hash="h", code_digest="d", config={})
+    one = BackendRecord(tag="b0", releases=(Release(code_hash="h", code_digest="d", config={}),))
     records = {f"b{i}": replace(one, tag=f"b{i}") for i in range(backends)}
     endpoints = {f"e{i}": record(f"e{i}", f"/{i}", {f"b{i}"}, set()) for i in range(backends)}
     cluster = Cluster({"backend": records, "endpoint": endpoints}, 1, 0.0)

@@ -77,8 +77,8 @@ def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
         saved = world.records["history"]
         record = world.records["backend"]["app#d"]
         last = saved[max(saved)]
-        assert last.after["backend", "app#d"].config == record.config
-        assert record.config["user_config"] == point
+        assert last.after["backend", "app#d"].config == record.newest.config
+        assert record.newest.config["user_config"] == point
         world.settle()
     assert len(entries(world)) == 4
 
@@ -272,7 +272,7 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
 
 
 def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
-    digest = world.cluster.backends["app#d"].record.code_digest
+    digest = world.cluster.backends["app#d"].record.newest.code_digest
     change(world, deploy(b"two"))
     world.settle()
     world.cluster.code_use.lost.add(digest)
@@ -388,7 +388,7 @@ def test_after_a_rolled_back_update_the_old_version_is_the_one_to_name() -> None
     world.settle()
     change(world, alone(b"three", version="3", prev="1"))
     world.settle()
-    assert world.cluster.backends["m"].record.version == "3"
+    assert world.cluster.backends["m"].record.newest.version == "3"
 
 
 def test_a_deployment_takes_no_name_that_something_else_has() -> None:

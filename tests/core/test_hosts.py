@@ -41,7 +41,8 @@ class Hosts(World):
 
     def host_of(self, tag: str) -> str:
         backend = self.records["backend"].get(tag.rpartition("#")[0])
-        return "" if backend is None else backend.hosts.get(tag, "")
+        replica = None if backend is None else backend.replicas.get(tag)
+        return "" if replica is None else replica.host
 
     def turn(self) -> None:
         for name in self.alive:
@@ -269,7 +270,7 @@ def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
     world.request(ask.deploy("a", Spec("d", b"two", config), route="/a"))
     world.settle()
     backend = world.cluster.backends["a#d"]
-    assert {r.release for r in backend.replicas.values()} == {backend.record.release}
+    assert {r.release for r in backend.replicas.values()} == {backend.record.newest.number}
     assert world.spread() == {"": 1, "x": 1, "y": 1}
 
 
@@ -369,10 +370,10 @@ def test_a_replica_that_crashes_on_a_host_that_is_lost_later_is_a_crash_loop(thr
     for _ in range(4):
         three.die(next(tag for tag in three.processes if three.host_of(tag) == "x"))
         three.settle()
-    start_at = three.cluster.backends["a#d"].retries.start_at
+    start_at = three.cluster.backends["a#d"].retries.newest.start_at
     three.wait(WITH_HOST_S + 1)
     three.request(lambda cluster: cluster.hosts.gone("x", three.now))
-    assert three.cluster.backends["a#d"].retries.start_at == start_at
+    assert three.cluster.backends["a#d"].retries.newest.start_at == start_at
 
 
 def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:

@@ -283,8 +283,11 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     assert ended.error == "deployment 'd' of application 'app': no such"
     assert world.running(D) == before
     record = world.cluster.backends[D].record
-    assert (record.config["user_config"], record.config["max_ongoing_requests"]) == ("good", 7)
-    assert {process.config_id for process in before} == {record.config_id}
+    assert (record.newest.config["user_config"], record.newest.config["max_ongoing_requests"]) == (
+        "good",
+        7,
+    )
+    assert {process.config_id for process in before} == {record.newest.config_id}
     assert status.applications(world.cluster)["app"]["status"] == "DEPLOY_FAILED"
     world.boot()
     world.settle()
@@ -308,7 +311,7 @@ def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries
     world.crash_at = point
     world.settle()
     assert world.goal_state(goal) == "failed"
-    assert world.cluster.backends[D].record.config["user_config"] == "good"
+    assert world.cluster.backends[D].record.newest.config["user_config"] == "good"
 
 
 def test_of_two_refused_settings_the_last_good_ones_come_back() -> None:
@@ -316,7 +319,7 @@ def test_of_two_refused_settings_the_last_good_ones_come_back() -> None:
     world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=1))
     world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=2))
     world.settle()
-    assert world.cluster.backends[D].record.config["user_config"] == "good"
+    assert world.cluster.backends[D].record.newest.config["user_config"] == "good"
 
 
 def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> None:
@@ -325,7 +328,7 @@ def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> N
     goal = world.request(version(b"one", user_config="better"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert world.cluster.backends[D].record.config["user_config"] == "better"
+    assert world.cluster.backends[D].record.newest.config["user_config"] == "better"
 
 
 def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended() -> None:

@@ -17,7 +17,7 @@ from greenroom.core.cluster.long_poll import NOTHING_SEEN, News
 from greenroom.core.cluster.placement import anywhere
 from greenroom.core.cluster.state import Cluster
 from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
-from greenroom.core.lifecycle.releases import release_of
+from greenroom.core.lifecycle.releases import numbered
 
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 BROKEN = b"raise"  # code that starts so cannot start
@@ -189,9 +189,10 @@ class World:
     def _settings(self, effect: Effect) -> Any:
         """Return what the order carries: as it is when it is sent, not when it is taken."""
         if isinstance(effect, Start):
-            return release_of(self.records["backend"][effect.backend], effect.replica)
+            record = self.records["backend"][effect.backend]
+            return numbered(record, record.replicas[effect.replica].release)
         if isinstance(effect, Reconfigure):
-            return self.records["backend"][effect.backend]
+            return self.records["backend"][effect.backend].newest
         return None
 
     def _receive(self, process: Process, effect: Effect, settings: Any) -> None:

@@ -172,7 +172,7 @@ class Checks:
     def kind_of(self, backend: str) -> bytes:
         """Return what kind of code a backend has."""
         record = self.on_disk.get(("backend", backend))
-        return self._kinds.get(record.code_digest, b"") if record is not None else b""
+        return self._kinds.get(record.newest.code_digest, b"") if record is not None else b""
 
     def not_saved(self, request: am.Request, reply: am.RequestReply) -> None:
         """A client hears that the state cannot be saved: what was not made is not on disk."""
@@ -242,7 +242,7 @@ class Checks:
         record = self.on_disk.get(("backend", SHARED))
         if reply.error_kind:
             self.expect(reply.error_kind == "ConflictError", f"shared: {reply}")
-            done = record is not None and record.version == request.spec.version
+            done = record is not None and record.newest.version == request.spec.version
             self.expect(not done, f"{request} was refused, and carried out")
             return
         self.expect(record is not None, "the shared deployment was acknowledged and is not saved")

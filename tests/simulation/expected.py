@@ -73,7 +73,7 @@ def _is_endpoint(record: EndpointRecord, wanted: Endpoint) -> bool:
 
 
 def _is_backend(record: BackendRecord, versions: list[Version]) -> bool:
-    now = (record.code_digest, dict(record.config))
+    now = (record.newest.code_digest, dict(record.newest.config))
     return now == versions[0] or (bool(record.update_failure) and now in versions)
 
 

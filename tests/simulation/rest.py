@@ -58,9 +58,9 @@ def _replicas(simulation: Simulation) -> str:
     for tag, record in _records(simulation, "backend").items():
         if record.deleting:
             return f"backend {tag} is still there"
-        count = 0 if record.failure else record.config["num_replicas"]
-        if len(record.replicas) != count or record.outdated:
-            return f"backend {tag} has {record.replicas}, {record.outdated}, and wants {count}"
+        count = 0 if record.failure else record.newest.config["num_replicas"]
+        if len(record.replicas) != count or len(record.releases) > 1:
+            return f"backend {tag} has {record.replicas}, {record.releases}, and wants {count}"
         wanted |= set(record.replicas)
         for replica in record.replicas:
             if wrong := _wrong_with(alive.get(replica), record):
@@ -76,11 +76,11 @@ def _wrong_with(process: Any, record: Any) -> str:
     actor = process.actor
     if actor._state != "running":
         return f"is {actor._state}"
-    code, queries, config = actor._user_code, actor._queries, record.config
+    code, queries, release = actor._user_code, actor._queries, record.newest
     found = {
-        "code": (code.digest, record.code_digest),
-        "user_config": (code.user_config, config["user_config"]),
-        "limit": (queries.limit, config["max_ongoing_requests"]),
+        "code": (code.digest, release.code_digest),
+        "user_config": (code.user_config, release.config["user_config"]),
+        "limit": (queries.limit, release.config["max_ongoing_requests"]),
         "running queries": (queries.running, 0),
         "open streams": (len(queries._streams), 0),
         "undelivered answers": (queries.undelivered, 0),
