@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import MORE, FailedAnswer, HttpAnswer, Query
-from greenroom.actors.runtime.streams import Stream
 
 Outcome = HttpAnswer | FailedAnswer | Stream
 
 
 class Feed(Protocol):
-    """What follows a query is sent to; see :class:`greenroom.actors.caller.feeds.Feed`."""
+    """What follows a query is sent to; see :class:`greenroom.actors.caller.uploads.Feed`."""
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next bytes; NobodyListensError once the query is over."""

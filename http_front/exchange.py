@@ -18,8 +18,8 @@ from time import monotonic, perf_counter
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
+from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.messages.queries import Pieces
-from greenroom.actors.runtime.streams import NobodyListensError
 from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
 from greenroom.http_front.dispatcher import Feed
 

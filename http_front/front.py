@@ -21,8 +21,8 @@ from functools import lru_cache
 from time import perf_counter, time
 from typing import NamedTuple
 
+from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages.queries import FailedAnswer
-from greenroom.actors.runtime.streams import Stream, StreamFailedError
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import (
     BodyIncompleteError,
@@ -90,7 +90,7 @@ async def send_stream(stream: Stream, exchange: Exchange) -> None:
         headers, left = begun
         start = {"type": "http.response.start", "status": stream.status, "headers": headers}
         await exchange.send(start)
-        while (data := await stream.next()) is not None:
+        while (data := await stream.next_bytes()) is not None:
             if left is not None:
                 left -= len(data)
                 if left < 0:

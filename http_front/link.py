@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.caller.caller import Caller
 from greenroom.actors.host.records import WORKER_ROLE, RunRecords
 from greenroom.actors.messages.queries import (
     AnswerQueries,

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from greenroom.actors.runtime.streams import StreamFailedError
+from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.answers import declared_length, is_valid_header

@@ -29,8 +29,8 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
+from greenroom.actors.caller.streams import NobodyListensError, Stream, StreamFailedError
 from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
-from greenroom.actors.runtime.streams import NobodyListensError, Stream, StreamFailedError
 from greenroom.core.closing import (
     ABNORMAL,
     FAILED,
@@ -234,7 +234,7 @@ class _Conversation:
         content: list[bytes] = []
         ends = MORE
         while ends == MORE:
-            part = await self._stream.next_part()
+            part = await self._stream.next()
             if part is None or part.ends == END:
                 await self._close(close_frame(NORMAL) if part is None else part.data)
                 return None

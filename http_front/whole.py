@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import Pieces
-from greenroom.actors.runtime.streams import Stream
 from greenroom.core.errors import GreenroomError
 from greenroom.http_front.answers import failed_reply, failure_of, reply_to, unexpected
 from greenroom.http_front.dispatcher import Outcome

@@ -20,7 +20,7 @@ from typing_extensions import Self, TypedDict, TypeVar, Unpack
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.client import PendingQuery, QueryClient
-from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import (
     Answer,
     FailedAnswer,
@@ -59,7 +59,7 @@ class RemoteTraceback(Exception):  # noqa: N818  # shown as a cause, never caugh
         return "\n" + str(self.args[0])
 
 
-def decode(answer: Answer | ValueStream, what: str) -> Outcome:
+def decode(answer: Answer | Stream, what: str) -> Outcome:
     """Unpickle an answer of ``what``; runs user code, so never on a message loop."""
     if isinstance(answer, FailedAnswer):
         return Outcome(error=_error_of(answer, what))
@@ -326,7 +326,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
     def __init__(self, what: str, pending: PendingQuery) -> None:
         self._what = what
         self._pending = pending
-        self._stream: ValueStream | None = None  # once it has begun
+        self._stream: Stream | None = None  # once it has begun
         self._is_over = False
         self._cancelled = False
 
@@ -414,7 +414,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
         stream = self._stream
         if stream is None:
             return None
-        pickled = stream.next(woken)
+        pickled = stream.take_value(woken)
         if pickled is None and (end := stream.end) is not None:
             self._end(end)
         return pickled
@@ -432,7 +432,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
         except Exception:  # it could not be sent when its arguments had come
             self._is_over = True
             raise
-        if isinstance(answer, ValueStream):
+        if isinstance(answer, Stream):
             self._stream = answer
         else:
             self._end(answer)

@@ -17,18 +17,26 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from contextvars import Context, copy_context
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.client import PendingQuery, QueryClient
-from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.caller.streams import Sender, Stream
 from greenroom.actors.messages.admin import DeploymentSpec
-from greenroom.actors.messages.queries import MORE, Answer, Assignment, FailedAnswer, Query
+from greenroom.actors.messages.queries import (
+    MORE,
+    Answer,
+    Assignment,
+    FailedAnswer,
+    Query,
+    StreamBegun,
+)
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import ReplicaContext
 from greenroom.actors.replica.reply import Reply
 from greenroom.actors.replica.user_code import Failure, UserCode
-from greenroom.actors.runtime.streams import Sender
+from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError
 from greenroom.serve.build import BuiltApplication, build
 from greenroom.serve.deployments import Application
@@ -133,7 +141,7 @@ class _LocalReply(Reply):
         self._user_code = user_code
         self._is_answered = False
         self._sender: Sender | None = None
-        self._stream: ValueStream | None = None
+        self._stream: Stream | None = None
 
     @property
     def key(self) -> int:
@@ -142,7 +150,7 @@ class _LocalReply(Reply):
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Give who asked the stream that it is answered with."""
-        self._stream = stream = ValueStream(self, self._on_loop)
+        self._stream = stream = Stream(StreamBegun(self.key, status, headers, this_process()), self)
         self._sender = Sender(self.key, stream.arrived, self._user_code.loop.call_soon)
         self._pending.answered(stream)
 
@@ -162,11 +170,11 @@ class _LocalReply(Reply):
     def taken(self, size: int) -> None:
         """See Source."""
         if self._sender is not None:
-            self._sender.taken(size)
+            self._on_loop(partial(self._sender.taken, size))
 
     def stop(self) -> None:
         """See Source."""
-        self._user_code.cancel(self.key)
+        self._on_loop(partial(self._user_code.cancel, self.key))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # closed: nothing is sent any more

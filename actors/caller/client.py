@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from greenroom.actors.caller.dispatch import CLOSED, Caller
-from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.caller.caller import CLOSED, Caller
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import Answer, Query, beside
 from greenroom.actors.runtime.loop import Callback
 from greenroom.core.errors import NotRunningError
@@ -28,12 +28,12 @@ class PendingQuery:
         self._client = client
         self.id = query_id
         self.request_id = request_id
-        self.future: Future[Answer | ValueStream] = Future()
-        self._stream: ValueStream | None = None
+        self.future: Future[Answer | Stream] = Future()
+        self._stream: Stream | None = None
 
     def answered(self, answer: Any) -> None:
         """Give the future its result, unless it was cancelled."""
-        if isinstance(answer, ValueStream):
+        if isinstance(answer, Stream):
             self._stream = answer
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(answer)

@@ -21,14 +21,14 @@ from functools import partial
 from typing import Any
 
 from greenroom.actors.caller import client as query_client
+from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
-from greenroom.actors.caller.dispatch import Caller
-from greenroom.actors.caller.feeds import Inflows
+from greenroom.actors.caller.streams import MOST_JOINED, Parts, Sender
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import (
     END,
+    LARGE,
     MORE,
-    PARTED,
     Address,
     Answer,
     AnswerPart,
@@ -38,19 +38,23 @@ from greenroom.actors.messages.queries import (
     ControlStreams,
     FailedAnswer,
     FeedQueries,
+    FeedTaken,
+    FeedWanted,
     HttpAnswer,
     PartedAnswer,
     Piece,
     Process,
     QueriesFinished,
+    Query,
     RunQueries,
     StillRuns,
     StreamBegun,
     StreamEnded,
     StreamPart,
     in_parts,
+    part_arrived,
+    part_travelling,
     size_of,
-    travelling,
 )
 from greenroom.actors.replica import context as held_models
 from greenroom.actors.replica.comparisons import Comparisons, ResponseSampler
@@ -60,13 +64,13 @@ from greenroom.actors.runtime.loop import (
     GATHERED,
     GATHERED_PARTS,
     MAX_BYTES_UNDER_WAY,
+    Callback,
     Loop,
     Outbox,
     Outboxes,
     Timer,
 )
 from greenroom.actors.runtime.port import Port
-from greenroom.actors.runtime.streams import MOST_JOINED, Parts, Sender
 from greenroom.core.closing import RESTARTING, close_frame
 from greenroom.core.errors import error_status
 from greenroom.core.routing.tickets import SOCKET
@@ -141,19 +145,10 @@ class Run(Reply):
             self.status = _status(answer)
             self.queries.answered(self, answer)
 
-    @property
-    def caller(self) -> str:
-        """See Fed."""
-        return self.assignment.caller_incarnation
-
     def ended_by_caller(self) -> None:
-        """See Fed."""
+        """Note that the last part that follows is here; nobody reads from a WebSocket any more."""
         if self.sender is not None and self.assignment.query.follows == SOCKET:
             self.sender.close()
-
-    def cancel(self) -> None:
-        """See Fed."""
-        self.queries.cancel(self)
 
     def end(self) -> None:
         """Note that user code has returned."""
@@ -209,8 +204,10 @@ class Queries:
         query_client.install(CallerClient(caller))
         held_models.on_change(self._models_changed)
         port.on(RunQueries, self._run)
-        self._inflows = Inflows(port.loop, port.process, self._put)
-        port.on(FeedQueries, self._inflows.arrived)
+        self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
+        self._fed_numbers = itertools.count(1)
+        self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
+        port.on(FeedQueries, self._feed)
         port.on(ControlStreams, self._control)
         port.on(MeetProxy, self._met_proxy)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))
@@ -291,7 +288,7 @@ class Queries:
             run = Run(self, proxy, assignment)
             self._runs[run.key] = run
             if assignment.query.follows:
-                run.feed_number = self._inflows.want(run, assignment.query)
+                self._want(run, assignment.query)
             if assignment.timeout_s is not None:
                 delay_s = assignment.timeout_s + LATE_S
                 run.timer = self._loop.call_later(delay_s, partial(self._late, run))
@@ -318,7 +315,7 @@ class Queries:
         if run is None or run.sender is None or run.status or run.assignment.caller is None:
             return
         text = "the answer was ended midway by the router, which may have lost who asked"
-        answer = travelling(FailedAnswer(run.assignment.query.id, "RequestCancelledError", text))
+        answer = FailedAnswer(run.assignment.query.id, "RequestCancelledError", text)
         message = AnswerQueries(incarnation=run.assignment.caller_incarnation, answers=(answer,))
         self._loop.send(pickle.loads(run.assignment.caller), message)
 
@@ -326,14 +323,14 @@ class Queries:
         """Close all WebSockets, as this replica is to stop; callable from any thread."""
 
         def close() -> None:
-            for run in self._inflows.all():
+            for run in list(self._fed.values()):
                 self._close_socket(run)
 
         self._loop.post(close)
 
-    def _close_socket(self, run: Any) -> None:
+    def _close_socket(self, run: Run) -> None:
         query = run.assignment.query
-        if query.follows != SOCKET:
+        if query.follows != SOCKET or run.feed is None:
             return
         frame = close_frame(RESTARTING, "the replica stops")
         if run.sender is not None and not run.status:
@@ -369,7 +366,7 @@ class Queries:
             if run.sender is not None:
                 run.sender.flush()
             self.undelivered += 1
-            if size_of(answer) < PARTED:
+            if size_of(answer) < LARGE:
                 self._put(answer, run)
             else:
                 self._put_in_parts(answer, run)
@@ -386,7 +383,7 @@ class Queries:
             if runs.get(run.stream_key) is run:
                 del runs[run.stream_key]
         if run.feed_number:
-            self._inflows.ended(run.feed_number)
+            self._feed_ended(run)
         ticket = run.assignment.ticket
         if not run.status:
             if run.assignment.compare != ():
@@ -396,6 +393,50 @@ class Queries:
         self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
         if run.is_delivered:
             self._tell_delivered(run)
+
+    # --- What follows queries -----------------------------------------------------------------
+
+    def _want(self, run: Run, query: Query) -> None:
+        """Ask a query's caller for what follows it."""
+        run.feed_number = number = next(self._fed_numbers)
+        self._fed[number] = run
+        run.feed = Parts(
+            lambda size: self._put(FeedTaken(query.id, number, size), run), query.follows
+        )
+        self._put(FeedWanted(query.id, number, self.process), run)
+
+    def _feed(self, message: FeedQueries, sender: Address) -> None:
+        """Take what a caller sends. A later proxy may not know of the caller, so it is watched."""
+        for part in message.parts:
+            run = self._fed.get(part.query_id)
+            if run is None or run.feed is None:
+                continue
+            caller = message.process.incarnation
+            if caller not in self._feeding:
+                lost = partial(self._feeder_lost, caller)
+                self._feeding[caller] = self._loop.watch_process(message.process, lost, sender)
+            run.feed.arrived(part_arrived(part))
+            if part.ends == END:
+                run.ended_by_caller()
+        for number in message.stopped:
+            if number in self._fed:
+                self.cancel(self._fed[number])
+
+    def _feeder_lost(self, caller: str) -> None:
+        for run in list(self._fed.values()):
+            if run.assignment.caller_incarnation == caller:
+                self.cancel(run)
+
+    def _feed_ended(self, run: Run) -> None:
+        """Forget what was fed, and stop to watch its caller after the last of its queries."""
+        del self._fed[run.feed_number]
+        caller = run.assignment.caller_incarnation
+        if caller in self._feeding and all(
+            each.assignment.caller_incarnation != caller for each in self._fed.values()
+        ):
+            self._feeding.pop(caller)()
+
+    # --- Messages to callers ------------------------------------------------------------------
 
     def _put(self, item: _Item, run: Run) -> None:
         self._outbox(run).put((item, run), _gathered(item))
@@ -418,7 +459,7 @@ class Queries:
             pickle.loads(address),
             lambda items: AnswerQueries(
                 incarnation=caller,
-                answers=tuple([travelling(item) for item, _ in items]),
+                answers=tuple([_travelling(item) for item, _ in items]),
             ),
             on_sent=self._delivered,
             on_failed=partial(self._undeliverable, caller),
@@ -499,6 +540,10 @@ def _status(answer: Answer) -> int:
     if isinstance(answer, HttpAnswer | StreamEnded):
         return answer.status
     return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
+
+
+def _travelling(item: _Item) -> _Item:
+    return part_travelling(item) if isinstance(item, StreamPart) else item
 
 
 def _gathered(item: _Item) -> int:

@@ -11,7 +11,7 @@ from greenroom.actors.messages.queries import (
 from greenroom.actors.replica.context import RunningQuery
 
 if TYPE_CHECKING:
-    from greenroom.actors.runtime.streams import Parts
+    from greenroom.actors.caller.streams import Parts
 
 
 class Reply(RunningQuery):

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message
 
+from greenroom.actors.caller.streams import Parts
 from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
 from greenroom.actors.replica.jsonable import to_json
 from greenroom.actors.replica.reply import Reply
-from greenroom.actors.runtime.streams import Parts
 from greenroom.core.errors import UnsupportedResultError
 
 HELD_S = 0.01

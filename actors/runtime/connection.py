@@ -14,8 +14,8 @@ from typing import Any
 
 import cloudpickle
 
+from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
-from greenroom.actors.caller.dispatch import CLOSED, Caller
 from greenroom.actors.host.launcher import is_running
 from greenroom.actors.messages.admin import ListHosts, Request, RequestReply
 from greenroom.actors.messages.queries import Address, AnswerQueries, AttachCallerReply

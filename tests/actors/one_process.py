@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 import cloudpickle
 
 from greenroom.actors.caller import client as query_client
+from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
-from greenroom.actors.caller.dispatch import Caller
 from greenroom.actors.messages.queries import AnswerQueries, AttachCallerReply, Process
 from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica import context as held_models

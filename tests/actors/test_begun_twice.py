@@ -95,7 +95,7 @@ def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
     run.answer(m.ValueAnswer(7, b""))
     if ends_first:
         run.end()
-    world.queries._undeliverable(run.caller, [])  # it waits to leave
+    world.queries._undeliverable(run.assignment.caller_incarnation, [])  # it waits to leave
     if not ends_first:
         run.end()
     assert told == [("answered", (5, 200)), ("undelivered", 5)]

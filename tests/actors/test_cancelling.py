@@ -19,7 +19,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.caller.client import PendingQuery
-from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import Assignment, Query
 from greenroom.actors.replica.context import RunningQuery
 from greenroom.actors.replica.data_plane import Run
@@ -29,7 +29,7 @@ from tests.actors.one_process import OneProcess
 from tests.support.systems import RunningSystem, wait_until
 
 CALLS = 100_000
-KINDS = (PendingQuery, ValueStream, Ticket, Future, asyncio.Future, asyncio.Task)
+KINDS = (PendingQuery, Stream, Ticket, Future, asyncio.Future, asyncio.Task)
 # asyncio keeps a hundred cancelled timers, or half of all there are, with their contexts, which
 # hold the queries that set them.
 HELD_BY_TIMERS = (Run, RunningQuery, Query, Assignment)

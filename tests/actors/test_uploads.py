@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, UploadFile
 from fastapi.responses import StreamingResponse
 
 from greenroom import serve
-from greenroom.actors.caller.feeds import KEPT
+from greenroom.actors.caller.uploads import KEPT
 from greenroom.http_front.exchange import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import (
     BINARY,
     END,
@@ -16,7 +17,6 @@ from greenroom.actors.messages.queries import (
     StreamBegun,
     StreamPart,
 )
-from greenroom.actors.runtime.streams import Stream
 from greenroom.core.closing import close_frame
 from greenroom.http_front import websocket
 from greenroom.http_front.fake import FakeDispatcher

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Pieces, Process, StreamBegun
-from greenroom.actors.runtime.streams import Stream
 from greenroom.http_front.exchange import CLOSE, Exchange, InnerExchange, Reply, RequestIds
 from greenroom.http_front.protocol import Connections, FrontProtocol
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.caller.dispatch import Caller
+from greenroom.actors.caller.caller import Caller
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages import queries as m
 from greenroom.actors.runtime.port import PROXY, Finder, Port
-from greenroom.actors.runtime.streams import Stream
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.links import PORT
 
@@ -80,7 +80,7 @@ class SimCaller:
         rng = self._rng
         reads = rng.randint(0, 8) if rng.random() < 0.2 else 99
         for _ in range(reads):
-            if (data := await stream.next()) is None:
+            if (data := await stream.next_bytes()) is None:
                 return "to its end"
             self._simulation.checks.queries.part(uid, data)
             await pause(self.process, 0.0 if rng.random() < 0.5 else rng.expovariate(5.0))

@@ -7,8 +7,8 @@ import pickle
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.messages import queries as m
-from greenroom.actors.runtime.streams import StreamFailedError
 from tests.simulation.world import SimProcess
 
 if TYPE_CHECKING:

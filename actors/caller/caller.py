@@ -1,12 +1,12 @@
-"""The caller's side of dispatch: queries on their way to this host's proxy, until answered.
+"""The caller: queries on their way to this host's proxy, until they are answered.
 
-Theory of operation. A caller (a gunicorn worker, a script with handles, a replica whose code calls
-handles) keeps every query until its first answer; later ones for the same id are ignored. Queries
-go to the proxy in batches through one outbox. When the proxy dies, all wait for the next one, and
-for answers, which come from replicas. Those that were sent may have run, and go there marked so:
-whether they may run again depends on endpoints and deployments, which proxies know. Only those that
-their own caller forbids to repeat fail at once. What proxies' deaths cost in repeats has a budget,
-as what replicas' deaths cost has in the router.
+Theory of operation. A caller (an HTTP worker, a script with handles, a replica whose code calls
+handles) keeps every query until its first answer, and ignores later answers to it. Queries go to
+the proxy in batches; answers come straight from replicas. When the proxy dies, all queries wait for
+the next proxy, and for answers. A query that was sent may have run, and goes to the next proxy
+marked so: whether it may run again depends on its endpoint and deployment, which proxies know. Only
+a query whose own caller forbids retries fails at once. Retries after the deaths of proxies have a
+budget, as retries after the deaths of replicas have in the router.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from greenroom.actors.caller.feeds import Feed, Outlets
-from greenroom.actors.caller.value_streams import ValueStream
+from greenroom.actors.caller.streams import Stream
+from greenroom.actors.caller.uploads import Feed, Outlets
 from greenroom.actors.messages.queries import (
     Address,
     Answer,
@@ -41,12 +41,10 @@ from greenroom.actors.messages.queries import (
     StreamEnded,
     StreamPart,
     SubmitQueries,
-    arrived,
     part_arrived,
     put_together,
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer, nothing
-from greenroom.actors.runtime.streams import Stream
 from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.core.routing.tickets import SOCKET
 from greenroom.core.routing.traffic import RetryBudget
@@ -54,13 +52,13 @@ from greenroom.core.routing.traffic import RetryBudget
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
 NO_PROXY_S = 30.0  # longer than any restart; a query waits no longer for a proxy with tables
-# Of queries that were with a proxy that died. No budget as tight as the router's: it is hardly ever
-# a query that kills a proxy, and one that takes long may see several die.
+# For queries that were with a proxy that died. It is larger than the router's budget: a query
+# hardly ever kills a proxy, and one that takes long may see several die.
 FIRST_REPEATS, MOST_REPEATS = 100, 1_000
 CLOSED = "the connection to the system was closed"  # by this process, and for good
 
 
-OnAnswer = Callable[[Answer | Stream | ValueStream], None]
+OnAnswer = Callable[[Answer | Stream], None]
 OnFed = Callable[[Feed], None]
 _NO_PARTS: dict[int, list[LargeBytes]] = {}
 
@@ -74,23 +72,21 @@ def _weigh(item: _Entry | _Cancel) -> int:
 
 
 class _Incoming:
-    """A stream that comes in, and the replica that it comes from."""
+    """A stream that comes in: the stream's Source, which tells the replica what was taken."""
 
-    def __init__(self, caller: Caller, query: Query, begun: StreamBegun, sender: Address) -> None:
-        self.stream = (
-            Stream(begun, self) if query.http_method else ValueStream(self, caller.loop.run)
-        )
+    def __init__(self, caller: Caller, begun: StreamBegun, sender: Address) -> None:
+        self.stream = Stream(begun, self)
         self._caller = caller
         self._query_id = begun.query_id
         self._outbox = Outbox(caller.loop, sender, self._pack)
 
     def taken(self, size: int) -> None:
-        """See Source."""
-        self._outbox.put(size)
+        """Tell the replica that so much was taken."""
+        self._caller.loop.run(partial(self._outbox.put, size))
 
     def stop(self) -> None:
-        """See Source."""
-        self._caller.cancel(self._query_id)
+        """Cancel the query."""
+        self._caller.loop.run(partial(self._caller.cancel, self._query_id))
 
     def tell_stopped(self) -> None:
         """Tell the replica, which may have outlived the proxy that knew of the query."""
@@ -110,6 +106,7 @@ class _Entry:
 
     __slots__ = (
         "feed",
+        "incoming",
         "on_answer",
         "on_fed",
         "parts",
@@ -120,7 +117,6 @@ class _Entry:
         "resent",
         "runs_at",
         "sent",
-        "stream",
         "timer",
         "unwatch",
     )
@@ -129,46 +125,47 @@ class _Entry:
         self.query = query
         self.on_answer = on_answer
         self.on_fed = on_fed
-        self.parts: dict[int, list[LargeBytes]] = _NO_PARTS  # of a large answer, by its number
+        self.parts: dict[int, list[LargeBytes]] = _NO_PARTS  # of large answers, by their numbers
         self.sent = False
         self.resent = False  # it was sent before, and may have run
-        self.stream: _Incoming | None = None  # once its answer has begun to come in parts
+        self.incoming: _Incoming | None = None  # once its answer has begun to come in parts
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
-        self.process: Process | None = None  # the replica that it cannot leave any more
+        self.process: Process | None = None  # the only replica that can still answer it
         self.process_at: Address | None = None
-        self.patience: Timer | None = None  # armed while there is no proxy with tables
+        self.patience: Timer | None = None  # runs while there is no proxy with tables
         self.runs_at: list[Address] = []  # replicas that run it for a router that is dead
         self.unwatch: Callback = nothing
         self.timer: Timer | None = None
 
     def take(self, item: AnswerPart | FeedTaken | StreamPart) -> None:
-        """Take what comes of an answer, or what was taken of what follows."""
-        if isinstance(item, AnswerPart):
-            if self.parts is _NO_PARTS:
-                self.parts = {}
-            self.parts.setdefault(item.number, []).append(item.content)
+        """Take a part of the answer, or note what was taken of what follows the query."""
+        if isinstance(item, StreamPart):
+            if self.incoming is not None:
+                self.incoming.stream.arrived(part_arrived(item))
         elif isinstance(item, FeedTaken):
             if self.feed is not None:
                 self.feed.taken(item)
-        elif self.stream is not None:
-            self.stream.stream.arrived(part_arrived(item))
+        else:
+            if self.parts is _NO_PARTS:
+                self.parts = {}
+            self.parts.setdefault(item.number, []).append(item.content)
 
     def finish(self, answer: Answer) -> None:
         """Pass on the answer, or the end of the stream."""
-        if self.stream is None:
+        if self.incoming is None:
             self.on_answer(answer)
         else:
-            self.stream.stream.ended(answer)
+            self.incoming.stream.ended(answer)
 
     def stop(self) -> None:
-        """Tell the replica that nobody wants it, which may have outlived the proxy."""
+        """Tell its replica to stop; the replica may have outlived the proxy."""
         if self.feed is not None:
             self.feed.stop()
-        if self.stream is not None:
-            self.stream.tell_stopped()
+        if self.incoming is not None:
+            self.incoming.tell_stopped()
 
     def be_patient(self) -> None:
-        """Wait for its answer alone: a proxy with tables has it, or soon will."""
+        """Stop the timer: a proxy with tables has the query, or soon will."""
         if self.patience is not None:
             self.patience.cancel()
             self.patience = None
@@ -191,7 +188,7 @@ class Caller:
         self.process = process
         self.ready = False
         self.left = False  # for good; may be read from any thread
-        self.on_ready: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[], None] = nothing
         self._ids = itertools.count(1)
         self._budget = RetryBudget(FIRST_REPEATS)
         self._entries: dict[int, _Entry] = {}
@@ -200,14 +197,21 @@ class Caller:
         self._proxy_address: Address | None = None
         self._outlets = Outlets(loop, process)
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether every query is answered."""
+        return not self._entries
+
     def next_id(self) -> int:
         """Return an id for a query; callable from any thread."""
         return next(self._ids)
 
+    # --- Queries ------------------------------------------------------------------------------
+
     def submit(self, query: Query, on_answer: OnAnswer, on_fed: OnFed | None = None) -> None:
         """Send the query; ``on_answer`` gets one answer, or stream, unless it is cancelled.
 
-        ``on_fed``, of a query that more follows, gets what to send that with, once a replica wants
+        For a query that more follows, ``on_fed`` gets what to send that with, once a replica wants
         it.
         """
         entry = self._entries[query.id] = _Entry(query, on_answer, on_fed)
@@ -216,7 +220,7 @@ class Caller:
             self._fail(entry, CLOSED)
             return
         if query.timeout_s is not None:
-            if query.timeout_s <= 0:  # it is made for a query whose own time is up
+            if query.timeout_s <= 0:  # the query on whose behalf it is made has no time left
                 self._time_out(query, "the time was up before it was sent")
                 return
             entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
@@ -234,7 +238,7 @@ class Caller:
         entry.stop()
 
     def fail(self, query_id: int, answer: FailedAnswer) -> None:
-        """Answer a query in the place of those who have it, and cancel it with them."""
+        """Answer a query with this failure, and cancel it wherever it is."""
         entry = self._entries.get(query_id)
         if entry is not None:
             self.cancel(query_id)
@@ -243,6 +247,19 @@ class Caller:
     def let_go(self, query_id: int) -> None:
         """Forget a query that may go on to its end."""
         self._forget(query_id)
+
+    def leave(self, on_left: Callback) -> None:
+        """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
+        self.left = True
+        for entry in list(self._entries.values()):
+            self._fail(entry, CLOSED)
+        if self._proxy is None:
+            on_left()
+        else:
+            detach = DetachCaller(incarnation=self.process.incarnation)
+            self.loop.send(self._proxy_address, detach, on_left, on_left)
+
+    # --- The proxy ----------------------------------------------------------------------------
 
     def met_proxy(self, address: Address, process: Process) -> None:
         """Use this proxy from now on, and send it everything that waits."""
@@ -258,46 +275,8 @@ class Caller:
             if entry.process is None:
                 self._put(entry)
 
-    def leave(self, on_left: Callback) -> None:
-        """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
-        self.left = True
-        for entry in list(self._entries.values()):
-            self._fail(entry, CLOSED)
-        if self._proxy is None:
-            on_left()
-        else:
-            detach = DetachCaller(incarnation=self.process.incarnation)
-            self.loop.send(self._proxy_address, detach, on_left, on_left)
-
-    def lost_proxy(self) -> None:
-        """Keep what was with the proxy for the next one, unless it is not to be sent again.
-
-        What a replica is known to have needs no proxy any more.
-        """
-        self._proxy = self._outbox = None
-        self.ready = False
-        for entry in list(self._entries.values()):
-            if entry.process is not None:
-                self._watch(entry, entry.process)
-            elif entry.sent:
-                self._send_again(entry)
-            entry.sent = False
-            if entry.patience is None:
-                self._wait(entry)
-
-    def _wait(self, entry: _Entry) -> None:
-        """Have a query wait for a proxy with tables, and not for ever."""
-        entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._give_up, entry))
-
-    def _give_up(self, entry: _Entry) -> None:
-        if entry.process is None:  # else a replica has it, which needs no proxy any more
-            error = DeploymentUnavailableError
-            text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
-            answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
-            self.fail(entry.query.id, answer)
-
     def attached(self, message: AttachCallerReply) -> None:
-        """Take the proxy's word that it has its route table, or that it does not know us."""
+        """Learn that the proxy has its route table, or that it does not know this caller."""
         if message.proxy != self._proxy:
             return
         if message.ready:
@@ -310,87 +289,45 @@ class Caller:
             self.lost_proxy()
             self.met_proxy(address, process)
 
-    def answered(self, message: AnswerQueries, sender: Address) -> None:
-        """Pass on answers, except second ones and those to earlier processes of this address."""
-        if message.incarnation != self.process.incarnation:
-            return
-        for sent in message.answers:
-            if isinstance(sent, Piece):
-                self.loop.guarded(self._streamed, sent, sender)
-                continue
-            answer = self._joined(sent) if isinstance(sent, PartedAnswer) else arrived(sent)
-            entry = self._forget(answer.query_id)
-            if entry is None:
-                continue
-            if entry.stream is not None and not isinstance(answer, StreamEnded):
-                entry.stream.tell_stopped()  # the answer is perhaps of another replica
-            self._finish(entry, answer)
+    def lost_proxy(self) -> None:
+        """Keep what was with the proxy for the next one, unless it must not be sent again.
 
-    def _finish(self, entry: _Entry, answer: Answer) -> None:
-        """Pass on the answer; whom it fails with does not keep others from theirs."""
-        self.loop.guarded(entry.finish, answer)
+        A query that only one replica can answer needs no proxy any more.
+        """
+        self._proxy = self._outbox = None
+        self.ready = False
+        for entry in list(self._entries.values()):
+            if entry.process is not None:
+                self._watch(entry, entry.process)
+            elif entry.sent:
+                self._send_again(entry)
+            entry.sent = False
+            if entry.patience is None:
+                self._wait(entry)
 
-    def _joined(self, sent: PartedAnswer) -> Answer:
-        entry = self._entries.get(sent.answer.query_id)
-        return put_together(sent, () if entry is None else entry.parts.get(sent.number, ()))
-
-    def _streamed(self, item: Piece, sender: Address) -> None:
-        entry = self._entries.get(item.query_id)
-        if isinstance(item, FeedWanted):
-            self._feed_wanted(entry, item, sender)
-        elif entry is None:
-            if isinstance(item, StreamBegun | StillRuns):
-                self._stop_at(sender, item.query_id)
-        elif isinstance(item, StillRuns):
-            if entry.process is None and sender not in entry.runs_at:  # else that is told already
-                entry.runs_at.append(sender)
-        elif isinstance(item, StreamBegun):
-            self._begun(entry, item, sender)
+    def _send_again(self, entry: _Entry) -> None:
+        """Mark a query that may have run for its dead proxy, or fail it."""
+        text = "the proxy died with the query under way"
+        if entry.query.retryable is False:
+            self._fail(entry, f"{text}; it may have run")
+        elif not self._budget.take_out():
+            self._fail(entry, f"{text}, and retries, limited to as many as queries, are used up")
         else:
-            entry.take(item)
+            entry.resent = True
 
-    def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
-        if entry.stream is not None:  # it ran twice, because its first replica died at once
-            text = "its replica died with its answer under way"
-            self._stop_at(sender, begun.query_id)
-            self.fail(begun.query_id, _unavailable(begun.query_id, text))
-            return
-        entry.process, entry.process_at = begun.process, sender
-        entry.stream = _Incoming(self, entry.query, begun, sender)
-        if entry.query.follows == SOCKET and entry.timer is not None:
-            entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
-        entry.on_answer(entry.stream.stream)
+    def _wait(self, entry: _Entry) -> None:
+        """Have a query wait for a proxy with tables, for a limited time."""
+        entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._give_up, entry))
 
-    def _stop_at(self, replica: Address, query_id: int) -> None:
-        """Have a replica end what nobody takes; it would go on for ever perhaps."""
-        incarnation = self.process.incarnation
-        self.loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
-
-    def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
-        if entry is None or entry.on_fed is None:  # nobody has anything for it any more
-            self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
-            return
-        feed = entry.feed or self._make_feed(entry.query)
-        if not feed.begin(wanted, sender):
-            text = "its replica died when more of what followed the query was gone than is kept"
-            self._outlets.put(wanted.process.incarnation, sender, (None, wanted.number))
-            self.fail(wanted.query_id, _unavailable(wanted.query_id, text))
-            return
-        entry.process, entry.process_at = wanted.process, sender
-        if entry.feed is None:
-            entry.feed = feed
-            entry.on_fed(feed)
-
-    def _make_feed(self, query: Query) -> Feed:
-        query_id = query.id
-
-        def fail(kind: str, text: str) -> None:
-            self.fail(query_id, FailedAnswer(query_id, kind, text))
-
-        return Feed(self._outlets, fail, lambda: self.let_go(query_id), query.follows)
+    def _give_up(self, entry: _Entry) -> None:
+        if entry.process is None:  # else a replica has it, which needs no proxy any more
+            error = DeploymentUnavailableError
+            text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
+            answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
+            self.fail(entry.query.id, answer)
 
     def _watch(self, entry: _Entry, replica: Process) -> None:
-        """Notice the end of a query's replica: the proxy that would have told it is dead."""
+        """Notice the end of a query's replica: the proxy that would report it is dead."""
         entry.unwatch()
         entry.unwatch = self.loop.watch_process(
             replica,
@@ -420,7 +357,7 @@ class Caller:
         )
 
     def _undelivered(self, items: list[_Entry | _Cancel]) -> None:
-        """React to a failed delivery, which may have been processed all the same."""
+        """React to a failed delivery; the proxy may have processed it all the same."""
         for item in items:
             if isinstance(item, _Cancel) or item.query.id not in self._entries:
                 continue
@@ -428,23 +365,96 @@ class Caller:
                 self._fail(
                     item, "the proxy did not take the query, or died with it; it may have run"
                 )
-            else:  # without a token: it is the same proxy, or one whose death will take one
+            else:  # the budget pays once, at the proxy's death if that was the reason
                 item.resent = True
                 self.loop.call_later(RESEND_S, partial(self._resend, item))
-
-    def _send_again(self, entry: _Entry) -> None:
-        """Mark a query that its proxy may have had run; it fails if it is not to be sent again."""
-        text = "the proxy died with the query under way"
-        if entry.query.retryable is False:
-            self._fail(entry, f"{text}; it may have run")
-        elif not self._budget.take_out():
-            self._fail(entry, f"{text}, and retries, limited to as many as queries, are used up")
-        else:
-            entry.resent = True
 
     def _resend(self, entry: _Entry) -> None:
         if entry.query.id in self._entries:
             self._put(entry)
+
+    # --- Answers, and what comes before them --------------------------------------------------
+
+    def answered(self, message: AnswerQueries, sender: Address) -> None:
+        """Pass on answers, except second ones and those to earlier processes of this address."""
+        if message.incarnation != self.process.incarnation:
+            return
+        for sent in message.answers:
+            if isinstance(sent, Piece):
+                self.loop.guarded(self._piece_arrived, sent, sender)
+                continue
+            answer = self._joined(sent) if isinstance(sent, PartedAnswer) else sent
+            entry = self._forget(answer.query_id)
+            if entry is None:
+                continue
+            if entry.incoming is not None and not isinstance(answer, StreamEnded):
+                entry.incoming.tell_stopped()  # another replica may have answered
+            self._finish(entry, answer)
+
+    def _finish(self, entry: _Entry, answer: Answer) -> None:
+        """Pass on the answer; a callback that raises does not keep others from theirs."""
+        self.loop.guarded(entry.finish, answer)
+
+    def _joined(self, sent: PartedAnswer) -> Answer:
+        entry = self._entries.get(sent.answer.query_id)
+        return put_together(sent, () if entry is None else entry.parts.get(sent.number, ()))
+
+    def _piece_arrived(self, item: Piece, sender: Address) -> None:
+        entry = self._entries.get(item.query_id)
+        if isinstance(item, FeedWanted):
+            self._feed_wanted(entry, item, sender)
+        elif entry is None:
+            if isinstance(item, StreamBegun | StillRuns):
+                self._stop_at(sender, item.query_id)
+        elif isinstance(item, StreamBegun):
+            self._begun(entry, item, sender)
+        elif isinstance(item, StillRuns):
+            if entry.process is None and sender not in entry.runs_at:  # else that is told already
+                entry.runs_at.append(sender)
+        else:
+            entry.take(item)
+
+    def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
+        if entry.incoming is not None:  # it ran twice, because its first replica died at once
+            text = "its replica died with its answer under way"
+            self._stop_at(sender, begun.query_id)
+            self.fail(begun.query_id, _unavailable(begun.query_id, text))
+            return
+        entry.process, entry.process_at = begun.process, sender
+        entry.incoming = _Incoming(self, begun, sender)
+        if entry.query.follows == SOCKET and entry.timer is not None:
+            entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
+        entry.on_answer(entry.incoming.stream)
+
+    def _stop_at(self, replica: Address, query_id: int) -> None:
+        """Have a replica end a query whose answer nobody takes; it might go on for ever."""
+        incarnation = self.process.incarnation
+        self.loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
+
+    def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
+        if entry is None or entry.on_fed is None:  # there is nothing left to send
+            self._outlets.stop(wanted, sender)
+            return
+        feed = entry.feed or self._make_feed(entry.query)
+        if not feed.begin(wanted, sender):
+            text = "its replica died when more of what followed the query was gone than is kept"
+            self._outlets.stop(wanted, sender)
+            self.fail(wanted.query_id, _unavailable(wanted.query_id, text))
+            return
+        entry.process, entry.process_at = wanted.process, sender
+        if entry.feed is None:
+            entry.feed = feed
+            entry.on_fed(feed)
+
+    def _make_feed(self, query: Query) -> Feed:
+        query_id = query.id
+
+        def fail(kind: str, text: str) -> None:
+            self.fail(query_id, FailedAnswer(query_id, kind, text))
+
+        return Feed(self._outlets, fail, lambda: self.let_go(query_id), query.follows)
+
+    # --- Ends without an answer ---------------------------------------------------------------
 
     def _fail(self, entry: _Entry, text: str) -> None:
         if self._forget(entry.query.id) is not None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.caller.dispatch import FIRST_REPEATS, NO_PROXY_S, Caller
+from greenroom.actors.caller.caller import FIRST_REPEATS, NO_PROXY_S, Caller
+from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages import queries as m
-from greenroom.actors.runtime.streams import Stream, StreamFailedError
 from greenroom.core.routing.tickets import BODY
 from tests.support.queries import query
 
@@ -43,6 +43,9 @@ class _Loop:
     def guarded(self, callback: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(Exception):
             callback(*args)
+
+    def run(self, callback: Callable[[], None]) -> None:
+        callback()
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         callback()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom.actors.messages import queries as m
-from greenroom.actors.messages.queries import LargeAnswer, LargeBytes, plain, restored
+from greenroom.actors.messages.queries import AnswerPart, LargeBytes, plain, restored
 from greenroom.actors.transport.envelopes import decode, encode
 from tests.support.queries import query
 
@@ -90,7 +90,7 @@ def test_large_bytes_still_travel_beside_the_pickle() -> None:
     buffers = encode(m.SubmitQueries(incarnation="i", queries=(asked,)))
     assert [len(each) for each in buffers[1:]] == [len(content)]
     assert bytes(decode(buffers).queries[0].call.view) == content
-    large = LargeAnswer(m.HttpAnswer(1, 200, (), b""), LargeBytes(content))
+    large = AnswerPart(1, 1, LargeBytes(content))
     buffers = encode(m.AnswerQueries(incarnation="i", answers=(large,)))
     assert bytes(decode(buffers).answers[0].content.view) == content
 

@@ -1,10 +1,11 @@
-"""Answers that travel in parts, with others in between, and arrive as one."""
+"""Large answers, which travel in parts with others in between, and large bytes in messages."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import http.client
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -17,14 +18,15 @@ from starlette.requests import Request
 from greenroom import serve
 from greenroom.actors.messages import queries as m
 from greenroom.actors.messages.queries import (
+    LARGE,
     PART,
-    PARTED,
-    LargeBytes,
-    PartedAnswer,
     Pieces,
+    beside,
+    content_of,
     in_parts,
     put_together,
 )
+from greenroom.actors.transport.envelopes import decode, encode
 from tests.actors.noting import DEADLINE_S
 from tests.actors.one_process import OneProcess
 from tests.support.queries import python_call, query
@@ -33,30 +35,21 @@ from tests.support.systems import RunningSystem
 BODY = bytes(range(251)) * (5 * PART // 251)
 
 
-def content(answer: Any) -> bytes:
-    return bytes(answer.body if isinstance(answer, m.HttpAnswer) else answer.value)
-
-
-def sent_parts(items: list[Any]) -> tuple[list[LargeBytes], PartedAnswer]:
-    *parts, last = items
-    assert all(type(part) is m.AnswerPart and len(part.content) <= PART for part in parts)
-    return [part.content for part in parts], last
-
-
 @given(st.integers(0, len(BODY)), st.booleans())
-def test_what_was_cut_is_put_together(size: int, is_http: bool) -> None:
+def test_an_answer_that_was_cut_is_put_together(size: int, is_http: bool) -> None:
     body = BODY[:size]
     answer = m.HttpAnswer(7, 201, ((b"a", b"b"),), body) if is_http else m.ValueAnswer(7, body)
-    parts, last = sent_parts(in_parts(answer, 1))
-    again = put_together(last, parts)
-    assert content(again) == body
-    expected = answer._replace(body=b"") if is_http else answer._replace(value=b"")
-    assert (again._replace(body=b"") if is_http else again._replace(value=b"")) == expected
+    *parts, last = decode(encode(in_parts(answer, 1)))
+    assert all(type(part) is m.AnswerPart and len(part.content) <= PART for part in parts)
+    again: Any = put_together(last, [part.content for part in parts])
+    if is_http:
+        again = again._replace(body=bytes(again.body))
+    assert again == answer
 
 
 def test_an_answer_that_lacks_a_part_is_a_failure_that_says_so() -> None:
-    parts, last = sent_parts(in_parts(m.ValueAnswer(7, BODY), 1))
-    failure = put_together(last, parts[1:])
+    *parts, last = in_parts(m.ValueAnswer(7, BODY), 1)
+    failure = put_together(last, [part.content for part in parts[1:]])
     assert isinstance(failure, m.FailedAnswer)
     assert (failure.query_id, failure.kind) == (7, "ReplicaUnavailableError")
     assert "in full" in failure.text
@@ -67,6 +60,34 @@ def test_pieces_are_let_go_of_one_after_the_other() -> None:
     assert len(pieces) == 5
     assert [bytes(piece) for piece in pieces] == [b"abc", b"de"]
     assert not list(pieces)
+
+
+# --- Bytes beside their message -----------------------------------------------------------------
+
+
+def owner(view: Any) -> Any:
+    """Return the object whose memory a view shows."""
+    while isinstance(view, memoryview):
+        view = view.obj
+    return view
+
+
+def test_large_bytes_are_copied_into_no_pickle_not_even_when_they_are_passed_on() -> None:
+    body = BODY[:LARGE]
+    buffers = encode(beside(body))
+    assert len(buffers[0]) < 200
+    assert owner(buffers[1]) is body
+    received = bytearray(body)
+    passed_on = encode(decode([buffers[0], received]))
+    assert owner(passed_on[1]) is received
+    assert content_of(decode(passed_on)) == body
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_large_bytes_travel_on_any_transport(protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(beside(BODY), protocol))
+    assert content_of(again) == BODY
+    assert beside(b"small") == content_of(b"small") == b"small"
 
 
 # --- Between a replica and its caller -------------------------------------------------------------
@@ -111,10 +132,9 @@ def test_small_answers_overtake_large_ones(world: OneProcess) -> None:
 
 
 def test_nothing_is_left_of_them(world: OneProcess) -> None:
-    ask(world, 10 * PART, PARTED, PARTED - 1)
-    assert not world.caller._entries
+    ask(world, 10 * PART, LARGE, LARGE - 1)
+    assert world.caller.is_idle
     assert world.queries.undelivered == 0
-    assert all(outbox.is_idle for outbox in world.queries._parted.values())
 
 
 # --- Over HTTP ------------------------------------------------------------------------------------
@@ -141,7 +161,7 @@ def connection(running: RunningSystem) -> Iterator[http.client.HTTPConnection]:
 def test_answers_of_every_size_arrive_whole_on_one_connection(
     path: str, connection: http.client.HTTPConnection
 ) -> None:
-    for size in (0, PART, PARTED - 1, PARTED, PARTED + 1, 40 * PART):
+    for size in (0, LARGE - 1, LARGE, PART, PART + 1, 40 * PART):
         connection.request("GET", f"{path}?size={size}")
         response = connection.getresponse()
         body = response.read()
@@ -154,9 +174,9 @@ def test_to_head_it_has_its_length_and_no_body(
     path: str, connection: http.client.HTTPConnection
 ) -> None:
     for _ in range(2):
-        connection.request("HEAD", f"{path}?size={4 * PARTED}")
+        connection.request("HEAD", f"{path}?size={4 * PART}")
         response = connection.getresponse()
-        assert (response.read(), response.headers["content-length"]) == (b"", str(4 * PARTED))
+        assert (response.read(), response.headers["content-length"]) == (b"", str(4 * PART))
 
 
 def test_who_takes_none_of_it_or_leaves_amid_it_delays_nobody(

@@ -1,0 +1,360 @@
+"""Everything that travels in parts: an answer, the values of a generator, what follows a query.
+
+Theory of operation. Parts go straight between a replica and the caller, as whole answers do. The
+sending end keeps at most ``WINDOW`` bytes ahead of what the other end has taken; beyond that it
+waits. So a slow client slows a generator down, slow user code slows its client, and neither costs
+memory. The router only holds the query's slot, and may die meanwhile.
+
+A replica sends an answer with a :class:`Sender`; the caller takes it from a :class:`Stream`. A
+caller sends what follows a query with a :class:`~greenroom.actors.caller.uploads.Upload`; the
+replica takes it from :class:`Parts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import monotonic
+from typing import Protocol
+
+from greenroom.actors.messages.queries import (
+    END,
+    MORE,
+    Answer,
+    FailedAnswer,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+)
+from greenroom.core.routing.tickets import BODY
+
+WINDOW = 512 * 1024
+MAX_PART = 256 * 1024
+# A request's body is read in large parts only while they are taken at once. With the sizes of an
+# answer, 10 MB there and back took 1.4 times as long.
+BODY_WINDOW = MAX_BODY_PART = 1024 * 1024
+MAX_JOINED = 64 * 1024  # bytes of small parts that are joined into one
+YIELD_AFTER_S = 0.002
+# What a part counts for beside its bytes, so that empty parts are bounded too. A part that is
+# joined to another counts less: only its bytes remain.
+PART_COST = 256
+JOINED_COST = 48
+# Each message wakes its receiver, which costs more than the parts in it; but what a turn of the
+# loop produced should leave soon, too.
+MOST_JOINED = 256
+
+Callback = Callable[[], None]
+
+
+def window_for(follows: str) -> int:
+    """Return how far a sender may be ahead: of an answer, or of what follows a query."""
+    return BODY_WINDOW if follows == BODY else WINDOW
+
+
+class StreamFailedError(Exception):
+    """A stream broke off; the text says why."""
+
+
+class NobodyListensError(OSError):
+    """The other end wants no more. ASGI asks for an OSError when an app sends to it."""
+
+
+class Window:
+    """The sending end's count of what is under way; one task at a time may wait for room."""
+
+    def __init__(self, follows: str = "") -> None:
+        self._size = window_for(follows)
+        self._ahead = 0
+        self._is_closed = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether more may be sent now."""
+        return self._ahead < self._size and not self._is_closed
+
+    def sent(self, size: int) -> None:
+        """Count what was sent."""
+        self._ahead += size
+
+    def taken(self, size: int) -> None:
+        """Count what the other end has taken."""
+        self._ahead -= size
+        if self._ahead < self._size:
+            self._wake()
+
+    def reset(self) -> None:
+        """Begin again, with another receiver."""
+        self._ahead = 0
+        self._wake()
+
+    def close(self) -> None:
+        """End all waiting: the other end will take nothing more."""
+        self._is_closed = True
+        self._wake()
+
+    async def room(self) -> None:
+        """Wait until more may be sent; NobodyListensError once the window is closed."""
+        while self._ahead >= self._size and not self._is_closed:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        if self._is_closed:
+            raise NobodyListensError("the other end has gone")
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class Sender:
+    """The replica's end of an answer, on user code's loop; ``put`` sends an item to the caller.
+
+    Small parts made in one turn of the loop leave joined, at its end; ``at_turn_end`` calls back
+    then.
+    """
+
+    def __init__(
+        self,
+        query_id: int,
+        put: Callable[[StreamPart], None],
+        at_turn_end: Callable[[Callback], object],
+    ) -> None:
+        self._query_id = query_id
+        self._put = put
+        self._at_turn_end = at_turn_end
+        self._gathered: list[bytes] = []
+        self._gathered_size = 0
+        self._flush_due = False
+        self._window = Window()
+        self._yielded_at = 0.0
+        self.taken = self._window.taken
+        self.close = self._window.close
+
+    async def send(self, data: bytes, ends: int = MORE) -> None:
+        """Send the next bytes; return when more may be made.
+
+        This lets the loop run now and then, so that parts leave even if a generator awaits nothing.
+        """
+        if ends == MORE and len(data) < MAX_JOINED:
+            self._gather(data)
+            if not self._window.is_open:
+                await self._window.room()
+        else:
+            self.flush()
+            for part in pieces(self._query_id, data, ends):
+                self._put(part)
+                self._window.sent(cost(part))
+                await self._window.room()
+        if monotonic() - self._yielded_at > YIELD_AFTER_S:
+            await asyncio.sleep(0)
+            self._yielded_at = monotonic()
+
+    def flush(self) -> None:
+        """Put what has gathered, before anything else is put for this query."""
+        gathered, self._gathered, self._gathered_size = self._gathered, [], 0
+        if gathered:
+            self._put(StreamPart(self._query_id, b"".join(gathered), MORE, len(gathered)))
+
+    def _gather(self, data: bytes) -> None:
+        size = len(data)
+        if self._gathered_size + size > MAX_JOINED or len(self._gathered) >= MOST_JOINED:
+            self.flush()
+        self._window.sent(size + (JOINED_COST if self._gathered else PART_COST))
+        self._gathered.append(data)
+        self._gathered_size += size
+        if not self._flush_due:
+            self._flush_due = True
+            self._at_turn_end(self._turn_ended)
+
+    def _turn_ended(self) -> None:
+        self._flush_due = False
+        self.flush()
+
+
+def pieces(number: int, data: bytes, ends: int, most: int = MAX_PART) -> Iterator[StreamPart]:
+    """Cut ``data`` into parts; the last one says what they end."""
+    if len(data) <= most:
+        if data or ends != MORE:
+            yield StreamPart(number, data, ends)
+        return
+    view = memoryview(data)
+    last = (len(view) - 1) // most * most
+    for start in range(0, last, most):
+        yield StreamPart(number, bytes(view[start : start + most]))
+    yield StreamPart(number, bytes(view[last:]), ends)
+
+
+def cost(part: StreamPart) -> int:
+    """Return what a part counts for in the window."""
+    return len(part.data) + PART_COST + JOINED_COST * (part.parts - 1)
+
+
+class Parts:
+    """The receiving end; ``tell_taken`` tells the sender how much has been taken.
+
+    :meth:`arrived` and :meth:`ended` are called on the loop that parts arrive on. :meth:`next` is
+    for coroutines on that loop, :meth:`take_value` for any thread.
+    """
+
+    def __init__(self, tell_taken: Callable[[int], None], follows: str = "") -> None:
+        self._tell_taken = tell_taken
+        self._tell_from = window_for(follows) // 2
+        # Reentrant: the garbage collector may close a stream anywhere.
+        self._lock = threading.RLock()
+        self._parts: deque[StreamPart] = deque()
+        self._value: list[bytes] = []  # what was taken of a value that is not complete
+        self._untold = 0  # taken, and not yet told
+        self._is_complete = False
+        self._end: Answer | None = None
+        self._wake: Callback | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the part that ends everything is here, though perhaps not taken yet."""
+        return self._is_complete
+
+    @property
+    def end(self) -> Answer | None:
+        """Return what ended it, when no part is left; None before."""
+        return None if self._parts else self._end
+
+    async def next(self) -> StreamPart | None:
+        """Return the next part, None at the end; StreamFailedError when it broke off.
+
+        Cancelling it loses nothing.
+        """
+        while not self._parts:
+            if self._end is not None:
+                if not isinstance(self._end, StreamEnded):
+                    raise StreamFailedError(getattr(self._end, "text", "it was answered anew"))
+                return None
+            arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._wake = partial(_settle, arrival)
+            await arrival
+        return self._take()
+
+    async def next_bytes(self) -> bytes | None:
+        """Return the bytes of the parts that are here, up to MAX_JOINED; else like :meth:`next`."""
+        part = await self.next()
+        if part is None or not self._parts:
+            return None if part is None else part.data
+        found = [part.data]
+        size = len(part.data)
+        while self._parts and (size := size + len(self._parts[0].data)) <= MAX_JOINED:
+            found.append(self._take().data)
+        return b"".join(found)
+
+    def take_value(self, wake: Callback) -> bytes | None:
+        """Return the next value, all parts of it joined; None when it is not complete.
+
+        Unless this is the :attr:`end`, ``wake`` is called, on any thread, when more is here. A
+        value may be larger than the window: its parts are taken as they arrive.
+        """
+        with self._lock:
+            while self._parts:
+                part = self._take()
+                self._value.append(part.data)
+                if part.ends != MORE:
+                    value = b"".join(self._value) if len(self._value) > 1 else part.data
+                    self._value.clear()
+                    return value
+            if self._end is None:
+                self._wake = wake
+            return None
+
+    def arrived(self, part: StreamPart) -> None:
+        """Take in the next part."""
+        with self._lock:
+            if self._end is not None:
+                return
+            self._parts.append(part)
+            self._is_complete = part.ends == END
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def ended(self, end: Answer) -> None:
+        """Note the end, after the parts that are here; only the first end counts."""
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = end
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def _take(self) -> StreamPart:
+        with self._lock:
+            part = self._parts.popleft()
+            self._untold += cost(part)
+            # Not for each part: the sender may be a window ahead, so it never waits for less.
+            if self._untold >= self._tell_from and self._end is None:
+                told, self._untold = self._untold, 0
+                self._tell_taken(told)
+        return part
+
+
+def _settle(arrival: asyncio.Future[None]) -> None:
+    if not arrival.done():
+        arrival.set_result(None)
+
+
+class Source(Protocol):
+    """Where a :class:`Stream` comes from. Both methods are called from any thread."""
+
+    def taken(self, size: int) -> None:
+        """Tell the replica that so much was taken."""
+
+    def stop(self) -> None:
+        """Cancel the query: nobody wants more of its answer."""
+
+
+class Stream(Parts):
+    """The caller's end of an answer in parts: what a query was answered with."""
+
+    def __init__(self, begun: StreamBegun, source: Source) -> None:
+        super().__init__(source.taken)
+        self.status = begun.status
+        self.headers = begun.headers
+        self._source = source
+        self._is_left = False
+        self._on_over: list[Callback] = []
+
+    def close(self) -> None:
+        """Want no more of it; harmless when it is over, or was left."""
+        with self._lock:
+            if self._end is not None or self._is_left:
+                return
+            self._parts.clear()
+        self._source.stop()
+        self.ended(FailedAnswer(0, "RequestCancelledError", "it was cancelled"))
+
+    def leave(self) -> None:
+        """Want no more of it, but let it go on to its end; any more of it stops it."""
+        self._is_left = True
+
+    def when_over(self, callback: Callback) -> None:
+        """Call when it has ended or was closed, or now; on any thread."""
+        with self._lock:
+            if self._end is None:
+                self._on_over.append(callback)
+                return
+        callback()
+
+    def arrived(self, part: StreamPart) -> None:
+        """Take in the next part."""
+        if self._is_left:
+            self._is_left = False
+            self.close()
+        super().arrived(part)
+
+    def ended(self, end: Answer) -> None:
+        """Note the end, after the parts that are here; only the first end counts."""
+        super().ended(end)
+        with self._lock:
+            over, self._on_over = self._on_over, []
+        for callback in over:
+            callback()

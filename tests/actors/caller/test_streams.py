@@ -1,0 +1,320 @@
+"""Both ends of a stream, joined without a transport between them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenroom.actors.caller.streams import (
+    JOINED_COST,
+    MAX_JOINED,
+    MAX_PART,
+    MOST_JOINED,
+    PART_COST,
+    WINDOW,
+    YIELD_AFTER_S,
+    NobodyListensError,
+    Sender,
+    Stream,
+    StreamFailedError,
+    cost,
+)
+from greenroom.actors.messages.queries import (
+    BINARY,
+    MORE,
+    FailedAnswer,
+    Process,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+)
+
+ENDED = StreamEnded(1, 200)
+SIZES = st.one_of(
+    st.integers(0, 300), st.sampled_from([MAX_JOINED, MAX_PART, MAX_PART + 1, 3 * WINDOW])
+)
+
+
+class Joined:
+    """A sender and a stream; what is sent arrives when it is carried."""
+
+    def __init__(self) -> None:
+        self.on_the_way: list[StreamPart] = []
+        self.at_turn_end: list[Any] = []
+        self.told: list[int] = []  # to the sender
+        self.stops = 0
+        self.sender = Sender(1, self.on_the_way.append, self.at_turn_end.append)
+        self.stream = Stream(StreamBegun(1, 200, (), Process(1, 1, "x")), self)
+
+    def taken(self, size: int) -> None:
+        self.told.append(size)
+        self.sender.taken(size)
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def carry(self) -> None:
+        while self.at_turn_end:
+            self.at_turn_end.pop()()
+        parts, self.on_the_way[:] = self.on_the_way[:], []
+        for part in parts:
+            self.stream.arrived(part)
+
+    def value(self) -> Any:
+        pickled = self.stream.take_value(lambda: None)
+        return None if pickled is None else pickle.loads(pickled)
+
+
+async def keep_carrying(joined: Joined, laziness: int) -> None:
+    while True:
+        for _ in range(laziness):
+            await asyncio.sleep(0)
+        assert sum(map(cost, joined.on_the_way)) < 2 * WINDOW, "a sender waits for its receiver"
+        joined.carry()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(SIZES, max_size=60), st.integers(1, 5))
+def test_any_bytes_arrive_whole_and_in_order(sizes: list[int], laziness: int) -> None:
+    parts = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+
+    async def run() -> bytes:
+        joined = Joined()
+
+        async def make() -> None:
+            for part in parts:
+                await joined.sender.send(part)
+            joined.carry()
+            joined.stream.ended(ENDED)
+
+        carrying = asyncio.create_task(keep_carrying(joined, laziness))
+        making = asyncio.create_task(make())
+        got = b""
+        while (data := await asyncio.wait_for(joined.stream.next_bytes(), 10)) is not None:
+            got += data
+        await making
+        carrying.cancel()
+        return got
+
+    assert asyncio.run(run()) == b"".join(parts)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(SIZES, max_size=40), st.integers(1, 5))
+def test_any_values_arrive_one_by_one(sizes: list[int], laziness: int) -> None:
+    values = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+
+    async def run() -> list[bytes]:
+        joined = Joined()
+
+        async def make() -> None:
+            for value in values:
+                await joined.sender.send(pickle.dumps(value), BINARY)
+
+        carrying = asyncio.create_task(keep_carrying(joined, laziness))
+        making = asyncio.create_task(make())
+        got = []
+        deadline = time.monotonic() + 10
+        while len(got) < len(values):
+            assert time.monotonic() < deadline
+            if (value := joined.value()) is None:
+                await asyncio.sleep(0)
+            else:
+                got.append(value)
+        await making
+        carrying.cancel()
+        return got
+
+    assert asyncio.run(run()) == values
+
+
+def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too() -> None:
+    async def held(size: int) -> int:
+        joined = Joined()
+
+        async def make() -> None:
+            while True:
+                await joined.sender.send(b"x" * size)
+
+        making = asyncio.create_task(make())
+        for _ in range(WINDOW // JOINED_COST):
+            await asyncio.sleep(0)
+        for callback in joined.at_turn_end:
+            callback()
+        making.cancel()
+        assert not joined.told
+        return sum(map(cost, joined.on_the_way))
+
+    assert WINDOW <= asyncio.run(held(1)) < WINDOW + PART_COST + 1
+    assert WINDOW <= asyncio.run(held(100_000)) < WINDOW + MAX_PART
+
+
+def test_few_messages_go_back() -> None:
+    async def run() -> None:
+        joined = Joined()
+        for number in range(5000):
+            await joined.sender.send(pickle.dumps(number), BINARY)
+            joined.carry()
+            assert joined.value() == number
+        assert len(joined.told) <= 5000 * 300 // (WINDOW // 2) + 1
+
+    asyncio.run(run())
+
+
+def test_the_end_comes_after_the_parts() -> None:
+    async def run() -> None:
+        joined = Joined()
+        joined.stream.arrived(StreamPart(1, b"a", BINARY))
+        joined.stream.ended(FailedAnswer(1, "ReplicaUnavailableError", "it died"))
+        assert joined.stream.end is None
+        assert await joined.stream.next_bytes() == b"a"
+        for _ in range(2):
+            with pytest.raises(StreamFailedError, match="it died"):
+                await joined.stream.next()
+        assert joined.stream.end is not None
+        joined.stream.close()
+        assert not joined.stops, "there is nothing to stop"
+
+    asyncio.run(run())
+
+
+def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
+    async def run() -> None:
+        joined = Joined()
+        joined.stream.ended(Any)  # type: ignore[arg-type]
+        with pytest.raises(StreamFailedError, match="answered anew"):
+            await joined.stream.next()
+
+    asyncio.run(run())
+
+
+def test_closing_drops_what_is_here_and_stops_the_replica_once() -> None:
+    joined = Joined()
+    overs: list[int] = []
+    joined.stream.when_over(lambda: overs.append(1))
+    joined.stream.arrived(StreamPart(1, b"a", BINARY))
+    joined.stream.close()
+    joined.stream.close()
+    joined.stream.arrived(StreamPart(1, b"b", BINARY))
+    joined.stream.ended(ENDED)
+    assert joined.stream.take_value(lambda: None) is None
+    assert isinstance(joined.stream.end, FailedAnswer)
+    assert joined.stream.end.kind == "RequestCancelledError"
+    joined.stream.when_over(lambda: overs.append(2))
+    assert (joined.stops, overs) == (1, [1, 2])
+
+
+def test_a_stream_that_was_left_is_stopped_by_more_of_it_and_not_by_being_closed() -> None:
+    joined = Joined()
+    joined.stream.leave()
+    joined.stream.close()
+    assert not joined.stops
+    joined.stream.arrived(StreamPart(1, b"more"))
+    joined.stream.arrived(StreamPart(1, b"and more"))
+    assert joined.stops == 1
+
+
+@pytest.mark.parametrize("what", ["value", "end", "close"])
+def test_a_reader_that_waits_is_woken_once(what: str) -> None:
+    joined = Joined()
+    woken: list[str] = []
+    assert joined.stream.take_value(lambda: woken.append(what)) is None
+    if what == "value":
+        joined.stream.arrived(StreamPart(1, b"a", BINARY))
+        joined.stream.arrived(StreamPart(1, b"b", BINARY))
+    elif what == "close":
+        joined.stream.close()
+    joined.stream.ended(ENDED)
+    assert woken == [what]
+
+
+def test_a_thread_may_take_values_while_others_arrive() -> None:
+    joined = Joined()
+    got: list[int] = []
+
+    def take() -> None:
+        while joined.stream.end is None:
+            woken = threading.Event()
+            pickled = joined.stream.take_value(woken.set)
+            if pickled is not None:
+                got.append(pickle.loads(pickled))
+            elif joined.stream.end is None:
+                woken.wait(10)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for number in range(2000):
+        joined.stream.arrived(StreamPart(1, pickle.dumps(number), BINARY))
+    joined.stream.ended(ENDED)
+    thread.join(20)
+    assert got == list(range(2000))
+
+
+def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them() -> None:
+    async def run() -> list[StreamPart]:
+        joined = Joined()
+        for data, ends in ((b"a", MORE), (b"bc", MORE), (b"d", BINARY), (b"e", MORE)):
+            await joined.sender.send(data, ends)
+        await joined.sender.send(b"f" * MAX_PART)
+        await joined.sender.send(b"g")
+        joined.at_turn_end.pop()()
+        await joined.sender.send(b"h")
+        joined.sender.flush()
+        return joined.on_the_way
+
+    found = asyncio.run(run())
+    assert [part.data for part in found] == [b"abc", b"d", b"e", b"f" * MAX_PART, b"g", b"h"]
+    assert found[:2] == [StreamPart(1, b"abc", parts=2), StreamPart(1, b"d", BINARY)]
+
+
+def test_joined_parts_are_bounded_in_number_and_size() -> None:
+    async def run() -> list[StreamPart]:
+        joined = Joined()
+        for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_JOINED // 2)] * 3):
+            await joined.sender.send(data)
+        joined.at_turn_end.pop()()
+        return joined.on_the_way
+
+    found = asyncio.run(run())
+    assert [part.parts for part in found] == [MOST_JOINED, 2, 2]
+    assert max(len(part.data) for part in found) <= MAX_JOINED
+
+
+def test_a_generator_that_awaits_nothing_lets_its_parts_leave() -> None:
+    async def run() -> set[int]:
+        sent: list[StreamPart] = []
+        seen: set[int] = set()
+        sender = Sender(1, sent.append, lambda callback: callback())
+
+        async def watch() -> None:
+            while len(sent) < 5:
+                seen.add(len(sent))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        for _ in range(5):
+            time.sleep(2 * YIELD_AFTER_S)  # it computes
+            await sender.send(b"x")
+        await watching
+        return seen
+
+    assert asyncio.run(run()) >= {1, 2, 3, 4}
+
+
+def test_a_sender_whose_receiver_has_gone_fails() -> None:
+    async def run() -> None:
+        joined = Joined()
+        making = asyncio.create_task(joined.sender.send(b"x" * 3 * WINDOW))
+        await asyncio.sleep(0)
+        joined.sender.close()
+        with pytest.raises(NobodyListensError):
+            await making
+
+    asyncio.run(run())
