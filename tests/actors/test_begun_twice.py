@@ -109,7 +109,9 @@ def test_a_router_hears_that_a_stream_broke_off_on_its_way(
     monkeypatch.setattr(world.queries, "_tell", lambda _, news: told.append(news))
     run = run_by(world, "proxy", 5)
     run.begin(200, ())
-    world.queries._undeliverable(run.caller, [(m.StreamPart(7, b"", 0), run)])
+    world.queries._undeliverable(
+        run.assignment.caller_incarnation, [(m.StreamPart(7, b"", 0), run)]
+    )
     assert cancelled == [("proxy", 5)]
     run.end()
     assert told == [("begun", 5), ("undelivered", 5)]
