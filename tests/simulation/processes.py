@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from thespian.actors import ActorAddress
 
+from greenroom.actors.caller import streams
 from greenroom.actors.cluster import (
     election as candidate,
 )
@@ -48,7 +49,6 @@ from greenroom.actors.runtime import (
     processes,
     settings,
     state_dir,
-    streams,
 )
 from greenroom.actors.runtime import (
     settings as binding,
