@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 from typing_extensions import Self
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
@@ -380,30 +380,68 @@ class HTTPOptions(Settings):
     With ``pages_host`` or ``pages_port`` the pages under ``/-/`` are there alone, but for health.
     """
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    pages_host: str | None = None
-    pages_port: int | None = Field(default=None, ge=1, le=65535)
-    root_path: str = ""
-    request_timeout_s: float | None = Field(default=None, gt=0)
-    keep_alive_timeout_s: float = Field(default=90, gt=0)
-    header_timeout_s: float = Field(default=30, gt=0)
-    send_timeout_s: float = Field(default=30, gt=0)
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    workers: int = Field(default=1, ge=1, le=64)
-    max_body_bytes: int | None = Field(default=MAX_BODY_BYTES, ge=1)  # None is no limit
-    body_timeout_s: float = Field(default=30, gt=0)
-    max_waiting_body_bytes: int = Field(default=MAX_WAITING_BODY_BYTES, ge=MIN_WAITING_BODY_BYTES)
-    max_websocket_message_bytes: int = Field(default=MAX_WEBSOCKET_MESSAGE_BYTES, ge=1)
-    middlewares: tuple[MiddlewareOptions, ...] = ()
-    middlewares_dir: str | None = None
-    cors: CorsOptions | None = None
+    host: str = Field(default="127.0.0.1", description="Address for HTTP; 0.0.0.0 for all.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port for HTTP.")
+    pages_host: str | None = Field(
+        default=None,
+        description="Address for the pages under /-/ alone [127.0.0.1, given their port].",
+    )
+    pages_port: int | None = Field(
+        default=None, ge=1, le=65535, description="Port for those pages [that of all requests]."
+    )
+    root_path: str = Field(
+        default="", description="Path prefix under which a reverse proxy shows this."
+    )
+    request_timeout_s: float | None = Field(
+        default=None, gt=0, description="Seconds that an answer may take [no limit]."
+    )
+    keep_alive_timeout_s: float = Field(
+        default=90, gt=0, description="Seconds that an idle connection is kept."
+    )
+    header_timeout_s: float = Field(
+        default=30, gt=0, description="Seconds that a request's headers may take."
+    )
+    body_timeout_s: float = Field(
+        default=30, gt=0, description="Seconds that a body may take; each 500 bytes allow one more."
+    )
+    send_timeout_s: float = Field(
+        default=30, gt=0, description="Seconds that a client may take less than 500 bytes a second."
+    )
+    ssl_keyfile: str | None = Field(default=None, description="PEM: a private key, for HTTPS.")
+    ssl_certfile: str | None = Field(default=None, description="PEM: its certificate.")
+    workers: int = Field(default=1, ge=1, le=64, description="Processes that take requests.")
+    max_body_bytes: int | None = Field(
+        default=MAX_BODY_BYTES, ge=1, description="Larger bodies get 413; none for no limit."
+    )
+    max_waiting_body_bytes: int = Field(
+        default=MAX_WAITING_BODY_BYTES,
+        ge=MIN_WAITING_BODY_BYTES,
+        description="Bodies of unanswered requests in each worker; more get 503.",
+    )
+    max_websocket_message_bytes: int = Field(
+        default=MAX_WEBSOCKET_MESSAGE_BYTES,
+        ge=1,
+        description="Larger messages are closed with 1009.",
+    )
+    middlewares: tuple[MiddlewareOptions, ...] = Field(
+        default=(), description="ASGI middlewares: module:Name with commas, or JSON."
+    )
+    middlewares_dir: str | None = Field(
+        default=None,
+        description="Folder of middlewares that are not installed [where it is started].",
+    )
+    cors: CorsOptions | None = Field(
+        default=None, description="Origins whose pages may call: with commas, * for all, or JSON."
+    )
 
     @field_validator("max_body_bytes", mode="before")
     @classmethod
     def _read_none(cls, value: Any) -> Any:
         return None if value == NO_LIMIT else value
+
+    @field_serializer("max_body_bytes", when_used="json")
+    def _write_none(self, value: int | None) -> int | str:
+        return NO_LIMIT if value is None else value
 
     @model_validator(mode="after")
     def _has_pages_elsewhere(self) -> Self:

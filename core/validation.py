@@ -63,7 +63,7 @@ def _expectation(item: Any) -> str:
     if item["type"] != "extra_forbidden":
         return text
     hint = _hints().get(str(item["loc"][-1]))
-    return f"no such setting; {hint}" if hint else text
+    return f"no such setting; {hint}" if hint else "no such setting"
 
 
 def _hints() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A gunicorn master and its workers, with the settings of the environment. The host process starts it,
 sends its stderr to logs/front.log, and may keep the listening socket itself and pass it on as the
-file descriptor GREENROOM_HTTP_FD: connections then wait in it while the front is restarted.
+file descriptor GREENROOM_FRONT_FD: connections then wait in it while the front is restarted.
 
 SIGTERM drains: requests in flight are finished, for at most DRAIN_S. A dead worker is replaced at
 once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker could not start).
@@ -32,7 +32,7 @@ from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.dispatcher import Dispatcher
 
-FD_VARIABLE = "GREENROOM_HTTP_FD"
+FD_VARIABLE = "GREENROOM_FRONT_FD"
 DRAIN_S = 20
 DRAIN_MARGIN_S = 10
 

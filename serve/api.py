@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 import threading
@@ -82,7 +81,7 @@ def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
     ours = session.current()
     options = ours.settings.http if http_options is None else _http_options(http_options)
     if options != ours.settings.http and not ours.is_running:
-        ours = session.use(dataclasses.replace(ours.settings, http=options))
+        ours = session.use(ours.settings.with_http(options))
     ours.ensure_running()
     if http_options is not None and (dropped := ours.lacks(options, _named(http_options))):
         told = "; ".join(dropped)

@@ -470,7 +470,7 @@ class Controller(LoopActor):
             self.loop.send(sender, reply)
 
     def _save(self, changes: Changes) -> None:
-        self._crash_for_a_test(self.settings.crash_before_checkpoint)
+        _crash_for_a_test("BEFORE")
         try:
             with self.pulse.patience(SAVE_PATIENCE_S):
                 self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
@@ -478,7 +478,7 @@ class Controller(LoopActor):
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
             # so nobody has seen the change.
             raise _NotSavedError(changes, error) from error
-        self._crash_for_a_test(self.settings.crash_after_checkpoint)
+        _crash_for_a_test("AFTER")
         log_changes(changes)
         self._settle_soon()
 
@@ -499,10 +499,6 @@ class Controller(LoopActor):
             return
         if has_more:
             self._settle_soon()
-
-    def _crash_for_a_test(self, probability: float) -> None:
-        if probability and random.random() < probability:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def _arm(self) -> None:
         times = [self._requests.due_at()]
@@ -556,3 +552,10 @@ def _described(claim: Claim) -> str:
 
 def _done(message: am.Request) -> am.RequestReply:
     return am.RequestReply(request_id=message.request_id, value=True)
+
+
+def _crash_for_a_test(when: str) -> None:
+    """Kill this process, with the chance that a test has set in its environment."""
+    chance = os.environ.get(f"GREENROOM_TEST_CRASH_{when}_CHECKPOINT")
+    if chance and random.random() < float(chance):
+        os.kill(os.getpid(), signal.SIGKILL)

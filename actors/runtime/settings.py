@@ -1,4 +1,11 @@
-"""Where a host's system lives and listens: flags and environment, read in one function."""
+"""The settings of a host: one model gives fields, defaults, environment variables, flags and docs.
+
+Theory of operation. A setting ``x`` of :class:`HostSettings` is the flag ``--x`` and the variable
+``GREENROOM_X``; one of HTTPOptions is ``--http-x`` and ``GREENROOM_HTTP_X``. The command line makes
+its flags, and docs/commands.md its table, from the descriptions here. A host's processes all get
+the settings that it was started with: :meth:`HostSettings.to_environ` puts them into their
+environment, and :func:`read_settings` reads them there.
+"""
 
 from __future__ import annotations
 
@@ -9,105 +16,483 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from greenroom.actors.host.capacity import read_capacity
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from typing_extensions import Self
+
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.network import TLS_FILES, TlsError, Way, tls_of
-from greenroom.core.config import NO_LIMIT, HTTPOptions, validated
+from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
-from greenroom.core.validation import MAX_TAG_BYTES, wrong_with
+from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
 
-# Where other hosts reach this one, and what makes them a cluster: flags, and what they need.
-
+PREFIX = "GREENROOM_"
 TLS = ("tls_cert", "tls_key", "tls_ca")
+TEXT, JSON = "text", "json"
+DEFAULT_SILENCE_TIMEOUT_S = 5.0
+MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
+LOCAL_NAMES = ("127.0.0.1", "localhost")
+BUILT_IN_RESOURCES = ("num_cpus", "num_gpus", "memory")
 LEADS = "Greenroom Leads"  # the capability of hosts on which the controller may be
 MAY_LEAD = "Greenroom May Lead"  # of those on which one may be that has its host's word
 NETWORK_FILE = "network.json"
+_HTTP = "http_"
 
 
-def read_binding(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of HostSettings that this module is about, checked."""
-    bind, join, leaders = (values.get(name) for name in ("bind", "join", "leaders"))
-    if bind is not None:
-        bind = _bindable(str(bind))
-    if join is not None:
-        for each in str(join).split(","):
-            _check_join(each, bind)
-    files = {name: values.get(name) for name in ("key_file", *TLS)}
-    given = [name for name in TLS if files[name]]
-    if given and len(given) < len(TLS):
-        raise InvalidRequestError(
-            f"{given[0]}={files[given[0]]!r}: {', '.join(TLS)} go together, or not at all"
-        )
-    paths = {name: Path(file).absolute() if file else None for name, file in files.items()}
-    return {"bind": bind, "join": join, "leaders": leaders, **paths}
+def _default_state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(base) / "greenroom"
 
 
-def _bindable(bind: str) -> str:
-    try:
-        address = ipaddress.IPv4Address(bind)
-    except ValueError:
-        address = None
-    if address is None or address.is_unspecified or address.is_multicast:
-        raise InvalidRequestError(
-            f"bind={bind!r}: expected one IPv4 address of this host, by which others reach it"
-        )
-    return bind
+class HostSettings(BaseSettings):
+    """One host's settings. Made directly it reads no environment: see :func:`read_settings`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        env_prefix=PREFIX,
+        env_nested_delimiter="_",  # GREENROOM_HTTP_PORT is http.port
+        env_nested_max_split=1,
+        env_ignore_empty=True,
+        enable_decoding=False,  # what may be JSON is read by the field's own validator
+    )
+
+    state_dir: Path = Field(
+        default_factory=_default_state_dir,
+        description="Folder of state and logs [$XDG_STATE_HOME/greenroom or "
+        "~/.local/state/greenroom].",
+    )
+    admin_port: int = Field(
+        default=1900, gt=0, lt=65536, description="Port of this host's actor system."
+    )
+    address: str | None = Field(
+        default=None,
+        description="HOST:PORT of the system that commands and clients talk to; several hosts of "
+        "one cluster with commas [this host's].",
+    )
+    key_file: Path | None = Field(
+        default=None,
+        description="The cluster's key, copied from a host that runs. A start keeps it in the "
+        "state dir.",
+    )
+    http: HTTPOptions = HTTPOptions()
+    bind: str | None = Field(
+        default=None, description="This host's IPv4 address for other hosts [they cannot reach it]."
+    )
+    join: str | None = Field(
+        default=None,
+        description="HOST:PORT of the cluster's leader, or of all leaders with commas, for a host "
+        "that joins; needs --bind.",
+    )
+    leaders: str | None = Field(
+        default=None,
+        description="IP:PORT of all hosts that may lead, in order, with commas; they share one "
+        "state dir.",
+    )
+    host_name: str = Field(
+        default_factory=lambda: socket.gethostname() or "localhost",
+        description="This host's name in the cluster [the machine's].",
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="PEM: a certificate, for TLS between hosts."
+    )
+    tls_key: Path | None = Field(default=None, description="PEM: its private key.")
+    tls_ca: Path | None = Field(
+        default=None, description="PEM: the authority of the hosts' certificates."
+    )
+    num_cpus: float | None = Field(
+        default=None, ge=0, description="CPUs that replicas may take together [the host's]."
+    )
+    num_gpus: float | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs that they may take; they are only counted [the NVIDIA devices, of those "
+        "in CUDA_VISIBLE_DEVICES].",
+    )
+    memory: float | None = Field(
+        default=None, ge=0, description="Bytes of memory that they may take [the host's]."
+    )
+    resources: Mapping[str, float | str] = Field(
+        default_factory=dict,
+        description="Resources and labels of your own: disk=2,zone=a, or JSON. What is not a "
+        "number is a label.",
+    )
+    silence_timeout_s: float = Field(
+        default=DEFAULT_SILENCE_TIMEOUT_S,
+        description="After how many seconds a process that stands still is killed and replaced; 2 "
+        "or more, or 0 for never.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="How `start --block` prints events: text, or json for an object per line.",
+    )
+    log_max_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=0, description="Size at which a log is rotated; 0 for never."
+    )
+    log_files: int = Field(
+        default=4, ge=0, description="How many rotated files of each log to keep."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take only what the constructor is given; :func:`read_settings` adds the environment."""
+        return (init_settings,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _address_has_the_port(cls, values: dict[str, Any]) -> dict[str, Any]:
+        port = str(values.get("address") or "").partition(",")[0].rpartition(":")[2]
+        return {**values, "admin_port": port} if port.isdecimal() else values
+
+    @field_validator("state_dir", "key_file", *TLS)
+    @classmethod
+    def _is_absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.absolute()
+
+    @field_validator("http")
+    @classmethod
+    def _has_absolute_paths(cls, options: HTTPOptions) -> HTTPOptions:
+        # The host's processes leave the folder that a relative path is meant from.
+        names = ("ssl_keyfile", "ssl_certfile", "middlewares_dir")
+        paths = {name: getattr(options, name) for name in names}
+        if options.middlewares:
+            paths["middlewares_dir"] = paths["middlewares_dir"] or "."
+        changes = {name: os.path.abspath(path) for name, path in paths.items() if path}
+        return options.model_copy(update=changes)
+
+    @field_validator("address")
+    @classmethod
+    def _names_hosts(cls, address: str | None) -> str | None:
+        each = address.split(",") if address else ()
+        for one in each:
+            _check_host_and_port(one, "HOST:PORT, or several with commas")
+            if len(each) > 1 and _is_of_this_host(one):
+                raise ValueError(
+                    f"{one} is on this host alone; name the hosts of one cluster by addresses that "
+                    "all of them reach"
+                )
+        return address
+
+    @field_validator("bind")
+    @classmethod
+    def _is_one_address(cls, bind: str | None) -> str | None:
+        if bind is not None:
+            try:
+                address = ipaddress.IPv4Address(bind)
+            except ValueError:
+                address = ipaddress.IPv4Address(0)
+            if address.is_unspecified or address.is_multicast:
+                raise ValueError("expected one IPv4 address of this host, which others can reach")
+        return bind
+
+    @field_validator("join")
+    @classmethod
+    def _names_systems(cls, join: str | None) -> str | None:
+        for each in join.split(",") if join else ():
+            _check_host_and_port(each, "HOST:PORT of a system that runs")
+        return join
+
+    @field_validator("leaders")
+    @classmethod
+    def _names_leaders(cls, leaders: str | None) -> str | None:
+        each = leaders.split(",") if leaders else []
+        for address in each:
+            wanted = (
+                "IP:PORT; name each host that may lead by its --bind address and admin port, in "
+                "order, with commas"
+            )
+            host, _ = _check_host_and_port(address, wanted)
+            try:
+                ipaddress.IPv4Address(host)
+            except ValueError:
+                raise ValueError(f"{address!r}: expected {wanted}") from None
+        if leaders and (len(each) < 2 or len(set(each)) < len(each)):
+            raise ValueError("expected two different hosts or more; a single leader needs no list")
+        return leaders
+
+    @field_validator("host_name")
+    @classmethod
+    def _can_name_a_folder(cls, name: str) -> str:
+        wrong = wrong_with(name, MAX_TAG_BYTES)
+        if wrong is None and ("/" in name or name in (".", "..")):  # leaders have such folders
+            wrong = "expected a name that a folder can have"
+        if wrong:
+            raise ValueError(wrong)
+        return name
+
+    @field_validator("resources", mode="before")
+    @classmethod
+    def _are_amounts_or_labels(cls, value: Any) -> dict[str, float | str]:
+        given = _read_pairs(value)
+        if given is None or not given.keys().isdisjoint(BUILT_IN_RESOURCES):
+            raise ValueError(
+                "expected names, each once, with amounts or labels, such as disk=2,zone=a, or a "
+                "JSON object of them, such as '{\"disk\": 2}'; "
+                f"{', '.join(BUILT_IN_RESOURCES)} have settings of their own"
+            )
+        read = {name: _amount_or_label(each) for name, each in given.items()}
+        for name, each in read.items():
+            if not isinstance(each, str) and not 0 <= each < float("inf"):
+                raise ValueError(f"{name}={given[name]!r}: expected a number, 0 or more")
+        return read
+
+    @field_validator("silence_timeout_s")
+    @classmethod
+    def _is_longer_than_a_beat(cls, value: float) -> float:
+        if value and value < MIN_SILENCE_TIMEOUT_S:
+            raise ValueError(f"expected {MIN_SILENCE_TIMEOUT_S:g} seconds or more, or 0 for never")
+        return value
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.address is None:  # else the port is another host's
+            _check_place_in_cluster(self)
+        files = {name: getattr(self, name) for name in TLS}
+        given = [name for name in TLS if files[name]]
+        if given and len(given) < len(TLS):
+            told = f"{given[0]}={str(files[given[0]])!r}"
+            raise ValueError(f"{told}: {', '.join(TLS)} go together, or not at all")
+        return self
+
+    def with_http(self, options: HTTPOptions) -> HostSettings:
+        """Return a copy with other HTTP options."""
+        return self.model_copy(update={"http": self._has_absolute_paths(options)})
+
+    @property
+    def custom_resources(self) -> dict[str, float]:
+        """The amounts among ``resources``."""
+        return {name: x for name, x in self.resources.items() if not isinstance(x, str)}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels among ``resources``."""
+        return {name: x for name, x in self.resources.items() if isinstance(x, str)}
+
+    @property
+    def own_dir(self) -> Path:
+        """The folder of what is this host's alone: part of a state dir that leaders share."""
+        own = self.state_dir / "hosts" / self.host_name
+        # Unlike Path.is_dir, os.path.isdir does not raise where the folder may not be read; the
+        # process that opens a file there gives the better error.
+        return own if self.leaders or os.path.isdir(own) else self.state_dir
+
+    @property
+    def logs_dir(self) -> Path:
+        """The folder of all logs."""
+        return self.own_dir / "logs"
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the records of running processes."""
+        return self.own_dir / "run"
+
+    @property
+    def store_dir(self) -> Path:
+        """The folder of the key-value store."""
+        return self.state_dir / "store"
+
+    @property
+    def folders_dir(self) -> Path:
+        """Where the folders that replicas work in are unpacked."""
+        return self.state_dir / "folders"
+
+    @property
+    def status_file(self) -> Path:
+        """The status snapshot, beside the store."""
+        return self.own_dir / "status.json"
+
+    @property
+    def cluster_key(self) -> Path:
+        """The file that makes hosts one cluster."""
+        return self.state_dir / "cluster.key"
+
+    @property
+    def host_id_file(self) -> Path:
+        """The file with the id that distinguishes this host from another of its name."""
+        return self.own_dir / "host.id"
+
+    @property
+    def remote_addresses(self) -> tuple[str, ...]:
+        """The hosts that ``address`` names; empty where that is this host's system."""
+        each = tuple(self.address.split(",")) if self.address else ()
+        return () if any(map(_is_of_this_host, each)) else each
+
+    @property
+    def leader_addresses(self) -> tuple[str, ...]:
+        """IP:PORT of each host that may lead, in order; empty where only one may."""
+        return tuple(self.leaders.split(",")) if self.leaders else ()
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """HOST:PORT of each other host that may know who leads; empty on the only one."""
+        if self.leaders:
+            return tuple(each for each in self.leader_addresses if each != self.own_address)
+        return tuple(self.join.split(",")) if self.join else ()
+
+    @property
+    def own_address(self) -> str:
+        """HOST:PORT of this host's actor system."""
+        return f"{self.bind or LOCAL_NAMES[0]}:{self.admin_port}"
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the variables that make :func:`read_settings` give these settings again."""
+        plain = self.model_dump(mode="json")
+        plain |= {f"{_HTTP}{name}": value for name, value in plain.pop("http").items()}
+        return {
+            variable(name): value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            for name, value in plain.items()
+            if value not in (None, "", [], {})
+        }
 
 
-def _check_join(join: str, bind: str | None) -> None:
-    host, _, port = join.rpartition(":")
+def _check_host_and_port(text: str, wanted: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidRequestError(f"join={join!r}: expected HOST:PORT of a system that runs")
-    if bind is None or bind == LOOPBACK:
-        raise InvalidRequestError(
+        raise ValueError(f"{text!r} is not {wanted}")
+    return host, int(port)
+
+
+def _is_of_this_host(address: str) -> bool:
+    return address.rpartition(":")[0] in LOCAL_NAMES
+
+
+def _check_place_in_cluster(settings: HostSettings) -> None:
+    """Raise ValueError where ``join`` or ``leaders`` do not fit a host that is bound so."""
+    join, leaders, own = settings.join, settings.leaders, settings.own_address
+    if join is not None and not is_bound(settings):
+        raise ValueError(
             f"join={join!r}: other hosts must reach this one too; name its address with --bind"
         )
+    if join is not None and own in join.split(","):
+        raise ValueError(
+            f"join={join!r}: {own} is this host itself; name others, or leave --join out on the "
+            "host that leads"
+        )
+    if leaders is not None and join is not None:
+        raise ValueError(
+            f"leaders={leaders!r} and join={join!r}: a host may lead, or joins the hosts that do; "
+            "give one of them"
+        )
+    if leaders is not None and own not in settings.leader_addresses:
+        raise ValueError(
+            f"leaders={leaders!r}: this host, {settings.bind or 'without --bind'}:"
+            f"{settings.admin_port}, is not among them; name it, or let it join with --join"
+        )
 
 
-def check_others(binding: Mapping[str, Any], admin_port: int) -> None:
-    """Raise InvalidRequestError where ``join`` or ``leaders`` cannot be of a host so bound."""
-    leaders, bind, join = (binding[name] for name in ("leaders", "bind", "join"))
-    if join is not None and f"{bind}:{admin_port}" in str(join).split(","):
-        raise InvalidRequestError(
-            f"join={join!r}: {bind}:{admin_port} is this host itself; name others, or leave --join "
-            "out on the host that leads"
-        )
-    if leaders is None:
-        return
-    each = str(leaders).split(",")
-    for address in each:
-        host, _, port = address.rpartition(":")
-        try:
-            ipaddress.IPv4Address(host)
-            is_right = 0 < int(port) < 65536
-        except ValueError:
-            is_right = False
-        if not is_right:
-            raise InvalidRequestError(
-                f"leaders={leaders!r}: {address!r} is not IP:PORT; name each host that may lead by "
-                "its --bind address and admin port, in order, with commas"
-            )
-    if len(each) < 2 or len(set(each)) < len(each):
-        raise InvalidRequestError(
-            f"leaders={leaders!r}: expected two different hosts or more; a single leader needs no "
-            "--leaders"
-        )
-    if join is not None:
-        raise InvalidRequestError(
-            f"leaders={leaders!r} and join={join!r}: a host may lead, or joins those "
-            "that do; give one of them"
-        )
-    if f"{bind}:{admin_port}" not in each:
-        raise InvalidRequestError(
-            f"leaders={leaders!r}: this host, {bind or 'without --bind'}:{admin_port}, is not "
-            "among them; name it, or have it join with --join"
-        )
+def _read_pairs(value: Any) -> dict[str, Any] | None:
+    """Read name=value pairs, or JSON; None where it is neither."""
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        given = {name.strip(): text.strip() for name, _, text in pairs}
+        # A name that comes twice is a mistake: which of the two was meant is not known.
+        is_whole = all(given) and all(given.values()) and len(given) == len(pairs)
+        return given if is_whole else None
+    with contextlib.suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    return dict(value) if isinstance(value, Mapping) else None
+
+
+def _amount_or_label(value: Any) -> float | str:
+    try:
+        return -1.0 if isinstance(value, bool) else float(value)
+    except ValueError:
+        return str(value)
+    except TypeError:
+        return -1.0
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a field, as :data:`FIELDS` names it."""
+    return PREFIX + name.upper()
+
+
+# Every setting by the name of its flag and variable: those of HTTPOptions begin with ``http_``.
+FIELDS: Mapping[str, FieldInfo] = {
+    **{name: field for name, field in HostSettings.model_fields.items() if name != "http"},
+    **{f"{_HTTP}{name}": field for name, field in HTTPOptions.model_fields.items()},
+}
+
+
+def described(name: str) -> str:
+    """Return what a setting is, and its default; where the model has none, the text says it."""
+    field = FIELDS[name]
+    is_shown = field.default_factory is None and field.default not in (None, "", ())
+    shown = f" [{field.default}]" if is_shown else ""
+    return f"{str(field.description).removesuffix('.')}{shown}."
+
+
+def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> HostSettings:
+    """Read the settings from ``flags`` first, then the environment, then the defaults.
+
+    Flags are named as in :data:`FIELDS`; None means not given. Raises InvalidRequestError naming
+    each bad value.
+    """
+    source = EnvSettingsSource(HostSettings)
+    if environ is not None:
+        source.env_vars = {name.lower(): value for name, value in environ.items() if value}
+    values = source()
+    http = dict(values.get("http") or {})
+    for name, value in flags.items():
+        if value is not None and name.startswith(_HTTP):
+            http[name.removeprefix(_HTTP)] = value
+        elif value is not None:
+            values[name] = value
+    try:
+        return HostSettings(**{**values, "http": http})
+    except ValidationError as error:
+        raise InvalidRequestError(describe("settings", error)) from None
+
+
+def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> frozenset[str]:
+    """Return the names of the settings that are given to :func:`read_settings`."""
+    environ = os.environ if environ is None else environ
+    given = {name for name, value in flags.items() if value is not None}
+    return frozenset(given | {name for name in FIELDS if environ.get(variable(name))})
+
+
+# The state dir says which system is meant, the key is copied at the start, and the others are
+# settings of the command, not of the system.
+_OF_NO_SYSTEM = ("state_dir", "address", "key_file", "log_format")
+
+
+def differences(
+    settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
+) -> list[str]:
+    """Return in which of ``fields`` the settings differ from those of a system that runs.
+
+    ``running`` is what :meth:`HostSettings.to_environ` returned for that one.
+    """
+    wanted = settings.to_environ()
+    return [
+        f"{name} is {running.get(variable(name)) or 'not set'}, not {wanted.get(variable(name))}"
+        for name in FIELDS
+        if name in fields
+        and name not in _OF_NO_SYSTEM
+        and running.get(variable(name)) != wanted.get(variable(name))
+    ]
+
+
+# What the settings mean for the actor system: its place among other hosts, and the way to it.
 
 
 def prepare(settings: HostSettings) -> None:
@@ -236,326 +621,3 @@ def _resolved(addresses: Iterable[str]) -> list[str]:
     if not found:
         raise NotRunningError("; ".join(trouble))
     return found
-
-
-DEFAULT_ADMIN_PORT = 1900
-DEFAULT_LOG_MAX_BYTES = 64 * 1024 * 1024
-DEFAULT_LOG_FILES = 4
-TEXT, JSON = LOG_FORMATS = ("text", "json")
-DEFAULT_SILENCE_TIMEOUT_S = 5.0
-MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
-LOCAL_NAMES = ("127.0.0.1", "localhost")
-
-# Environment variable -> field of HostSettings, or "http.<field>" of HTTPOptions. The command line
-# sets the same fields, so each flag has its variable.
-VARIABLES = {
-    "GREENROOM_STATE_DIR": "state_dir",
-    "GREENROOM_ADMIN_PORT": "admin_port",
-    "GREENROOM_ADDRESS": "address",
-    "GREENROOM_BIND": "bind",
-    "GREENROOM_JOIN": "join",
-    "GREENROOM_LEADERS": "leaders",
-    "GREENROOM_KEY_FILE": "key_file",
-    "GREENROOM_HOST_NAME": "host_name",
-    "GREENROOM_TLS_CERT": "tls_cert",
-    "GREENROOM_TLS_KEY": "tls_key",
-    "GREENROOM_TLS_CA": "tls_ca",
-    "GREENROOM_HTTP_HOST": "http.host",
-    "GREENROOM_HTTP_PORT": "http.port",
-    "GREENROOM_HTTP_PAGES_HOST": "http.pages_host",
-    "GREENROOM_HTTP_PAGES_PORT": "http.pages_port",
-    "GREENROOM_HTTP_WORKERS": "http.workers",
-    "GREENROOM_HTTP_ROOT_PATH": "http.root_path",
-    "GREENROOM_HTTP_REQUEST_TIMEOUT_S": "http.request_timeout_s",
-    "GREENROOM_HTTP_KEEP_ALIVE_TIMEOUT_S": "http.keep_alive_timeout_s",
-    "GREENROOM_HTTP_HEADER_TIMEOUT_S": "http.header_timeout_s",
-    "GREENROOM_HTTP_MAX_BODY_BYTES": "http.max_body_bytes",
-    "GREENROOM_HTTP_BODY_TIMEOUT_S": "http.body_timeout_s",
-    "GREENROOM_HTTP_SEND_TIMEOUT_S": "http.send_timeout_s",
-    "GREENROOM_HTTP_MAX_WAITING_BODY_BYTES": "http.max_waiting_body_bytes",
-    "GREENROOM_HTTP_MAX_WEBSOCKET_MESSAGE_BYTES": "http.max_websocket_message_bytes",
-    "GREENROOM_HTTP_SSL_KEYFILE": "http.ssl_keyfile",
-    "GREENROOM_HTTP_SSL_CERTFILE": "http.ssl_certfile",
-    "GREENROOM_HTTP_MIDDLEWARES": "http.middlewares",
-    "GREENROOM_HTTP_MIDDLEWARES_DIR": "http.middlewares_dir",
-    "GREENROOM_HTTP_CORS": "http.cors",
-    "GREENROOM_NUM_CPUS": "num_cpus",
-    "GREENROOM_NUM_GPUS": "num_gpus",
-    "GREENROOM_MEMORY": "memory",
-    "GREENROOM_RESOURCES": "resources",
-    "GREENROOM_SILENCE_TIMEOUT_S": "silence_timeout_s",
-    "GREENROOM_LOG_FORMAT": "log_format",
-    "GREENROOM_LOG_MAX_BYTES": "log_max_bytes",
-    "GREENROOM_LOG_FILES": "log_files",
-    # For tests only: the chance, 0 to 1, that the controller kills itself around a checkpoint.
-    "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "crash_after_checkpoint",
-    "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "crash_before_checkpoint",
-}
-_HTTP_PATHS = ("ssl_keyfile", "ssl_certfile", "middlewares_dir")
-# The state dir says which system is meant, and the key is copied from its file at the start; the
-# others are for clients and tests.
-_OF_NO_START = (
-    "state_dir",
-    "address",
-    "key_file",
-    "log_format",
-    "crash_after_checkpoint",
-    "crash_before_checkpoint",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """One host's settings; every process of the host gets the same ones, by environment."""
-
-    state_dir: Path
-    admin_port: int = DEFAULT_ADMIN_PORT
-    address: str | None = None  # HOST:PORT, or several with commas, to talk to; None is this host's
-    http: HTTPOptions = field(default_factory=HTTPOptions)
-    bind: str | None = None  # this host's address for other hosts; None when there are none
-    join: str | None = None  # HOST:PORT, or several with commas, of a cluster to join
-    leaders: str | None = None  # IP:PORT,IP:PORT in order, where several hosts may lead
-    host_name: str = "localhost"  # by which status and placement know this host
-    key_file: Path | None = None  # the cluster key, to be copied into the state dir
-    tls_cert: Path | None = None  # PEM files, all three or none
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    num_cpus: float | None = None  # what replicas may take; None is what the host has
-    num_gpus: float | None = None
-    memory: float | None = None  # bytes
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom ones
-    labels: Mapping[str, str] = field(default_factory=dict)
-    log_format: str = TEXT  # of what `start --block` prints
-    log_max_bytes: int = DEFAULT_LOG_MAX_BYTES  # then a log is rotated; 0: never
-    log_files: int = DEFAULT_LOG_FILES  # of each log, besides the one that is written
-    silence_timeout_s: float = DEFAULT_SILENCE_TIMEOUT_S  # 0: nothing is killed for it
-    crash_after_checkpoint: float = 0.0
-    crash_before_checkpoint: float = 0.0
-
-    def __post_init__(self) -> None:
-        # The host's processes leave the folder that a relative path is meant from.
-        named = {name: getattr(self.http, name) for name in _HTTP_PATHS}
-        whole = {name: os.path.abspath(path) for name, path in named.items() if path}
-        if any(named[name] != path for name, path in whole.items()):
-            object.__setattr__(self, "http", self.http.model_copy(update=whole))
-
-    @property
-    def own_dir(self) -> Path:
-        """The folder of what is this host's alone: part of a state dir that leaders share."""
-        own = self.state_dir / "hosts" / self.host_name
-        # Path's is_dir raises where the folder may not be read, and whoever opens it tells better.
-        is_there = os.path.isdir(own)
-        return own if self.leaders or is_there else self.state_dir
-
-    @property
-    def logs_dir(self) -> Path:
-        """The folder of all logs."""
-        return self.own_dir / "logs"
-
-    @property
-    def run_dir(self) -> Path:
-        """The folder of the records of running processes."""
-        return self.own_dir / "run"
-
-    @property
-    def store_dir(self) -> Path:
-        """The folder of the key-value store."""
-        return self.state_dir / "store"
-
-    @property
-    def folders_dir(self) -> Path:
-        """Where the folders that replicas work in are unpacked."""
-        return self.state_dir / "folders"
-
-    @property
-    def status_file(self) -> Path:
-        """The status snapshot, beside the store."""
-        return self.own_dir / "status.json"
-
-    @property
-    def cluster_key(self) -> Path:
-        """The file that makes hosts one cluster."""
-        return self.state_dir / "cluster.key"
-
-    @property
-    def remote_addresses(self) -> tuple[str, ...]:
-        """What ``address`` names, where that is not this host's system."""
-        each = tuple(self.address.split(",")) if self.address else ()
-        return () if any(map(_is_of_this_host, each)) else each
-
-    @property
-    def host_id_file(self) -> Path:
-        """The file with what tells this host from another of its name."""
-        return self.own_dir / "host.id"
-
-    @property
-    def leader_addresses(self) -> tuple[str, ...]:
-        """IP:PORT of each host that may lead, in order; empty where only one may."""
-        return tuple(self.leaders.split(",")) if self.leaders else ()
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        """HOST:PORT of each other host that may know who leads; empty on the only one."""
-        if self.leaders:
-            return tuple(each for each in self.leader_addresses if each != self.own_address)
-        return tuple(self.join.split(",")) if self.join else ()
-
-    @property
-    def own_address(self) -> str:
-        """HOST:PORT of this host's actor system."""
-        return f"{self.bind or LOCAL_NAMES[0]}:{self.admin_port}"
-
-    def to_environ(self) -> dict[str, str]:
-        """Return the variables that make :func:`read_settings` give these settings again."""
-        values = {name: self._value(path) for name, path in VARIABLES.items()}
-        return {name: str(value) for name, value in values.items() if value not in (None, "")}
-
-    def _value(self, path: str) -> Any:
-        if path == "resources":
-            given = {**self.resources, **self.labels}
-            return json.dumps(given, sort_keys=True) if given else None
-        if path in {"http.middlewares", "http.cors"}:
-            plain = self.http.model_dump()[path[5:]]
-            return json.dumps(plain) if plain else None
-        if path == "http.max_body_bytes":
-            return NO_LIMIT if self.http.max_body_bytes is None else self.http.max_body_bytes
-        if path == "http.middlewares_dir" and self.http.middlewares:
-            return self.http.middlewares_dir or Path.cwd()  # the host's processes leave it
-        return getattr(self.http, path[5:]) if path.startswith("http.") else getattr(self, path)
-
-
-def read_settings(environ: Mapping[str, str] | None = None, /, **overrides: Any) -> HostSettings:
-    """Read the settings from ``overrides`` first, then the environment, then the defaults.
-
-    ``overrides`` are fields of HostSettings, or of HTTPOptions with the prefix ``http_``; None
-    means not given. Raises InvalidRequestError naming each bad value and where it came from.
-    """
-    environ = os.environ if environ is None else environ
-    values: dict[str, Any] = {
-        path: environ[name] for name, path in VARIABLES.items() if environ.get(name)
-    }
-    for name, value in overrides.items():
-        if value is not None:
-            values[_field(name)] = value
-    http = {path[5:]: value for path, value in values.items() if path.startswith("http.")}
-    binding = read_binding(values)
-    admin_port = _admin_port(values)
-    if values.get("address") is None:  # else the port is of another host
-        check_others(binding, admin_port)
-    return HostSettings(
-        state_dir=Path(values.get("state_dir") or _default_state_dir(environ)).absolute(),
-        admin_port=admin_port,
-        address=values.get("address"),
-        host_name=_host_name(values),
-        http=validated(HTTPOptions, http),
-        **binding,
-        **read_capacity(values),
-        silence_timeout_s=_silence_timeout_s(values),
-        log_format=_log_format(values),
-        log_max_bytes=_count("log_max_bytes", values, DEFAULT_LOG_MAX_BYTES),
-        log_files=_count("log_files", values, DEFAULT_LOG_FILES),
-        crash_after_checkpoint=_number("crash_after_checkpoint", values, 0.0, float),
-        crash_before_checkpoint=_number("crash_before_checkpoint", values, 0.0, float),
-    )
-
-
-def given_fields(environ: Mapping[str, str] | None = None, /, **overrides: Any) -> frozenset[str]:
-    """Return the fields that are given to :func:`read_settings`, as VARIABLES names them."""
-    environ = os.environ if environ is None else environ
-    given = {path for name, path in VARIABLES.items() if environ.get(name)}
-    return frozenset(
-        given | {_field(name) for name, value in overrides.items() if value is not None}
-    )
-
-
-def differences(
-    settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
-) -> list[str]:
-    """Say in which of ``fields`` the settings differ from those of a system that runs.
-
-    ``running`` is what :meth:`HostSettings.to_environ` returned for that one.
-    """
-    wanted = settings.to_environ()
-    return [
-        f"{path.replace('.', '_')} is {running.get(name) or 'not set'}, not {wanted.get(name)}"
-        for name, path in VARIABLES.items()
-        if path in fields and path not in _OF_NO_START and running.get(name) != wanted.get(name)
-    ]
-
-
-def _field(flag: str) -> str:
-    return flag.replace("http_", "http.", 1) if flag.startswith("http_") else flag
-
-
-def _default_state_dir(environ: Mapping[str, str]) -> Path:
-    base = (
-        environ.get("XDG_STATE_HOME")
-        or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
-    )
-    return Path(base) / "greenroom"
-
-
-def _admin_port(values: Mapping[str, Any]) -> int:
-    """Return the port of ``address`` where one is given, else ``admin_port``."""
-    address = values.get("address")
-    if address is None:
-        return int(_number("admin_port", values, DEFAULT_ADMIN_PORT, int))
-    each = str(address).split(",")
-    for one in each:
-        host, _, port = one.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidRequestError(
-                f"address={address!r}: expected HOST:PORT, or several with commas"
-            )
-        if len(each) > 1 and _is_of_this_host(one):
-            raise InvalidRequestError(
-                f"address={address!r}: {host} is this host's alone; name hosts of one cluster by "
-                "the addresses that all reach"
-            )
-    return int(each[0].rpartition(":")[2])
-
-
-def _is_of_this_host(address: str) -> bool:
-    return address.rpartition(":")[0] in LOCAL_NAMES
-
-
-def _host_name(values: Mapping[str, Any]) -> str:
-    name = str(values.get("host_name") or socket.gethostname() or "localhost")
-    wrong = wrong_with(name, MAX_TAG_BYTES)
-    if wrong is None and ("/" in name or name in (".", "..")):  # leaders have folders of that name
-        wrong = "expected what can be a folder's name"
-    if wrong:
-        raise InvalidRequestError(f"host_name={name!r}: {wrong}")
-    return name
-
-
-def _log_format(values: Mapping[str, Any]) -> str:
-    value = str(values.get("log_format", TEXT))
-    if value not in LOG_FORMATS:
-        raise InvalidRequestError(f"log_format={value!r}: expected one of {', '.join(LOG_FORMATS)}")
-    return value
-
-
-def _count(name: str, values: Mapping[str, Any], default: int) -> int:
-    value = int(_number(name, values, default, int))
-    if value < 0:
-        raise InvalidRequestError(f"{name}={value}: expected 0 or more")
-    return value
-
-
-def _silence_timeout_s(values: Mapping[str, Any]) -> float:
-    name = "silence_timeout_s"
-    value = float(_number(name, values, DEFAULT_SILENCE_TIMEOUT_S, float))
-    if value != 0 and not MIN_SILENCE_TIMEOUT_S <= value < float("inf"):
-        raise InvalidRequestError(
-            f"{name}={value:g}: expected {MIN_SILENCE_TIMEOUT_S:g} seconds or more, or 0 for never"
-        )
-    return value
-
-
-def _number(name: str, values: Mapping[str, Any], default: Any, kind: type[Any]) -> Any:
-    value = values.get(name, default)
-    try:
-        return kind(value)
-    except (TypeError, ValueError):
-        raise InvalidRequestError(f"{name}={value!r}: expected a number") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -57,8 +56,8 @@ class Session:
         running = None if address is not None else system.running_environ(self.settings)
         if running is None:
             return sorted(f"{name}={getattr(options, name)!r}" for name in names)
-        wanted = dataclasses.replace(self.settings, http=options)
-        return differences(wanted, running, {f"http.{name}" for name in names})
+        wanted = self.settings.with_http(options)
+        return differences(wanted, running, {f"http_{name}" for name in names})
 
     def connect(self) -> Connection:
         """Return the connection, opened if need be; NotRunningError when nothing runs."""

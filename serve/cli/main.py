@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +19,6 @@ from greenroom.core.errors import GreenroomError
 
 if TYPE_CHECKING:
     from greenroom.actors.runtime.settings import HostSettings
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Group(click.Group):
@@ -38,115 +36,69 @@ class _Group(click.Group):
             raise click.ClickException(text) from error
 
 
-def _settings(flags: dict[str, Any]) -> HostSettings:
-    from greenroom.serve.cli.starting import settings_from
-
-    return settings_from(flags)
-
-
-def _where(function: F) -> F:
-    """Add the flags that say which system is meant."""
-    for flag in (
-        click.option("--admin-port", type=int, help="Port of the actor system [1900]."),
-        click.option("--state-dir", metavar="DIR", help="Where state and logs are."),
-    ):
-        function = flag(function)
-    return function
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="greenroom")
+def main() -> None:
+    """Serve Python functions and classes over HTTP."""
 
 
-def _address(function: F) -> F:
-    """Add the flags that name a system on another host."""
-    for flag in (
-        click.option("--key-file", metavar="PATH", help="The cluster's key, for another host's."),
-        click.option(
-            "--address", metavar="HOST:PORT,...", help="Hosts of the system to talk to [this one]."
-        ),
-    ):
-        function = flag(function)
-    return function
+_HERE = ("state_dir", "admin_port")
+_ANYWHERE = (*_HERE, "address", "key_file")
 
 
-def _http(function: F) -> F:
-    """Add the flags of a system that may have to be started."""
-    for flag in (
-        click.option(
-            "--http-cors", metavar="ORIGINS", help="Whose pages may call: a,b, * or JSON."
-        ),
-        click.option(
-            "--http-middlewares", metavar="PATHS", help="ASGI middlewares: module:Name, or JSON."
-        ),
-        click.option("--http-workers", type=int, help="Processes that take requests [1]."),
-        click.option("--http-port", type=int, help="Port for HTTP [8000]."),
-        click.option("--http-host", help="Address for HTTP [127.0.0.1]."),
-    ):
-        function = flag(function)
-    return function
+class _Command(click.Command):
+    """A command with settings among its flags; its function gets them as ``settings``.
+
+    Of all settings it takes those in ``takes``, or all but ``leaves_out``. The flags are made when
+    click asks for them: to import the model takes longer than all that ``greenroom --help`` does.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        takes: Collection[str] = (),
+        leaves_out: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._takes = takes
+        self._leaves_out = leaves_out
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own parameters, then the settings."""
+        return [*super().get_params(ctx), *map(_flag, self._names())]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Read the settings; in ``ctx.obj`` are the names of those that are given."""
+        from greenroom.actors.runtime.settings import given_fields
+        from greenroom.serve.cli.starting import settings_from
+
+        flags = {name: ctx.params.pop(name) for name in self._names()}
+        ctx.params["settings"] = settings_from(flags)
+        ctx.obj = given_fields(**flags)
+        return super().invoke(ctx)
+
+    def _names(self) -> list[str]:
+        from greenroom.actors.runtime.forking import uncollected
+
+        with uncollected():
+            from greenroom.actors.runtime.settings import FIELDS
+
+        return [name for name in self._takes or FIELDS if name not in self._leaves_out]
 
 
-def _http_more(function: F) -> F:
-    """Add the flags for the rest of the HTTP options, which are seldom needed."""
-    for name, kind, metavar, text in (
-        ("ssl-certfile", str, "PATH", "PEM: a certificate, for HTTPS."),
-        ("ssl-keyfile", str, "PATH", "PEM: its private key."),
-        ("middlewares-dir", str, "DIR", "Where middlewares that are not installed are [.]."),
-        ("max-websocket-message-bytes", int, "BYTES", "Larger messages are refused [16 MiB]."),
-        ("max-waiting-body-bytes", int, "BYTES", "Bodies that wait in a worker [256 MiB]."),
-        ("send-timeout-s", float, "S", "How long a client may take nothing [30]."),
-        ("body-timeout-s", float, "S", "How long a body may keep us waiting [30]."),
-        ("max-body-bytes", str, "BYTES", "Larger bodies are refused; or 'none' [100 MiB]."),
-        ("header-timeout-s", float, "S", "How long a request's headers may take [30]."),
-        ("keep-alive-timeout-s", float, "S", "How long idle connections are kept [90]."),
-        ("request-timeout-s", float, "S", "How long an answer may take [no limit]."),
-        ("pages-port", int, "PORT", "Port for the pages under /-/ alone [with the rest]."),
-        ("pages-host", str, "HOST", "Address for them, if given one [127.0.0.1]."),
-        ("root-path", str, "PATH", "The prefix that a proxy shows this server under [none]."),
-    ):
-        function = click.option(f"--http-{name}", type=kind, metavar=metavar, help=text)(function)
-    return function
+def _flag(name: str) -> click.Option:
+    from greenroom.actors.runtime.settings import described
+
+    flag = name.replace("_", "-")
+    metavar = flag.rpartition("-")[2].upper()
+    return click.Option([f"--{flag}", name], metavar=metavar, help=described(name))
 
 
-def _capacity(function: F) -> F:
-    """Add the flags that say what replicas may take of the host."""
-    for flag in (
-        click.option(
-            "--resources", metavar="NAME=VALUE,...", help="Your own, and labels: disk=2,zone=a."
-        ),
-        click.option("--memory", type=float, metavar="BYTES", help="Memory [what there is]."),
-        click.option(
-            "--num-gpus", type=float, help="GPUs, which are only counted [what there is]."
-        ),
-        click.option("--num-cpus", type=float, help="CPUs that replicas may take [what there is]."),
-    ):
-        function = flag(function)
-    return function
-
-
-def _cluster(function: F) -> F:
-    """Add the flags of a host that others reach."""
-    for flag in (
-        click.option("--tls-ca", metavar="PATH", help="PEM: whose certificates to believe."),
-        click.option("--tls-key", metavar="PATH", help="PEM: its private key."),
-        click.option("--tls-cert", metavar="PATH", help="PEM: a certificate, for TLS with hosts."),
-        click.option(
-            "--key-file", metavar="PATH", help="The cluster's key, from a host that runs."
-        ),
-        click.option("--host-name", help="This host's name in the cluster [its own]."),
-        click.option(
-            "--join",
-            metavar="HOST:PORT,...",
-            help="The leaders of a cluster to join; needs --bind.",
-        ),
-        click.option(
-            "--leaders",
-            metavar="IP:PORT,...",
-            help="All hosts that may lead, in order; they share --state-dir.",
-        ),
-        click.option(
-            "--bind", metavar="A.B.C.D", help="This host's address for other hosts [none]."
-        ),
-    ):
-        function = flag(function)
-    return function
+def _command(
+    *takes: str, leaves_out: Collection[str] = (), **kwargs: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    return main.command(cls=_Command, takes=takes, leaves_out=leaves_out, **kwargs)
 
 
 _NAMING = ("target", "arguments", "app_dir", "working_dir", "name", "route_prefix")
@@ -156,8 +108,8 @@ def _application(function: Callable[..., None]) -> Callable[..., None]:
     """Add the arguments that name an application; the command gets them as ``named``."""
 
     @functools.wraps(function)
-    def gathered(**given: Any) -> None:
-        function(named={name: given.pop(name) for name in _NAMING}, **given)
+    def gathered(*args: Any, **given: Any) -> None:
+        function(*args, named={name: given.pop(name) for name in _NAMING}, **given)
 
     command = gathered
     for parameter in (
@@ -176,137 +128,98 @@ def _application(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="greenroom")
-def main() -> None:
-    """Serve Python functions and classes over HTTP."""
-
-
-@main.command()
-@_where
-@_http
-@_http_more
-@_cluster
-@_capacity
-@click.option(
-    "--silence-timeout-s",
-    type=float,
-    metavar="S",
-    help="How long a process may stand still before it is replaced; 0 for ever [5].",
-)
+@_command(leaves_out=("address",))
 @click.option("--block", is_flag=True, help="Stay until Ctrl-C, and print what happens.")
-@click.option("--log-format", metavar="text|json", help="How --block prints that [text].")
-def start(block: bool, **flags: Any) -> None:
+@click.pass_obj
+def start(given: Collection[str], block: bool, settings: HostSettings) -> None:
     """Start this host's system, unless it runs."""
-    from greenroom.actors.runtime.forking import uncollected
+    from greenroom.serve.cli import starting
 
-    with uncollected():
-        from greenroom.actors.runtime.settings import given_fields
-        from greenroom.serve.cli import starting
-
-    starting.start(_settings(flags), block=block, given=given_fields(**flags))
+    starting.start(settings, block=block, given=given)
 
 
-@main.command()
-@_where
-@_address
-@_http
-@_capacity
+@_command(leaves_out=("log_format",))
+@click.pass_obj
 @_application
 @click.option("--reload", is_flag=True, help="Deploy again when a .py file under DIR changes.")
 @click.option("--non-blocking", is_flag=True, help="Deploy and leave it running.")
 def run(
+    given: Collection[str],
     named: dict[str, Any],
     reload: bool,
     non_blocking: bool,
-    **flags: Any,
+    settings: HostSettings,
 ) -> None:
     """Run an application: start what is missing, deploy, follow the logs.
 
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
-    from greenroom.actors.runtime.settings import given_fields
     from greenroom.serve.cli import commands, running
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    settings = _settings(flags)
     source = commands.Source(**named)
-    given = given_fields(**flags)
     running.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @_application
 @click.option("--plan", is_flag=True, help="Show what would change, and change nothing.")
 def deploy(
     named: dict[str, Any],
     plan: bool,
-    **flags: Any,
+    settings: HostSettings,
 ) -> None:
     """Deploy an application on a system that runs."""
     from greenroom.serve.cli import commands
 
-    settings = _settings(flags)
     source = commands.Source(**named)
     commands.deploy(settings, source, plan=plan)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with every field.")
 @click.option("-n", "most", type=click.IntRange(1), default=20, help="How many changes [20].")
-def history(as_json: bool, most: int, **flags: Any) -> None:
+def history(as_json: bool, most: int, settings: HostSettings) -> None:
     """Show the last changes: when, by whom, and what they changed."""
     from greenroom.serve.cli import commands
 
-    commands.history(_settings(flags), as_json=as_json, most=most)
+    commands.history(settings, as_json=as_json, most=most)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.argument("change_id", metavar="[ID]", type=int, required=False)
-def undo(change_id: int | None, **flags: Any) -> None:
+def undo(change_id: int | None, settings: HostSettings) -> None:
     """Restore what was before a change, by default the last one.
 
     This is a change of its own, which can be undone too. ID is what history shows.
     """
     from greenroom.serve.cli import commands
 
-    commands.undo(_settings(flags), change_id)
+    commands.undo(settings, change_id)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.argument("name")
-def delete(name: str, **flags: Any) -> None:
+def delete(name: str, settings: HostSettings) -> None:
     """Delete an application."""
     from greenroom.serve.cli import commands
 
-    commands.delete(_settings(flags), name)
+    commands.delete(settings, name)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.argument("endpoint")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def diff(endpoint: str, as_json: bool, **flags: Any) -> None:
+def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
     """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
     from greenroom.serve.cli import commands
 
-    commands.diff(_settings(flags), endpoint, as_json=as_json)
+    commands.diff(settings, endpoint, as_json=as_json)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.argument("endpoint")
 @click.option("--to", metavar="BACKEND", help="The backend that is to get the traffic.")
 @click.option("--steps", default="0.01,0.1,0.5,1", help="Its shares [0.01,0.1,0.5,1].")
@@ -336,7 +249,7 @@ def rollout(
     wait: bool,
     abort: bool,
     promote: bool,
-    **flags: Any,
+    settings: HostSettings,
 ) -> None:
     """Move ENDPOINT's traffic to a backend step by step, and back if that does worse."""
     from greenroom.serve.cli import commands
@@ -345,7 +258,6 @@ def rollout(
 
     if sum((to is not None, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
-    settings = _settings(flags)
     if to is None:
         commands.end_rollout(settings, endpoint, promote=promote)
         return
@@ -362,12 +274,10 @@ def rollout(
     commands.start_rollout(settings, endpoint, asked, wait=wait)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--autoscaling", is_flag=True, help="Show what autoscaling decided, and why.")
-def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
+def status(as_json: bool, autoscaling: bool, settings: HostSettings) -> None:
     """Show hosts, applications, deployments and replicas.
 
     The exit code is 0 only when all of them are healthy; always, with --autoscaling.
@@ -375,51 +285,44 @@ def status(as_json: bool, autoscaling: bool, **flags: Any) -> None:
     from greenroom.serve.cli import commands
 
     if autoscaling:
-        commands.autoscaling(_settings(flags), as_json=as_json)
+        commands.autoscaling(settings, as_json=as_json)
         return
-    if not commands.status(_settings(flags), as_json=as_json):
+    if not commands.status(settings, as_json=as_json):
         sys.exit(1)
 
 
-@main.command()
-@_where
-@_address
+@_command(*_ANYWHERE)
 @click.argument("host")
-def evict(host: str, **flags: Any) -> None:
+def evict(host: str, settings: HostSettings) -> None:
     """Forget HOST, which is lost and does not come back."""
     from greenroom.serve.cli import commands
 
-    commands.evict(_settings(flags), host)
+    commands.evict(settings, host)
 
 
-@main.command(name="rotate-key")
-@_where
-@_address
-def rotate_key(**flags: Any) -> None:
+@_command(*_ANYWHERE, name="rotate-key")
+def rotate_key(settings: HostSettings) -> None:
     """Replace the key that makes hosts one cluster, on all hosts, while they serve.
 
     A host that is away needs the new one by hand; one that was evicted cannot come back.
     """
     from greenroom.serve.cli import commands
 
-    commands.rotate_key(_settings(flags))
+    commands.rotate_key(settings)
 
 
-@main.command()
-@_where
-@_address
-def rebalance(**flags: Any) -> None:
+@_command(*_ANYWHERE)
+def rebalance(settings: HostSettings) -> None:
     """Move replicas from hosts that have more of a deployment to those that have fewer.
 
     Each goes when another runs in its place.
     """
     from greenroom.serve.cli import commands
 
-    commands.rebalance(_settings(flags))
+    commands.rebalance(settings)
 
 
-@main.command()
-@_where
+@_command(*_HERE)
 @click.argument("name", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
 @click.option(
@@ -429,32 +332,30 @@ def rebalance(**flags: Any) -> None:
     default=100,
     help="Lines of each log to begin with [100].",
 )
-def logs(name: str | None, follow: bool, lines: int, **flags: Any) -> None:
+def logs(name: str | None, follow: bool, lines: int, settings: HostSettings) -> None:
     """Show logs: those whose name contains NAME, or all.
 
     NAME can be an application, a deployment, a replica, or "controller".
     """
     from greenroom.serve.cli import commands
 
-    commands.logs(_settings(flags), name, follow=follow, lines=lines)
+    commands.logs(settings, name, follow=follow, lines=lines)
 
 
-@main.command()
-@_where
-def stop(**flags: Any) -> None:
+@_command(*_HERE)
+def stop(settings: HostSettings) -> None:
     """Drain and stop this host's system; "start" resumes it."""
     from greenroom.serve.cli import starting
 
-    starting.stop(_settings(flags))
+    starting.stop(settings)
 
 
-@main.command()
-@_where
-def shutdown(**flags: Any) -> None:
+@_command(*_HERE)
+def shutdown(settings: HostSettings) -> None:
     """Stop the whole cluster, every host of it, and delete its state."""
     from greenroom.serve.cli import commands
 
-    commands.shutdown(_settings(flags))
+    commands.shutdown(settings)
 
 
 if __name__ == "__main__":

@@ -144,39 +144,9 @@ def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) 
 FROM_PROC = ("cmdline", "environ")
 
 
-@pytest.mark.parametrize("join", ["10.0.0.1:1900", "10.0.0.2:1900,10.0.0.1:1900"])
-def test_a_host_cannot_join_itself(tmp_path: Path, join: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"10\.0\.0\.1:1900 is this host itself"):
-        settings(tmp_path, GREENROOM_BIND="10.0.0.1", GREENROOM_JOIN=join)
-
-
-@pytest.mark.parametrize("name", ["a/b", "/tmp/elsewhere", "..", "."])
-def test_a_host_name_that_is_no_folders_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="expected what can be a folder's name"):
-        settings(tmp_path, GREENROOM_HOST_NAME=name)
-
-
-@pytest.mark.parametrize("bind", ["0.0.0.0", "host", "10.0.0", "::1", "224.0.0.1", "10.0.0.1:1900"])
-def test_what_is_not_one_address_cannot_be_bound(tmp_path: Path, bind: str) -> None:
-    with pytest.raises(InvalidRequestError, match="expected one IPv4 address of this host"):
-        settings(tmp_path, GREENROOM_BIND=bind)
-
-
 def test_somebody_elses_address_cannot_be_bound(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"cannot listen on 192.0.2.1: .*an address of this host"):
         binding.prepare(settings(tmp_path, GREENROOM_BIND="192.0.2.1"))
-
-
-@pytest.mark.parametrize("join", ["host", "host:", ":1900", "host:0", "host:70000", "host:x"])
-def test_what_is_no_address_cannot_be_joined(tmp_path: Path, join: str) -> None:
-    with pytest.raises(InvalidRequestError, match="expected HOST:PORT"):
-        settings(tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_JOIN=join)
-
-
-def test_only_a_bound_host_can_join(tmp_path: Path) -> None:
-    for environ in ({}, {"GREENROOM_BIND": "127.0.0.1"}):
-        with pytest.raises(InvalidRequestError, match="name its address with --bind"):
-            settings(tmp_path, GREENROOM_JOIN="10.0.0.1:1900", **environ)
 
 
 def test_a_bound_host_leads_unless_it_joins(tmp_path: Path) -> None:
@@ -218,7 +188,7 @@ def test_a_key_that_may_not_be_looked_at_is_named(
 
 
 def test_tls_files_go_together(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"tls_cert='c\.pem': .* go together"):
+    with pytest.raises(InvalidRequestError, match=r"tls_cert='.*c\.pem': .* go together"):
         settings(tmp_path, GREENROOM_TLS_CERT="c.pem", GREENROOM_TLS_CA="ca.pem")
 
 

@@ -6,47 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.errors import InvalidRequestError, StartError
+from greenroom.core.errors import StartError
 from tests.support.systems import RunningSystem, free_port, running_system
 
 OWN, OTHER = "127.0.0.8", "127.0.0.9"
-
-
-@pytest.mark.parametrize(
-    ("leaders", "join", "told"),
-    [
-        ("10.0.0.1:1900,10.0.0.2", None, r"'10.0.0.2' is not IP:PORT"),
-        ("10.0.0.1:1900,two:1900", None, r"'two:1900' is not IP:PORT"),
-        ("10.0.0.1:1900,10.0.0.2:0", None, r"'10.0.0.2:0' is not IP:PORT"),
-        ("10.0.0.1:1900", None, r"expected two different hosts"),
-        ("10.0.0.1:1900,10.0.0.1:1900", None, r"expected two different hosts"),
-        ("10.0.0.2:1900,10.0.0.3:1900", None, r"this host, 10.0.0.1:1900, is not among them"),
-        ("10.0.0.1:1900,10.0.0.2:1900", "10.0.0.2:1900", r"and join='10.0.0.2:1900'"),
-    ],
-)
-def test_bad_lists_of_leaders_are_refused(leaders: str, join: str | None, told: str) -> None:
-    given = {"bind": "10.0.0.1", "leaders": leaders, "join": join, "state_dir": "/nowhere"}
-    with pytest.raises(InvalidRequestError, match=told):
-        read_settings({}, **given)
-
-
-def test_a_host_that_is_not_bound_cannot_lead(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="without --bind:1900, is not among them"):
-        read_settings({}, leaders="10.0.0.1:1900,10.0.0.2:1900", state_dir=str(tmp_path))
-
-
-def test_leaders_keep_what_is_theirs_apart_in_the_folder_that_they_share(tmp_path: Path) -> None:
-    given = {"leaders": "10.0.0.1:1900,10.0.0.2:1900", "state_dir": str(tmp_path)}
-    one = read_settings({}, bind="10.0.0.1", host_name="one", **given)
-    two = read_settings({}, bind="10.0.0.2", host_name="two", **given)
-    assert (one.store_dir, one.cluster_key) == (two.store_dir, two.cluster_key)
-    for each in ("run_dir", "logs_dir", "status_file", "host_id_file"):
-        assert getattr(one, each) != getattr(two, each)
-    assert one.gates == ("10.0.0.2:1900",)
-    one.run_dir.mkdir(parents=True)
-    command = read_settings({}, host_name="one", state_dir=str(tmp_path))
-    assert command.run_dir == one.run_dir  # `greenroom stop` needs no --leaders
 
 
 def leader(tmp_path: Path, name: str, bind: str, port: int, **more: str) -> RunningSystem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def reported(tmp_path: Path, host: str, epoch: int, **led: str) -> list[tuple[st
     """Return what is sent, and where to, when a host reports a replica that is nobody's."""
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
-    settings = replace(read_settings({}, state_dir=str(tmp_path)), host_name="a", **led)  # type: ignore[arg-type]
+    settings = read_settings({}, state_dir=str(tmp_path), host_name="a").model_copy(update=led)
     ensure_key(settings.cluster_key)
     loop: Any = FakeLoop()
     members = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)

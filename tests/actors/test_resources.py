@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.host.capacity import capacity_of
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.core.errors import InvalidRequestError
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 
@@ -88,62 +86,3 @@ def test_a_deploy_command_tells_what_it_waits_for(small: RunningSystem, tmp_path
     finally:
         command.terminate()
         command.wait(10)
-
-
-def test_what_the_host_has_is_found_unless_it_is_said() -> None:
-    found = capacity_of(settings())
-    assert found["num_cpus"] == len(os.sched_getaffinity(0))
-    assert found["memory"] > 1024**2
-    assert found["num_gpus"] >= 0
-    said = settings(
-        GREENROOM_NUM_CPUS="0.5",
-        GREENROOM_NUM_GPUS="2",
-        GREENROOM_MEMORY="1e9",
-        GREENROOM_RESOURCES='{"disk": 2, "net": 0.5}',
-    )
-    expected = {"num_cpus": 0.5, "num_gpus": 2.0, "memory": 1e9, "disk": 2.0, "net": 0.5}
-    assert capacity_of(said) == expected
-    assert capacity_of(read_settings(said.to_environ())) == expected, "as the actors get it"
-
-
-def test_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Path, "glob", lambda *_: [Path(f"/dev/nvidia{each}") for each in (0, 1, 2, "ctl")]
-    )
-    assert capacity_of(settings())["num_gpus"] == 3
-    for visible, count in (("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert capacity_of(settings())["num_gpus"] == count
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "told"),
-    [
-        ("NUM_CPUS", "many", "num_cpus='many': expected a number, 0 or more"),
-        ("NUM_CPUS", "-1", "num_cpus='-1': expected a number, 0 or more"),
-        ("NUM_GPUS", "nan", "num_gpus='nan': expected a number, 0 or more"),
-        ("MEMORY", "4GB", "memory='4GB': expected a number of bytes, 0 or more"),
-        ("RESOURCES", "disk", "resources='disk': expected names, each once, with amounts"),
-        ("RESOURCES", "disk=", "resources='disk=': expected names, each once, with amounts"),
-        ("RESOURCES", "[1]", "resources='[1]': expected names, each once, with amounts"),
-        ("RESOURCES", "disk=2,disk=3", "resources='disk=2,disk=3': expected names, each once"),
-        ("RESOURCES", '{"disk": true}', "resources['disk']=True: expected a number"),
-        ("RESOURCES", "disk=-2", "resources['disk']='-2': expected a number, 0 or more"),
-        ("RESOURCES", '{"disk": [2]}', "resources['disk']=[2]: expected a number"),
-        ("RESOURCES", '{"num_cpus": 2}', "num_cpus, num_gpus, memory have settings of their own"),
-    ],
-)
-def test_amounts_that_are_none_are_refused(variable: str, value: str, told: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        settings(**{f"GREENROOM_{variable}": value})
-    assert told in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "given", ["gpu=2,zone=a, disk=0.5", '{"gpu": 2, "zone": "a", "disk": 0.5}']
-)
-def test_what_is_no_number_is_a_label(given: str) -> None:
-    read = read_settings({"GREENROOM_RESOURCES": given})
-    assert (read.resources, read.labels) == ({"gpu": 2, "disk": 0.5}, {"zone": "a"})
-    again = read_settings(read.to_environ())
-    assert (again.resources, again.labels) == (read.resources, read.labels)

@@ -25,8 +25,6 @@ from greenroom.actors.runtime.liveness import (
     silent_among,
 )
 from greenroom.actors.runtime.processes import identify, is_alive, send_signal
-from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.errors import InvalidRequestError
 from greenroom.core.silence import Doing
 from greenroom.serve.cli.display import note_silent, problems_of
 from greenroom.serve.cli.starting import notifier
@@ -225,20 +223,6 @@ def test_status_shows_what_is_silent_and_is_not_healthy() -> None:
     first, second = problems_of(report)
     assert "replica (pid 7) is SILENT 3 s" in first
     assert "waits for the disk, so even SIGKILL has to wait" in second
-
-
-@pytest.mark.parametrize("given", ["-1", "1.9", "nan", "inf", "soon"])
-def test_a_silence_timeout_that_is_none_is_refused(given: str) -> None:
-    with pytest.raises(InvalidRequestError, match="silence_timeout_s"):
-        read_settings({"GREENROOM_SILENCE_TIMEOUT_S": given})
-
-
-def test_a_silence_timeout_reaches_every_process() -> None:
-    for given in ("0", "2", "7.5"):
-        settings = read_settings({"GREENROOM_SILENCE_TIMEOUT_S": given})
-        assert settings.silence_timeout_s == float(given)
-        assert read_settings(settings.to_environ()).silence_timeout_s == float(given)
-    assert read_settings({}).silence_timeout_s == 5.0
 
 
 @pytest.mark.parametrize("name", ["notify", "@greenroom-test-{pid}"])

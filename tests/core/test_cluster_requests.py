@@ -71,7 +71,7 @@ REFUSED: list[tuple[str, ask.Request, type[Exception], str]] = [
             "invalid BackendConfig: num_replicas=0: Input should be greater than or equal to 1; "
             "max_ongoing_requests='many': Input should be a valid integer, unable to parse "
             "string as "
-            "an integer; colour=1: Extra inputs are not permitted"
+            "an integer; colour=1: no such setting"
         ),
     ),
     (

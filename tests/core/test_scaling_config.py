@@ -53,7 +53,7 @@ def test_the_defaults_are_ray_serves() -> None:
             "no such setting; it is called target_ongoing_requests",
         ),
         ({"scale_up_threshold": 3}, "it is one of policy_kwargs: policy={'policy_function'"),
-        ({"min_replica": 1}, "min_replica=1: Extra inputs are not permitted"),
+        ({"min_replica": 1}, "min_replica=1: no such setting"),
         ({"policy": "fastest"}, "policy.policy_function='fastest': must be 'ongoing_requests'"),
         ({"policy": 3}, "policy.policy_function=3: must be"),
         ({"policy": {"name": "a.b"}}, "policy.name='a.b': no such setting; it is called policy"),
@@ -68,7 +68,7 @@ def test_the_defaults_are_ray_serves() -> None:
         ),
         (
             {"policy": {"policy_function": "queue_length", "policy_kwargs": {"up": 1}}},
-            "up=1: Extra inputs are not permitted",
+            "up=1: no such setting",
         ),
         (
             {

@@ -116,7 +116,7 @@ def test_every_problem_is_named_in_one_error() -> None:
     assert str(caught.value) == (
         "invalid HTTPOptions: port=70000: Input should be less than or equal to 65535; "
         "workers=0: Input should be greater than or equal to 1; "
-        "hots='x': Extra inputs are not permitted"
+        "hots='x': no such setting"
     )
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class AppClient:
 
     def rebuild(self, **http: Any) -> "AppClient":
         options = validated(HTTPOptions, {**self.settings.http.model_dump(), **http})
-        self.settings = replace(self.settings, http=options)
+        self.settings = self.settings.with_http(options)
         self.front = make_app(self.settings, self.dispatcher)
         return self
 
@@ -183,7 +183,7 @@ class FrontProcess:
             **os.environ,
             "GREENROOM_STATE_DIR": str(state_dir),
             "GREENROOM_HTTP_PORT": str(self.port),
-            "GREENROOM_HTTP_FD": str(self.listener.fileno()) if pass_socket else "",
+            "GREENROOM_FRONT_FD": str(self.listener.fileno()) if pass_socket else "",
             "PYTHONWARNINGS": "default",
             **variables,
         }

@@ -120,7 +120,7 @@ def test_without_a_socket_given_it_listens_where_the_settings_say(start_front):
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("GREENROOM_HTTP_FD", "999"), ("GREENROOM_HTTP_FD", "x"), ("GREENROOM_HTTP_PORT", "x")],
+    [("GREENROOM_FRONT_FD", "999"), ("GREENROOM_FRONT_FD", "x"), ("GREENROOM_HTTP_PORT", "x")],
 )
 def test_a_bad_setting_is_one_line_naming_the_value_and_exit_code_2(tmp_path, variable, value):
     environ = {**os.environ, "GREENROOM_STATE_DIR": str(tmp_path), variable: value}

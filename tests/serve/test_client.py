@@ -25,23 +25,15 @@ def test_connecting_needs_a_system_that_runs(system):
         serve.Client.connect()
 
 
-@pytest.mark.parametrize(
-    "address", ["host", ":80", "host:", "host:x", "host:0", "host:70000", "a:1,b"]
-)
-def test_a_bad_address_is_refused(running, address):
-    with pytest.raises(InvalidRequestError, match="expected HOST:PORT"):
-        serve.Client.connect(address)
+def test_a_bad_address_is_refused(running):
+    with pytest.raises(InvalidRequestError, match="address='a:1,b': 'b' is not HOST:PORT"):
+        serve.Client.connect("a:1,b")
 
 
 def test_an_address_of_another_host_needs_the_clusters_key(tmp_path, monkeypatch):
     monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
     with pytest.raises(ValueError, match=r"10\.0\.0\.7:1900.*key; name its file with --key-file"):
         serve.Client.connect("10.0.0.7:1900")
-
-
-def test_addresses_of_one_cluster_are_not_this_hosts_own(running):
-    with pytest.raises(InvalidRequestError, match=r"127\.0\.0\.1 is this host's alone"):
-        serve.Client.connect("10.0.0.7:1900,127.0.0.1:1900")
 
 
 def test_an_address_is_used(running):

@@ -36,7 +36,7 @@ STATE_DIR = Path("/nowhere")
 def settings_of(number: int, shape: str, leaders: int) -> HostSettings:
     """Return the settings of a host; ``leaders`` is how many of the first may lead."""
     if shape == ALONE:
-        return HostSettings(state_dir=STATE_DIR)
+        return HostSettings(state_dir=STATE_DIR, host_name="localhost")
     addresses = [f"{ip_of(host)}:{PORT}" for host in range(leaders)]
     return HostSettings(
         state_dir=STATE_DIR,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from greenroom.actors.cluster import membership
@@ -78,7 +77,7 @@ class Outage(Simulation):
         self.hours = hours
         self.settle_s = 4 * LONGEST_PAUSE_S
         for number, settings in self.settings.items():
-            self.settings[number] = replace(settings, silence_timeout_s=0.0)
+            self.settings[number] = settings.model_copy(update={"silence_timeout_s": 0.0})
 
     def _run(self) -> None:
         with _stretched():

@@ -1,0 +1,230 @@
+"""The settings of a host: read from flags and environment, checked, and handed on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from greenroom.actors.host.capacity import capacity_of
+from greenroom.actors.runtime.settings import (
+    FIELDS,
+    HostSettings,
+    differences,
+    given_fields,
+    read_settings,
+    variable,
+)
+from greenroom.core.errors import InvalidRequestError
+
+HERE = {"bind": "10.0.0.1"}
+
+# Each setting with a value other than its default.
+SAMPLES = {
+    "state_dir": "/srv/state",
+    "admin_port": "1901",
+    "address": "10.0.0.2:1901",
+    "key_file": "/srv/key",
+    "bind": "10.0.0.1",
+    "join": "leader:1900,other:1900",
+    "leaders": "10.0.0.1:1900,10.0.0.2:1900",
+    "host_name": "one",
+    "num_cpus": "0.5",
+    "num_gpus": "2",
+    "memory": "1e9",
+    "resources": "disk=2,zone=a",
+    "silence_timeout_s": "7.5",
+    "log_format": "json",
+    "log_max_bytes": "0",
+    "log_files": "2",
+    "http_host": "::1",
+    "http_port": "0",
+    "http_pages_host": "127.0.0.2",
+    "http_pages_port": "9000",
+    "http_root_path": "/api",
+    "http_request_timeout_s": "2.5",
+    "http_keep_alive_timeout_s": "5",
+    "http_header_timeout_s": "6",
+    "http_body_timeout_s": "7",
+    "http_send_timeout_s": "8",
+    "http_ssl_keyfile": "/srv/key.pem",
+    "http_ssl_certfile": "/srv/cert.pem",
+    "http_workers": "2",
+    "http_max_body_bytes": "none",
+    "http_max_waiting_body_bytes": "2000000",
+    "http_max_websocket_message_bytes": "1000",
+    "http_middlewares": "a.b:C,d:E",
+    "http_middlewares_dir": "/srv",
+    "http_cors": "https://a.example",
+}
+NEEDS = {"join": HERE, "leaders": HERE}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_setting_is_read_from_its_flag_and_its_variable_and_handed_on(name: str) -> None:
+    needs = NEEDS.get(name, {})
+    by_flag = read_settings({}, **{name: SAMPLES[name]}, **needs)
+    by_variable = read_settings({variable(name): SAMPLES[name]}, **needs)
+    assert by_flag == by_variable
+    assert by_flag != read_settings({}, **needs)
+    environ = by_flag.to_environ()
+    assert read_settings(environ) == by_flag
+    assert differences(read_settings({}, **needs), environ, [name]) or name in {
+        "state_dir",
+        "address",
+        "key_file",
+        "log_format",
+    }
+
+
+def test_every_setting_has_a_sample_and_a_description() -> None:
+    assert FIELDS.keys() - SAMPLES.keys() <= {"tls_cert", "tls_key", "tls_ca"}
+    for name, field in FIELDS.items():
+        assert str(field.description).endswith("."), name
+
+
+def test_a_flag_goes_before_the_variable_and_an_empty_variable_is_none() -> None:
+    environ = {"GREENROOM_HTTP_PORT": "9000", "GREENROOM_ADMIN_PORT": "", "HOME": "/"}
+    settings = read_settings(environ, http_port="9001", http_workers=None)
+    assert (settings.http.port, settings.admin_port) == (9001, 1900)
+    assert given_fields(environ, http_workers="2") == {"http_port", "http_workers"}
+
+
+def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENROOM_HTTP_PORT", "9000")
+    monkeypatch.setenv("XDG_STATE_HOME", "/srv/xdg")
+    monkeypatch.delenv("GREENROOM_STATE_DIR", raising=False)
+    settings = read_settings()
+    assert (settings.http.port, settings.state_dir) == (9000, Path("/srv/xdg/greenroom"))
+    assert HostSettings().http.port == 8000, "made directly, it reads no environment"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("admin_port", "many", "admin_port='many': Input should be a valid integer"),
+        ("http_port", "99999", "http.port='99999': Input should be less than or equal to 65535"),
+        ("http_prot", "1", "http.prot='1': no such setting"),
+        ("http_request_timeout_s", "soon", "http.request_timeout_s='soon'"),
+        ("http_keep_alive_timeout_s", "-1", "http.keep_alive_timeout_s='-1'"),
+        ("http_header_timeout_s", "0", "http.header_timeout_s='0'"),
+        ("http_body_timeout_s", "nan", "http.body_timeout_s='nan'"),
+        ("http_send_timeout_s", "0", "http.send_timeout_s='0'"),
+        ("http_max_waiting_body_bytes", "1000", "http.max_waiting_body_bytes='1000'"),
+        ("http_max_websocket_message_bytes", "0", "http.max_websocket_message_bytes='0'"),
+        ("http_middlewares", "[", "http.middlewares='[': is no JSON"),
+        ("num_cpus", "many", "num_cpus='many': Input should be a valid number"),
+        ("num_cpus", "-1", "num_cpus='-1': Input should be greater than or equal to 0"),
+        ("num_gpus", "nan", "num_gpus='nan': Input should be a finite number"),
+        ("memory", "4GB", "memory='4GB': Input should be a valid number"),
+        ("resources", "disk", "resources='disk': expected names, each once, with amounts"),
+        ("resources", "disk=", "resources='disk=': expected names, each once, with amounts"),
+        ("resources", "[1]", "resources='[1]': expected names, each once, with amounts"),
+        ("resources", "disk=2,disk=3", "resources='disk=2,disk=3': expected names, each once"),
+        ("resources", '{"disk": true}', "disk=True: expected a number, 0 or more"),
+        ("resources", "disk=-2", "disk='-2': expected a number, 0 or more"),
+        ("resources", '{"disk": [2]}', "disk=[2]: expected a number, 0 or more"),
+        ("resources", '{"num_cpus": 2}', "num_cpus, num_gpus, memory have settings of their own"),
+        ("silence_timeout_s", "-1", "silence_timeout_s='-1': expected 2 seconds or more, or 0"),
+        ("silence_timeout_s", "1.9", "silence_timeout_s='1.9': expected 2 seconds or more, or 0"),
+        ("silence_timeout_s", "inf", "silence_timeout_s='inf': Input should be a finite number"),
+        ("log_format", "xml", "log_format='xml': Input should be 'text' or 'json'"),
+        ("log_files", "-1", "log_files='-1': Input should be greater than or equal to 0"),
+        *(
+            ("address", address, f"address={address!r}: {address!r} is not HOST:PORT")
+            for address in ("host", ":80", "host:", "host:x", "host:0", "host:70000")
+        ),
+        ("address", "10.0.0.1:1,localhost:2", "localhost:2 is on this host alone"),
+        ("host_name", "a#b", "host_name='a#b': expected a name without '#'"),
+        *(("host_name", name, "that a folder can have") for name in ("a/b", "/tmp/x", "..", ".")),
+        *(
+            ("bind", bind, f"bind={bind!r}: expected one IPv4 address of this host")
+            for bind in ("0.0.0.0", "host", "10.0.0", "::1", "224.0.0.1", "10.0.0.1:1900")
+        ),
+        *(
+            ("join", join, f"{join!r} is not HOST:PORT of a system that runs")
+            for join in ("host", "host:", ":1900", "host:0", "host:70000", "host:x")
+        ),
+        ("join", "10.0.0.1:1900", "10.0.0.1:1900 is this host itself"),
+        ("join", "10.0.0.2:1900,10.0.0.1:1900", "10.0.0.1:1900 is this host itself"),
+        ("leaders", "10.0.0.1:1900,10.0.0.2", "'10.0.0.2' is not IP:PORT"),
+        ("leaders", "10.0.0.1:1900,two:1900", "'two:1900': expected IP:PORT"),
+        ("leaders", "10.0.0.1:1900,10.0.0.2:0", "'10.0.0.2:0' is not IP:PORT"),
+        ("leaders", "10.0.0.1:1900", "expected two different hosts"),
+        ("leaders", "10.0.0.1:1900,10.0.0.1:1900", "expected two different hosts"),
+        ("leaders", "10.0.0.2:1900,10.0.0.3:1900", "this host, 10.0.0.1:1900, is not among them"),
+    ],
+)
+def test_bad_values_are_refused_naming_the_field_and_the_value(
+    name: str, value: str, told: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_settings({"GREENROOM_BIND": HERE["bind"], variable(name): value})
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_bad_values_are_named_at_once() -> None:
+    with pytest.raises(InvalidRequestError, match=r"http\.port='x': .*; log_files='y': "):
+        read_settings({}, http_port="x", log_files="y")
+
+
+@pytest.mark.parametrize("environ", [{}, {"GREENROOM_BIND": "127.0.0.1"}])
+def test_only_a_bound_host_can_join_or_lead(environ: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequestError, match="name its address with --bind"):
+        read_settings({"GREENROOM_JOIN": "10.0.0.1:1900", **environ})
+    with pytest.raises(InvalidRequestError, match=":1900, is not among them"):
+        read_settings({"GREENROOM_LEADERS": "10.0.0.1:1900,10.0.0.2:1900", **environ})
+
+
+def test_a_host_either_leads_or_joins() -> None:
+    leaders = "10.0.0.1:1900,10.0.0.2:1900"
+    with pytest.raises(InvalidRequestError, match=r"and join='10\.0\.0\.2:1900'"):
+        read_settings({}, **HERE, leaders=leaders, join="10.0.0.2:1900")
+
+
+def test_leaders_keep_their_own_files_apart_in_the_folder_that_they_share(tmp_path: Path) -> None:
+    given = {"leaders": "10.0.0.1:1900,10.0.0.2:1900", "state_dir": str(tmp_path)}
+    one = read_settings({}, bind="10.0.0.1", host_name="one", **given)
+    two = read_settings({}, bind="10.0.0.2", host_name="two", **given)
+    assert (one.store_dir, one.cluster_key) == (two.store_dir, two.cluster_key)
+    for each in ("run_dir", "logs_dir", "status_file", "host_id_file"):
+        assert getattr(one, each) != getattr(two, each)
+    assert one.gates == ("10.0.0.2:1900",)
+    one.run_dir.mkdir(parents=True)
+    command = read_settings({}, host_name="one", state_dir=str(tmp_path))
+    assert command.run_dir == one.run_dir, "`greenroom stop` needs no --leaders"
+
+
+def test_relative_paths_start_in_the_folder_of_the_command() -> None:
+    settings = read_settings(
+        {}, state_dir="here", key_file="key", http_ssl_keyfile="../k.pem", http_middlewares="a:B"
+    )
+    here = Path.cwd()
+    assert (settings.state_dir, settings.key_file) == (here / "here", here / "key")
+    assert settings.http.ssl_keyfile == str(here.parent / "k.pem")
+    assert settings.http.middlewares_dir == str(here)
+
+
+def test_the_host_has_what_the_settings_say_or_what_is_found() -> None:
+    found = capacity_of(read_settings({}))
+    assert found["num_cpus"] == len(os.sched_getaffinity(0))
+    assert found["memory"] > 1024**2
+    assert found["num_gpus"] >= 0
+    said = read_settings({}, num_cpus="0.5", num_gpus="2", memory="1e9", resources="disk=2,zone=a")
+    expected = {"num_cpus": 0.5, "num_gpus": 2.0, "memory": 1e9, "disk": 2.0}
+    assert capacity_of(said) == expected
+    assert (said.custom_resources, said.labels) == ({"disk": 2}, {"zone": "a"})
+    assert read_settings({}, resources='{"zone": "a", "disk": 2}').resources == said.resources
+
+
+def test_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(
+        Path, "glob", lambda *_: [Path(f"/dev/nvidia{each}") for each in (0, 1, 2, "ctl")]
+    )
+    assert capacity_of(read_settings({}))["num_gpus"] == 3
+    for visible, count in (("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert capacity_of(read_settings({}))["num_gpus"] == count
