@@ -18,7 +18,7 @@ from thespian.actors import ActorAddress
 
 from greenroom.actors.cluster.leader_lease import Bidding, SeenLease, leave_word, read_lease
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime.port import CONTROLLER, Finder, ThreadPort
+from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Succession
@@ -35,7 +35,7 @@ class LeaderElection:
 
     def __init__(
         self,
-        port: ThreadPort,
+        port: Port,
         settings: HostSettings,
         on_found: Callable[[Address, Process], None],
         on_lost: Callable[[], None],

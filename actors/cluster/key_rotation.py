@@ -11,7 +11,7 @@ from greenroom.actors.messages.admin import RequestReply, RotateKey
 from greenroom.actors.messages.control import GiveKey, HoldKeys, NeedKey
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Callback, Loop
-from greenroom.actors.runtime.port import ThreadPort
+from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, Exchange, KeyFiles, SealError
 from greenroom.core.cluster.hosts import HostState
@@ -125,9 +125,9 @@ class KeyRotation:
 
 
 class KeyHolder:
-    """A host's end, in its host process, on the port's thread."""
+    """A host's end, in its host process."""
 
-    def __init__(self, settings: HostSettings, port: ThreadPort, report: Callback) -> None:
+    def __init__(self, settings: HostSettings, port: Port, report: Callback) -> None:
         self._files = KeyFiles(settings.cluster_key)
         self._port = port
         self._report = report

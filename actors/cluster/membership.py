@@ -9,6 +9,7 @@ from typing import Any
 
 from thespian.actors import ActorAddress
 
+from greenroom.actors.cluster.election import LeaderElection
 from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater, beater_towards
 from greenroom.actors.cluster.key_rotation import KeyHolder
@@ -18,7 +19,7 @@ from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import DrainHost, RequestReply
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime.port import ThreadPort
+from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.processes import send_signal
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
 from greenroom.actors.transport.addresses import parse_address
@@ -32,14 +33,14 @@ LISTEN_S = 0.5  # how often to see whether beats are answered
 
 
 class Membership:
-    """Used on the port's thread, but for ``has_joined``, ``trouble`` and ``drain``."""
+    """This host's end of its membership."""
 
     def __init__(
         self,
         settings: HostSettings,
         process: Process,
         records: RunRecords,
-        port: ThreadPort,
+        port: Port,
         describe: Callable[[], dict[str, Any]],
     ) -> None:
         self.has_joined = False
@@ -114,17 +115,19 @@ class Membership:
         )
         self._port.loop.send(self._controller, report)
 
-    def drain(self, timeout_s: float, *, leave: bool) -> bool:
-        """Have what is here replaced elsewhere; tell whether that was answered in time. Blocks.
+    async def drain(self, timeout_s: float, *, leave: bool) -> bool:
+        """Have what is here replaced elsewhere; return whether that was answered in time.
 
-        Not done where no controller is known.
+        Nothing happens where no controller is known.
         """
         if self._controller is None:
             return False
         request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
         request = DrainHost(request_id=request_id, host=self._settings.host_name, leave=leave)
         self._has_left = leave
-        return self._port.ask_until(lambda: self._controller, request, RequestReply, timeout_s)
+        return await self._port.ask_until(
+            lambda: self._controller, request, RequestReply, timeout_s
+        )
 
     def _report_again(self) -> None:
         self.report()
@@ -157,3 +160,59 @@ class Membership:
         if self.obeys(message.epoch, sender) and process in self._records.with_role("replica"):
             logger.warning("killing replica process %d, as the controller asks", process.pid)
             send_signal(process, signal.SIGKILL)
+
+
+def find_controller(
+    port: Port,
+    settings: HostSettings,
+    membership: Membership,
+    on_found: Callable[[], None],
+) -> Finder | LeaderElection:
+    """Return what finds the controller, not started: on this host, on others, or on either."""
+    finder: Finder | LeaderElection
+    if settings.leaders:
+        finder = LeaderElection(
+            port,
+            settings,
+            lambda *_: on_found(),
+            membership.lost_controller,
+            membership.silent_s,
+            lambda: membership.hosts,
+        )
+    else:
+        given = resolved_gates(settings)
+
+        def gates() -> list[ActorAddress]:
+            every = dict.fromkeys((*given, *membership.hosts)) if given else ()
+            return [ActorAddress(parse_address(gate)) for gate in every]
+
+        finder = Finder(port, CONTROLLER, lambda *_: on_found(), membership.lost_controller, gates)
+    membership.on_silence = finder.doubt
+    return finder
+
+
+def leads(settings: HostSettings, controller: Finder | LeaderElection) -> bool:
+    """Return whether the controller belongs on this host at present."""
+    return controller.leads if isinstance(controller, LeaderElection) else settings.join is None
+
+
+def obstacle(
+    settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
+) -> str:
+    """Return why this host will not join or lead; "" while it still may."""
+    trouble = membership.trouble
+    if isinstance(controller, LeaderElection) and controller.never_led:
+        trouble = controller.refusal or trouble
+    if not trouble:
+        return ""
+    if isinstance(controller, LeaderElection) and not membership.is_refused:
+        if not controller.never_led:
+            return ""  # it will lead itself, if no other host does
+        first = settings.leader_addresses[0]
+        begin = "" if first == settings.own_address else f"start {first} first, or "
+        trouble += (
+            f"; and nobody has led from the state dir {settings.state_dir} yet, where only the "
+            f"first of --leaders may begin: {begin}name the folder that all leaders share with "
+            "--state-dir"
+        )
+    return f"cannot join {', '.join(settings.gates)}: {trouble}"

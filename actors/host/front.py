@@ -1,25 +1,57 @@
-"""The HTTP front's gunicorn master, as the host process starts it.
+"""The HTTP front of a host: the gunicorn master, kept up by the host process.
 
-The first one is forked, with what has been imported; a later one is a program of its own, for by
-then the host process has threads.
+The first master is forked, with what the host process has imported; a later one is a program of its
+own, for by then the host process has threads.
+
+Workers outlive their master and go on serving. So a master that dies costs no request: the host
+process starts another on the same listening socket, and once that has workers, tells those of the
+dead one to finish. A host process that finds a front running borrows the socket from a worker.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
+import logging
 import os
+import signal
+import socket
 import ssl
 import subprocess
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
-from greenroom.actors.host.records import FRONT_ROLE, RunRecords
+from greenroom.actors.host.http_port import bind_http, borrow
+from greenroom.actors.host.records import FRONT_ROLE, WORKER_ROLE, RunRecords, role_of
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.logs import open_log_or_stderr
-from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.processes import (
+    child_pids,
+    identify,
+    is_alive,
+    kill_all,
+    parent_pid,
+    send_signal,
+    wait_gone,
+)
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.backoff import pause_s
+from greenroom.core.errors import StartError
 
+logger = logging.getLogger(__name__)
+
+STABLE_S = 10.0  # a master that ran this long did not die of its start
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0  # where one master after the other dies
+BIND_RETRY_S = 1.0
+BIND_TIMEOUT_S = 5.0
+BIND_POLL_S = 0.02
+BORROW_RETRY_S = 1.0
+WORKERS_POLL_S = 0.05
+STOP_TIMEOUT_S = 30.0
 _PROGRAM = """
 import sys
 from greenroom.actors.host.front import be_front
@@ -27,18 +59,129 @@ be_front(int(sys.argv[1]))
 """
 
 
-def start_front(settings: HostSettings, records: RunRecords, listener: int) -> Process | None:
-    """Start a front on a duplicate of this listening socket; None where it has ended already."""
-    output, held = open_log_or_stderr(settings, "front"), os.dup(listener)
-    try:
-        start = _fork if forking.can_fork() else _spawn
-        front = identify(start(output, held))
-    finally:
-        os.close(output)
-        os.close(held)
-    if front is not None:
-        records.add(front, FRONT_ROLE)
-    return front
+class Front:
+    """The front's master process and listening socket, in the host process."""
+
+    def __init__(self, settings: HostSettings, records: RunRecords) -> None:
+        self._settings = settings
+        self._records = records
+        self.listener: socket.socket | None = None  # None while only the workers have it
+        self.process: Process | None = None
+
+    @property
+    def workers(self) -> list[int]:
+        """The pids of the master's workers that are ready."""
+        if self.process is None or not is_alive(self.process):
+            return []
+        children = child_pids(self.process.pid)
+        return sorted(pid for pid in children if role_of(pid) == WORKER_ROLE)
+
+    def hold(self, listener: socket.socket) -> None:
+        """Keep the listening socket, but not in actors: it would outlive this process there."""
+        self.listener = listener
+        os.set_inheritable(listener.fileno(), False)
+        os.register_at_fork(after_in_child=listener.close)
+
+    def start(self) -> None:
+        """Start a master on the listening socket, after getting that. Blocks; StartError."""
+        if self.listener is None:
+            self.hold(self._bind())
+        self._launch()
+
+    async def keep_up(
+        self, ended: Callable[[Process], Awaitable[None]], changed: Callable[[], None]
+    ) -> None:
+        """Start another master whenever one has ended, later where they end one after the other.
+
+        ``ended`` returns with the end of a process; ``changed`` is called once another has workers.
+        """
+        failures = 0
+        while True:
+            started_at = time.monotonic()
+            taking_over = asyncio.ensure_future(self._take_over(changed))
+            try:
+                if self.process is not None:
+                    await ended(self.process)
+            finally:
+                taking_over.cancel()
+            failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
+            if failures == 1:
+                logger.error("the HTTP front died; starting another")
+            else:
+                delay_s = pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S)
+                logger.error(
+                    "the HTTP front died, the %dth time in a row (see front.log); starting another "
+                    "in %g s",
+                    failures,
+                    delay_s,
+                )
+                await asyncio.sleep(delay_s)
+            while self.listener is None:
+                try:
+                    # On a thread, for it may wait; but only this loop starts anything, so that
+                    # nothing starts once this is cancelled.
+                    self.hold(await asyncio.to_thread(self._bind))
+                except StartError as error:
+                    logger.error("%s; trying again", error)  # noqa: TRY400  # no bug to trace
+                    await asyncio.sleep(BIND_RETRY_S)
+            self._launch()
+
+    def _launch(self) -> None:
+        assert self.listener is not None, "bound before"
+        output, held = open_log_or_stderr(self._settings, "front"), os.dup(self.listener.fileno())
+        try:
+            launch = _fork if forking.can_fork() else _spawn
+            self.process = identify(launch(output, held))
+        finally:
+            os.close(output)
+            os.close(held)
+        if self.process is not None:  # else it has ended already
+            self._records.add(self.process, FRONT_ROLE)
+
+    async def _take_over(self, changed: Callable[[], None]) -> None:
+        """Get the socket of a front that was there before, and end workers of dead masters."""
+        while self.listener is None:
+            listener = borrow(self._records.find(WORKER_ROLE), self._settings)
+            if listener is not None:
+                self.hold(listener)
+            else:  # the workers are about to start, or are of a version that lends nothing
+                await asyncio.sleep(BORROW_RETRY_S)
+        while not self.workers:
+            await asyncio.sleep(WORKERS_POLL_S)
+        for worker in self._old_workers():
+            send_signal(worker, signal.SIGTERM)  # they finish what they have
+        changed()
+
+    def stop(self) -> None:
+        """Have the master and all workers finish what they have, and end. Blocks."""
+        processes = [*self._old_workers(), *([] if self.process is None else [self.process])]
+        for process in processes:
+            send_signal(process, signal.SIGTERM)
+        wait_gone(processes, STOP_TIMEOUT_S)
+
+    def _old_workers(self) -> list[Process]:
+        own = self.process.pid if self.process is not None else 0
+        return [each for each in self._records.find(WORKER_ROLE) if parent_pid(each.pid) != own]
+
+    def _bind(self) -> socket.socket:
+        """Return the port's listening socket: the one that a dead master's workers have, or new.
+
+        Workers that do not lend it let go of the port when they are told to end.
+        """
+        workers = self._records.find(WORKER_ROLE)
+        listener = borrow(workers, self._settings)
+        if listener is not None:
+            return listener
+        for worker in workers:
+            send_signal(worker, signal.SIGTERM)
+        deadline = time.monotonic() + BIND_TIMEOUT_S
+        while workers := list(filter(is_alive, workers)):
+            with contextlib.suppress(StartError):
+                return bind_http(self._settings)
+            if time.monotonic() > deadline:
+                kill_all(workers)
+            time.sleep(BIND_POLL_S)
+        return bind_http(self._settings)
 
 
 def be_front(listener: int) -> None:
@@ -73,16 +216,14 @@ def url_of(settings: HostSettings) -> str:
 
 
 def answers_http(settings: HostSettings) -> bool:
-    """Tell whether the front answers its health page with 200."""
-    host, _, port = url_of(settings).partition("://")[2].rpartition(":")
+    """Return whether the front answers its health page with 200. Blocks."""
+    address = url_of(settings).partition("://")[2]
     connection: http.client.HTTPConnection
     if settings.http.ssl_certfile:
         context = ssl._create_unverified_context()  # our own front, asked only for its health
-        connection = http.client.HTTPSConnection(
-            host.strip("[]"), int(port), timeout=2, context=context
-        )
+        connection = http.client.HTTPSConnection(address, timeout=2, context=context)
     else:
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
+        connection = http.client.HTTPConnection(address, timeout=2)
     try:
         connection.request("GET", f"{settings.http.root_path}/-/healthz")
         return connection.getresponse().status == 200

@@ -1,7 +1,8 @@
 """The place in the actor system of a process that is no actor: messages by class, actors by name.
 
-A gunicorn worker has its :class:`Port` on the loop that it serves HTTP on. Scripts and the host
-process block, so theirs is on a loop of its own, on a thread: :class:`ThreadPort`.
+Host processes and HTTP workers have their :class:`Port` on the asyncio loop that they run on.
+Scripts block, so theirs is on a loop of its own, on a thread: :class:`ThreadPort`. A
+:class:`Finder` follows an actor of a given name through its deaths.
 """
 
 from __future__ import annotations
@@ -46,18 +47,9 @@ OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 1.0
-MAX_UNANSWERED = 10_000  # of each kind: more than replicas are asked for at once
+MAX_UNANSWERED = 10_000  # more than replicas are asked for at once
 CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
 PROXY = ("greenroom.actors.proxy.actor.Proxy", "greenroom.proxy")
-
-
-class _Unanswered(dict[Any, Callable[..., None]]):
-    """Who waits for an answer, by what was asked; the oldest go, for the dead never answer."""
-
-    def __setitem__(self, asked: Any, on_answer: Callable[..., None]) -> None:
-        super().__setitem__(asked, on_answer)
-        if len(self) > MAX_UNANSWERED:
-            del self[next(iter(self))]
 
 
 class Port:
@@ -76,21 +68,20 @@ class Port:
         self._given: list[Address] = [
             ActorAddress(parse_address(gate)) for gate in (way.gates if way is not None else ())
         ]
+        self._learnt: list[Address] = []
         self._transport = base.attach(admin_port, loop, self._arrived, way)
         schedule = partial(self._transport.scheduleTransmit, None)
         self.loop = Loop(self._transport, schedule, on_error)
         self.address: Address = self._transport.myAddress
-        self._learnt: list[Address] = []
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
-            AskProxyReply: self._proxy_replied,
+            AskProxyReply: lambda message, _: self._answered(message.request_id, message.value),
             PendingActorResponse: self._located,
-            QueryAck: self._acknowledged,
+            QueryAck: lambda message, _: self._probed(answers=not message.inShutdown),
         }
         self._instances = itertools.count(1)
-        self._locating = _Unanswered()
-        self._identifying = _Unanswered()
-        self._asking = _Unanswered()
+        # By the id of what was asked. The oldest go, for the dead never answer.
+        self._unanswered: dict[int | str, Callable[..., None]] = {}
         self._probing: deque[Callable[[bool], None]] = deque(maxlen=MAX_UNANSWERED)
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
@@ -109,7 +100,7 @@ class Port:
 
     @property
     def gates(self) -> list[Address]:
-        """The admins of the system that are known, any of which will do."""
+        """The known admins of the system, any of which will do."""
         return [*self._given, *self._learnt] or [self._transport.admin_address]
 
     def trouble(self, gate: Address | None = None) -> Trouble:
@@ -119,8 +110,7 @@ class Port:
     def reach(self, gate: Address, on_lost: Callback) -> None:
         """Connect to another host's admin; ``on_lost``, once, when it cannot be reached, or ends.
 
-        So whoever calls this again from there has one such call under way, and not twice as many
-        each time.
+        So a caller that repeats this from there has one such call under way.
         """
 
         def lost(_is_certain: bool) -> None:
@@ -140,13 +130,13 @@ class Port:
             nonlocal left
             left -= 1
             if left == 0:
-                self._tell_probed(answers=False)
+                self._probed(answers=False)
 
         for gate in gates:
             self.loop.send(gate, QueryExists(), on_failed=failed)
 
     async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Ask the actor system's admins whether one is there."""
+        """Return whether an admin of the actor system is there."""
         answer: asyncio.Future[bool] = self.loop.asyncio.create_future()
         self.probe(lambda answers: None if answer.done() else answer.set_result(answers))
         done, _ = await asyncio.wait([answer], timeout=timeout_s)
@@ -159,39 +149,68 @@ class Port:
         on_located: Callable[[Address | None], None],
         gate: Address | None = None,
     ) -> None:
-        """Ask the admin for the actor of that global name; it is created when there is none.
+        """Ask the admin for the actor of that global name; it makes one when there is none.
 
-        ``gate`` is another host's admin.
-
-        ``on_located`` gets None when the admin refuses.
+        ``gate`` is another host's admin. ``on_located`` gets None when the admin refuses.
         """
         instance = next(self._instances)
-        self._locating[instance] = on_located
+        self._await(instance, on_located)
         request = PendingActor(class_name, None, instance, None, globalName=global_name)
         self.loop.send(
             gate or self._transport.admin_address,
             request,
-            on_failed=lambda: self._tell_located(instance, None),
+            on_failed=lambda: self._answered(instance, None),
         )
 
     def identify(
         self, address: Address, on_identified: Callable[[Address, Process, int], None]
     ) -> None:
-        """Ask one of our actors who it is, and of which epoch. A dead one never answers."""
-        request_id = secrets.token_hex(8)
-        self._identifying[request_id] = on_identified
+        """Ask one of our actors for its process and its epoch. A dead one never answers."""
+        request_id = self._await(secrets.token_hex(8), on_identified)
         self.loop.send(address, Identify(request_id=request_id))
 
     def ask_proxy(self, proxy: Address, what: str, on_value: Callable[[Any], None]) -> None:
         """Ask a proxy; see AskProxy. A dead one never answers."""
-        request_id = secrets.token_hex(8)
-        self._asking[request_id] = on_value
+        request_id = self._await(secrets.token_hex(8), on_value)
         self.loop.send(proxy, AskProxy(request_id=request_id, what=what))
 
-    def _proxy_replied(self, message: AskProxyReply, _sender: Address) -> None:
-        on_value = self._asking.pop(message.request_id, None)
-        if on_value is not None:
-            on_value(message.value)
+    async def ask_until(
+        self,
+        target: Callable[[], Address | None],
+        request: Any,
+        reply_class: type,
+        timeout_s: float,
+    ) -> bool:
+        """Send a request again and again until it is answered; return whether that was in time.
+
+        ``target`` returns where to send it now, None for nowhere.
+        """
+        answered = asyncio.Event()
+
+        def arrived(message: Any, _sender: Address) -> None:
+            if message.request_id == request.request_id:
+                answered.set()
+
+        self.on(reply_class, arrived)
+        deadline = time.monotonic() + timeout_s
+        while not answered.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            address = target()
+            if address is not None:
+                self.loop.send(address, request)
+            with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
+                await asyncio.wait_for(answered.wait(), min(left_s, ASK_AGAIN_S))
+        return answered.is_set()
+
+    def _await(self, asked: Any, on_answer: Callable[..., None]) -> Any:
+        self._unanswered[asked] = on_answer
+        if len(self._unanswered) > MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]
+        return asked
+
+    def _answered(self, asked: int | str, *answer: Any) -> None:
+        on_answer = self._unanswered.pop(asked, None)
+        if on_answer is not None:
+            on_answer(*answer)
 
     def _arrived(self, envelope: Any) -> None:
         self.loop.guarded(self._received, envelope.message, envelope.sender)
@@ -205,22 +224,12 @@ class Port:
 
     def _located(self, message: Any, _sender: Address) -> None:
         address = None if message.errorCode else message.actualAddress
-        self._tell_located(message.instanceNum, address)
-
-    def _tell_located(self, instance: int, address: Address | None) -> None:
-        on_located = self._locating.pop(instance, None)
-        if on_located is not None:
-            on_located(address)
+        self._answered(message.instanceNum, address)
 
     def _identified(self, message: IdentifyReply, sender: Address) -> None:
-        on_identified = self._identifying.pop(message.request_id, None)
-        if on_identified is not None:
-            on_identified(sender, message.process, message.epoch)
+        self._answered(message.request_id, sender, message.process, message.epoch)
 
-    def _acknowledged(self, message: Any, _sender: Address) -> None:
-        self._tell_probed(answers=not message.inShutdown)
-
-    def _tell_probed(self, *, answers: bool) -> None:
+    def _probed(self, *, answers: bool) -> None:
         probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
         for on_probed in probing:
             on_probed(answers)
@@ -229,16 +238,11 @@ class Port:
 class ThreadPort(Port):
     """A :class:`Port` on a loop of its own on a daemon thread, for callers that block.
 
-    What :class:`Port` offers is for that thread, to be had by ``loop.post``; what is here is for
+    What :class:`Port` offers is for that thread, by way of ``loop.post``; the methods here are for
     all others.
     """
 
-    def __init__(
-        self,
-        admin_port: int,
-        process: Process,
-        way: Way | None = None,
-    ) -> None:
+    def __init__(self, admin_port: int, process: Process, way: Way | None = None) -> None:
         super().__init__(admin_port, process, asyncio.new_event_loop(), way)
         self._thread = threading.Thread(target=self._run, name="greenroom-port", daemon=True)
 
@@ -252,6 +256,26 @@ class ThreadPort(Port):
                 self.close()
                 raise NotRunningError(silence)
             time.sleep(OPEN_RETRY_S)
+
+    def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+        """Return whether an admin of the actor system is there; blocks."""
+        answer: Future[bool] = Future()
+        self.loop.post(
+            lambda: self.probe(
+                lambda answers: None if answer.done() else answer.set_result(answers)
+            )
+        )
+        try:
+            return answer.result(timeout_s)
+        except FutureTimeoutError:
+            return False
+
+    def close(self) -> None:
+        """End the thread and leave; what is under way is dropped."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self.loop.asyncio.call_soon_threadsafe(self.loop.asyncio.stop)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=STOP_TIMEOUT_S)
 
     def _silence(self) -> str:
         if self._given:
@@ -267,55 +291,6 @@ class ThreadPort(Port):
             + (self.trouble().reason or "one of another user answers only them")
         )
 
-    def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Ask the actor system's admin whether it is there; blocks."""
-        answer: Future[bool] = Future()
-        self.loop.post(
-            lambda: self.probe(
-                lambda answers: None if answer.done() else answer.set_result(answers)
-            )
-        )
-        try:
-            return answer.result(timeout_s)
-        except FutureTimeoutError:
-            return False
-
-    def ask_until(
-        self,
-        target: Callable[[], Address | None],
-        request: Any,
-        reply_class: type,
-        timeout_s: float,
-    ) -> bool:
-        """Send a request, again and again, until its answer has come; False if not in time.
-
-        ``target`` says to whom, None for nobody at present. Blocks.
-        """
-        answered = threading.Event()
-
-        def arrived(message: Any, _sender: Address) -> None:
-            if message.request_id == request.request_id:
-                answered.set()
-
-        def send() -> None:
-            address = target()
-            if address is not None:
-                self.loop.send(address, request)
-
-        self.on(reply_class, arrived)
-        deadline = time.monotonic() + timeout_s
-        while not answered.is_set() and (left_s := deadline - time.monotonic()) > 0:
-            self.loop.post(send)
-            answered.wait(min(left_s, ASK_AGAIN_S))
-        return answered.is_set()
-
-    def close(self) -> None:
-        """End the thread and leave; what is under way is dropped."""
-        with contextlib.suppress(RuntimeError):  # closed
-            self.loop.asyncio.call_soon_threadsafe(self.loop.asyncio.stop)
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=STOP_TIMEOUT_S)
-
     def _run(self) -> None:
         self.loop.asyncio.run_forever()
         self.detach()
@@ -326,9 +301,9 @@ class Finder:
     """Follows a globally named actor through its deaths; all on the port's loop.
 
     ``on_found(address, process)`` is called for each new incarnation, ``on_lost()`` at its death.
-    Nobody else needs to announce a new one: asking for the name creates it. ``gates`` are the
-    admins to ask in turn, by default those that the port knows. Where hosts take turns in leading,
-    an admin makes no controller for whoever asks; then its host's proxy says which one it obeys.
+    No incarnation needs to be announced: asking for the name makes one. ``gates`` are the admins to
+    ask in turn, by default those that the port knows. Where hosts take turns in leading, an admin
+    makes no controller on request; then its host's proxy says which one it obeys.
     """
 
     def __init__(
@@ -348,14 +323,15 @@ class Finder:
         self._stopped = False
         self._unwatch: Callback = lambda: None
         self.found: tuple[Address, Process] | None = None
-        self.epoch = 0  # of the controller that was found, where that was told
+        self.epoch = 0  # of the controller that was found, where it told one
 
     def start(self) -> None:
         """Look for the actor, again and again until it answers."""
         if self._stopped:
             return
         self._attempt += 1
-        attempt, gate = self._attempt, self._gates[(self._attempt - 1) % len(self._gates)]
+        attempt, gates = self._attempt, self._gates
+        gate = gates[(attempt - 1) % len(gates)]
         self._port.locate(*self._names, lambda address: self._located(address, gate), gate)
         if self._names == CONTROLLER and attempt > 1:  # an admin may be slow to refuse
             self._ask_proxy(gate)
@@ -371,7 +347,7 @@ class Finder:
         self._unwatch()
 
     def is_latest(self, sender: Address, epoch: int) -> bool:
-        """Tell whether ``sender`` is the controller that was found, and of no earlier epoch."""
+        """Return whether ``sender`` is the controller that was found, and of no earlier epoch."""
         return self.found is not None and self.found[0] == sender and self.epoch >= epoch
 
     def doubt(self) -> None:
@@ -403,7 +379,7 @@ class Finder:
             self._identify(address)
 
     def _identify(self, address: Address) -> None:
-        """Ask for the epoch too: who told of a controller may know only of an earlier one."""
+        """Ask for the epoch too: the proxy may know only of an earlier one."""
         self._port.identify(
             address, lambda _, process, epoch: self._identified(address, process, epoch)
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.host import process as joining
+from greenroom.actors.cluster import membership as membership_module
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import connection
@@ -78,13 +78,15 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() 
 def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(joining, "resolved_gates", lambda settings: settings.gates)
+    monkeypatch.setattr(membership_module, "resolved_gates", lambda settings: settings.gates)
     asked: list[str] = []
     port: Any = Port()
     port.locate = lambda _kind, _name, _told, gate: asked.append(gate.addressDetails.text)
     membership: Any = SimpleNamespace(hosts=(), lost_controller=lambda: None)
     given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900"}
-    finder = joining.find_controller(port, read_settings({}, **given), membership, lambda: None)
+    finder = membership_module.find_controller(
+        port, read_settings({}, **given), membership, lambda: None
+    )
     membership.hosts = ("10.0.0.1:1900", "10.0.0.2:1900")  # as its controller has answered
     finder.start()
     while len(asked) < 3:

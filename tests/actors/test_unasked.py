@@ -27,20 +27,18 @@ def test_only_who_is_unknown_at_two_looks_in_a_row_is_to_go() -> None:
 
 def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> None:
     """This process stands for the admin, and its children for actors, one of them another's."""
-    records, unasked, ended = RunRecords(tmp_path), Unasked(), []
+    records, unasked, admin = RunRecords(tmp_path), Unasked(), this_process()
     with named("Replica a") as known, named("Replica b") as unknown, named("Theirs c") as theirs:
         process, other = identify(known.pid), identify(unknown.pid)
         assert process is not None
         assert other is not None
         records.add(process, "replica")
-        unasked.end(this_process(), records, ended.append)  # it is on no record itself
-        unasked.end(this_process(), records, ended.append)
-        records.add(this_process(), "host")
-        unasked.end(this_process(), records, ended.append)
-        assert not ended
-        unasked.end(this_process(), records, ended.append)
+        for _ in range(2):  # it is on no record itself
+            assert unasked.end(admin, records) == []
+        records.add(admin, "host")
+        assert unasked.end(admin, records) == []
+        assert unasked.end(admin, records) == [other]
         wait_until(lambda: unknown.poll() is not None, 5, "its end")
-        assert ended == [other]
         assert is_alive(process)
         assert theirs.poll() is None
         known.kill()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.cluster import election as candidate
 from greenroom.actors.cluster import leader_lease as bidding
-from greenroom.actors.cluster.membership import Membership
-from greenroom.actors.host import process as joining
+from greenroom.actors.cluster.membership import Membership, find_controller
 from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.liveness import Pulse
@@ -157,7 +156,7 @@ class HostProcess:
         self.membership = Membership(
             settings, process.identity, records, port, lambda: {"name": settings.host_name}
         )
-        self.controller = joining.find_controller(port, settings, self.membership, self._introduce)
+        self.controller = find_controller(port, settings, self.membership, self._introduce)
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         self.controller.start()
         self._proxy.start()

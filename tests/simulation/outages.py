@@ -31,7 +31,7 @@ KINDS = ("start", "life", "health", "disk", "turns")
 HOURS = (1, 24, 300)
 LONGEST_PAUSE_S = 900.0  # 300 hours have 1,200 of them
 MOST_MORE = 100  # entries of one kind, which come and go; a leak has one for each try
-_BOUNDED = {"Port._identifying", "Port._locating", "Port._asking"}  # by port.MAX_UNANSWERED
+_BOUNDED = {"Port._unanswered"}  # by port.MAX_UNANSWERED
 _STRETCHED: list[tuple[Any, str, float]] = [
     (retries, "MAX_BACKOFF_S", LONGEST_PAUSE_S),
     (retries, "SERVED_BACKOFF_S", LONGEST_PAUSE_S),
