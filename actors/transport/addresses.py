@@ -19,6 +19,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from greenroom.actors.transport.frames import RefusedError
 from greenroom.actors.transport.sockets import is_listening, names_taken
 
 LOOPBACK = "127.0.0.1"
@@ -161,15 +162,6 @@ _FIXED = struct.Struct(">8sIHHH")  # incarnation, pid, lengths of address, host 
 MAX_TEXT = 200
 MAX_IDENTITY = _FIXED.size + 3 * MAX_TEXT
 _HEX = frozenset("0123456789abcdef")
-
-
-class RefusedError(Exception):
-    """The peer broke the rules; the text says how. ``farewell`` may still be sent to it."""
-
-    def __init__(self, reason: str, farewell: bytes = b"") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.farewell = farewell
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.endpoints import Shortage
@@ -135,39 +135,38 @@ class Trouble(NamedTuple):
         return bool(self.reason)
 
 
-class Stranger(Protocol):
-    """A connection that is not authenticated yet; equal only to itself."""
-
-    def turn_away(self, reason: str) -> None:
-        """Close it, after saying why by :meth:`Admission.refused`."""
-
-
 class Admission:
     """The strangers of one process, on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.strangers: PendingHandshakes[Stranger] = PendingHandshakes()
+        self.strangers: PendingHandshakes[object] = PendingHandshakes()
+        self._turn_away: dict[object, Callable[[str], None]] = {}  # what closes each, with a reason
         self._refusals = Refusals()
         self._troubles: dict[str, Trouble] = {}  # the last with each gate, by host and port
         self._loop = loop
         self._sweep: asyncio.TimerHandle | None = None
         self._summary: asyncio.TimerHandle | None = None
 
-    def came(self, stranger: Stranger, source: str) -> None:
-        """Give a connection from ``source``, an address, its time; another may have to go."""
+    def came(self, stranger: object, source: str, turn_away: Callable[[str], None]) -> None:
+        """Give a connection from ``source``, an address, its time; another may have to go.
+
+        ``turn_away(reason)`` closes it, and calls :meth:`left` and :meth:`refused`.
+        """
+        self._turn_away[stranger] = turn_away
         now = self._loop.time()
         oldest = self.strangers.came(stranger, source.rpartition(":")[0], now)
         if oldest is not None:
-            oldest.turn_away(
+            self._turn_away.pop(oldest)(
                 f"more than {self.strangers.limit} connections are not authenticated, and this is "
                 "the oldest"
             )
         if self._sweep is None:
             self._sweep = self._loop.call_later(self.strangers.patience_s, self._look_round)
 
-    def left(self, stranger: Stranger) -> None:
+    def left(self, stranger: object) -> None:
         """Note that a connection is authenticated, or has ended."""
         self.strangers.left(stranger)
+        self._turn_away.pop(stranger, None)
 
     def refused(self, source: str, reason: str) -> None:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
@@ -218,7 +217,9 @@ class Admission:
     def _look_round(self) -> None:
         self._sweep = None
         for stranger in self.strangers.overdue(self._loop.time()):
-            stranger.turn_away(f"it was not authenticated within {self.strangers.patience_s:g} s")
+            self._turn_away[stranger](
+                f"it was not authenticated within {self.strangers.patience_s:g} s"
+            )
         if len(self.strangers):
             self._sweep = self._loop.call_later(self.strangers.patience_s / 5, self._look_round)
 

@@ -16,9 +16,10 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
-from greenroom.actors.transport.addresses import ProcessAddress, RefusedError
+from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
 from greenroom.actors.transport.cluster_key import Keys
+from greenroom.actors.transport.frames import RefusedError
 from greenroom.actors.transport.handshake import (
     BEGINNING,
     LABEL,
@@ -159,7 +160,7 @@ class Gate:
         assert isinstance(name, tuple), name
         caller = Caller(self, sock, f"{name[0]}:{name[1]}")
         self._callers.add(caller)
-        self.admission.came(caller, caller.source)
+        self.admission.came(caller, caller.source, caller.turn_away)
         return True
 
     def left(self, caller: Caller) -> None:
@@ -232,7 +233,7 @@ class Caller:
             if refusal.farewell:
                 with contextlib.suppress(OSError):
                     self._socket.send(refusal.farewell)
-            self.turn_away(refusal.reason)
+            self.turn_away(str(refusal))
             return
         if wanted is not None:
             self._admit(*wanted)
@@ -354,7 +355,7 @@ class Dialing:
         try:
             found = read_routed(self._received, self._route, self._key)
         except RefusedError as refusal:
-            self._fail(refusal.reason, is_refusal=True)
+            self._fail(str(refusal), is_refusal=True)
             return
         if found is not None:
             self._routed(found=found)

@@ -40,17 +40,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Mapping
 from enum import Enum
-from typing import TypeVar
 
 from greenroom.actors.transport.addresses import (
     MAX_IDENTITY,
     Identity,
-    RefusedError,
     decode_identity,
     encode_identity,
 )
+from greenroom.actors.transport.frames import RefusedError
 
 # How everything that one end says before it is authenticated begins: magic, version, kind.
 #
@@ -61,8 +59,8 @@ from greenroom.actors.transport.addresses import (
 VERSION = 2
 MAGIC = b"\x89USTDY\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
 LABEL = b"greenroom transport 2 "  # of every key that is derived
-LOCAL, REMOTE, ROUTE, ROUTED = range(4)
-KINDS = {LOCAL: "local", REMOTE: "remote", ROUTE: "route", ROUTED: "routed"}
+_, REMOTE, ROUTE, ROUTED = range(4)
+KINDS = {REMOTE: "remote", ROUTE: "route", ROUTED: "routed"}
 BEGINNING = struct.Struct(">8sHB")  # magic, version, kind
 
 _TLS = (0x15, 0x16)  # how its records begin: alerts, handshakes
@@ -116,112 +114,6 @@ def hkdf_expand(prk: bytes, info: bytes, size: int = 32) -> bytes:
     return blocks[:size]
 
 
-# The life of a connection and of a session, as tables.
-#
-# Theory of operation. A *connection* is one byte stream between two processes; a *session* is
-# what the two processes have sent and still owe each other, and outlives any number of
-# connections.
-#
-#     connection   greeting --NONCE--> proving --IDENTITY--> welcoming --WELCOME--> open
-#                      `--IDENTITY (local kind)-----------------^
-#                  and from every state --REFUSE / CLOSE--> dead
-#
-#     session      detached --ATTACH--> attached --WELCOME--> open
-#                     ^                   `-------DETACH-------'   --END--> ended, from every state
-#
-# In *greeting* each side says hello: protocol version and, on the remote kind, a fresh nonce; on
-# the local kind its identity, which the kernel has vouched for. In *proving* each side sends its
-# identity with a proof that it holds the cluster key. From *welcoming* on the peer is
-# authenticated. Both then say which messages they have received; the connection is *open* and
-# carries messages in order. A
-# *dead* connection takes bytes without looking at them and never emits anything.
-#
-# A session takes messages in every state but *ended*; it keeps each until it is acknowledged.
-
-
-class ConnectionState(str, Enum):
-    """Where a connection is in its life."""
-
-    GREETING = "GREETING"
-    PROVING = "PROVING"
-    WELCOMING = "WELCOMING"
-    OPEN = "OPEN"
-    DEAD = "DEAD"
-
-
-class ConnectionEvent(str, Enum):
-    """What can happen to a connection."""
-
-    NONCE = "NONCE"  # the peer's hello of the remote kind was read
-    IDENTITY = "IDENTITY"  # the peer's identity was read, and its proof was right
-    WELCOME = "WELCOME"  # the peer said what it has received
-    ACKNOWLEDGE = "ACKNOWLEDGE"  # this side wants to say what it has received
-    REFUSE = "REFUSE"  # the peer broke the rules
-    CLOSE = "CLOSE"  # the stream ended, or this side ends it
-
-
-class SessionState(str, Enum):
-    """Where a session is in its life."""
-
-    DETACHED = "DETACHED"
-    ATTACHED = "ATTACHED"
-    OPEN = "OPEN"
-    ENDED = "ENDED"
-
-
-class SessionEvent(str, Enum):
-    """What can happen to a session."""
-
-    SEND = "SEND"  # the process wants to send a message
-    ATTACH = "ATTACH"  # an authenticated connection takes over
-    WELCOME = "WELCOME"  # the peer said what it has received
-    DETACH = "DETACH"  # its connection is dead
-    END = "END"  # the peer is given up, or was replaced by a new incarnation
-
-
-C, CE = ConnectionState, ConnectionEvent
-S, SE = SessionState, SessionEvent
-
-CONNECTION: Mapping[tuple[ConnectionState, ConnectionEvent], ConnectionState] = {
-    (C.GREETING, CE.NONCE): C.PROVING,
-    (C.GREETING, CE.IDENTITY): C.WELCOMING,
-    (C.PROVING, CE.IDENTITY): C.WELCOMING,
-    (C.WELCOMING, CE.WELCOME): C.OPEN,
-    (C.OPEN, CE.ACKNOWLEDGE): C.OPEN,
-    **{(state, CE.REFUSE): C.DEAD for state in C if state is not C.DEAD},
-    **{(state, CE.CLOSE): C.DEAD for state in C},  # closing twice is no mistake
-}
-
-SESSION: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
-    **{(state, SE.SEND): state for state in S if state is not S.ENDED},
-    **{(state, SE.ATTACH): S.ATTACHED for state in S if state is not S.ENDED},
-    (S.ATTACHED, SE.WELCOME): S.OPEN,
-    (S.ATTACHED, SE.DETACH): S.DETACHED,
-    (S.OPEN, SE.DETACH): S.DETACHED,
-    **{(state, SE.END): S.ENDED for state in S},  # ending twice is no mistake
-}
-
-
-class IllegalEventError(RuntimeError):
-    """A call that makes no sense in this state: a bug in the caller."""
-
-
-AnyState = TypeVar("AnyState", ConnectionState, SessionState)
-AnyEvent = TypeVar("AnyEvent", ConnectionEvent, SessionEvent)
-
-
-def next_state(
-    table: Mapping[tuple[AnyState, AnyEvent], AnyState], state: AnyState, event: AnyEvent
-) -> AnyState:
-    """Return the state after ``event``; raise IllegalEventError naming both otherwise."""
-    try:
-        return table[state, event]
-    except KeyError:
-        raise IllegalEventError(
-            f"{type(event).__name__} {event.value} in state {state.value}"
-        ) from None
-
-
 KEY_SIZE = NONCE_SIZE = PROOF_SIZE = 32
 MAX_HANDSHAKE = 1024  # more than either side's messages together
 
@@ -252,21 +144,19 @@ class Handshake:
         role: Role,
         identity: Identity,
         *,
-        key: bytes | None,
-        nonce: bytes | None,
+        key: bytes,
+        nonce: bytes,
         context: bytes = b"",
     ) -> None:
-        if (key is None) != (nonce is None):
-            raise ValueError("a remote handshake needs a key and a nonce, a local one neither")
-        if key is not None and nonce is not None and not len(key) == len(nonce) == KEY_SIZE:
+        if not len(key) == len(nonce) == KEY_SIZE:
             raise ValueError(f"key and nonce are {len(key)} and {len(nonce)} bytes, not {KEY_SIZE}")
         self.peer: Identity | None = None
         self.frame_keys: tuple[bytes, bytes] | None = None  # to send with, to receive with
         self._role, self._identity = role, identity
-        self._key, self._nonce = key, nonce or b""
-        self._kind = LOCAL if key is None else REMOTE
+        self._key, self._nonce = key, nonce
+        self._kind = REMOTE
         self._prk: bytes | None = None
-        body = encode_identity(identity) if key is None else self._nonce
+        body = self._nonce
         self._hello = beginning(self._kind) + _LENGTH.pack(len(body)) + body
         self._transcript = hashlib.sha256(context)
         self._transcript.update(self.start())
@@ -275,35 +165,32 @@ class Handshake:
     def known_peer(self) -> Identity:
         """Return who the peer is; only after IDENTITY."""
         if self.peer is None:
-            raise IllegalEventError("the peer's identity asked for before it was read")
+            raise RuntimeError("the peer's identity asked for before it was read")
         return self.peer
 
     def start(self) -> bytes:
         """Return what to send before anything was received."""
         return self._hello if self._role is Role.DIALER else b""
 
-    def step(self, received: bytearray) -> tuple[ConnectionEvent, bytes, int] | None:
-        """Read one message: what it was, the answer, its length; None while it is incomplete.
+    def step(self, received: bytearray) -> tuple[bytes, int] | None:
+        """Read one message: the answer, its length; None while it is incomplete.
 
         Raises RefusedError as soon as the bytes cannot become a right message.
         """
         return self._read_hello(received) if self._prk is None else self._read_proof(received)
 
-    def _read_hello(self, received: bytearray) -> tuple[ConnectionEvent, bytes, int] | None:
+    def _read_hello(self, received: bytearray) -> tuple[bytes, int] | None:
         check_beginning(received, self._kind, answers=self._role is Role.ACCEPTOR)
         body_at = BEGINNING.size + _LENGTH.size
         if len(received) < body_at:
             return None
         size = _LENGTH.unpack_from(received, BEGINNING.size)[0]
-        self._check_size(size, NONCE_SIZE if self._kind == REMOTE else MAX_IDENTITY)
+        self._check_size(size, NONCE_SIZE)
         end = body_at + size
         if len(received) < end:
             return None
         body = bytes(received[body_at:end])
         answer = self._hello if self._role is Role.ACCEPTOR else b""
-        if self._kind == LOCAL:
-            self._accept(decode_identity(body))
-            return ConnectionEvent.IDENTITY, answer, end
         if size != NONCE_SIZE:
             raise RefusedError(f"a nonce of {size} bytes, not {NONCE_SIZE}")
         if hmac.compare_digest(body, self._nonce):
@@ -312,7 +199,7 @@ class Handshake:
         self._derive(body)
         if self._role is Role.DIALER:
             answer = self._proof()
-        return ConnectionEvent.NONCE, answer, end
+        return answer, end
 
     def _check_size(self, size: int, limit: int) -> None:
         if size > limit:
@@ -321,7 +208,7 @@ class Handshake:
     def _derive(self, peer_nonce: bytes) -> None:
         nonces = (self._nonce, peer_nonce)
         salt = b"".join(nonces if self._role is Role.DIALER else reversed(nonces))
-        self._prk = hkdf_extract(salt, self._key or b"")
+        self._prk = hkdf_extract(salt, self._key)
 
     def _expand(self, label: bytes, context: bytes = b"") -> bytes:
         return hkdf_expand(self._prk or b"", LABEL + label + context)
@@ -340,7 +227,7 @@ class Handshake:
         self._transcript.update(mac)
         return head + mac
 
-    def _read_proof(self, received: bytearray) -> tuple[ConnectionEvent, bytes, int] | None:
+    def _read_proof(self, received: bytearray) -> tuple[bytes, int] | None:
         if len(received) < _LENGTH.size:
             return None
         size = _LENGTH.unpack_from(received)[0]
@@ -359,7 +246,7 @@ class Handshake:
         answer = self._proof() if self._role is Role.ACCEPTOR else b""
         self._check_release(answer)
         self._derive_frame_keys()
-        return ConnectionEvent.IDENTITY, answer, end
+        return answer, end
 
     def _check_release(self, farewell: bytes) -> None:
         """Refuse another release; the proof goes all the same, so that the dialer can name both."""

@@ -55,8 +55,8 @@ from greenroom.actors.transport.endpoints import (
 )
 from greenroom.actors.transport.envelopes import Envelope, decode, encode
 from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.links import Links, Peer
 from greenroom.actors.transport.network import TlsError, network_of
-from greenroom.actors.transport.peers import Peer, Peers
 
 # Messages of our own code on their way, past Thespian.
 
@@ -221,7 +221,7 @@ OnLost = Callable[[bool], None]  # gets whether the process is certainly dead
 class Watches:
     """What the transport of one process offers to watch others with; mixed into it."""
 
-    peers: Peers
+    links: Links
     _own: ProcessAddress
     _watching: dict[str, list[OnLost]]  # by the address's text
 
@@ -232,7 +232,7 @@ class Watches:
             return None
         watching = self._watching.setdefault(address.text, [])
         watching.append(on_lost)
-        self.peers.reach(address)
+        self.links.reach(address)
 
         def cancel() -> None:
             if on_lost in watching:
@@ -244,7 +244,7 @@ class Watches:
 
     def trouble_with(self, gate: Any) -> Trouble:
         """Return why the host of an address could not be reached the last time."""
-        return self.peers.trouble_with(gate.addressDetails)
+        return self.links.trouble_with(gate.addressDetails)
 
     def forgotten(self, address: ProcessAddress) -> None:
         """See Shell; what the other end could not send is lost, as if it had not been reached."""
@@ -252,7 +252,7 @@ class Watches:
 
     def _tell_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
         for on_lost in list(self._watching.get(address.text, ())):
-            self.peers.loop.call_soon(on_lost, is_certain)
+            self.links.loop.call_soon(on_lost, is_certain)
 
 
 EXPIRY_CHECK_S = 1.0
@@ -281,7 +281,7 @@ class Transport(Watches, Naming):
         self._thread: int | None = None  # the one that runs the loop
         try:
             network = network_of(own, place.environ)
-            self.peers = Peers(self.loop, place.identity(), own, self, None, network, place.gate)
+            self.links = Links(self.loop, place.identity(), own, self, network, place.gate)
         except (OSError, ClusterKeyError, TlsError):
             if self._is_own_loop:
                 self.loop.close()
@@ -355,7 +355,7 @@ class Transport(Watches, Naming):
         """Return the numbers of the sockets and of the loop's own descriptors."""
         if self._is_closed:
             return []
-        numbers = self.peers.descriptors() if hasattr(self, "peers") else []
+        numbers = self.links.descriptors() if hasattr(self, "links") else []
         return numbers + (descriptors_of(self.loop) if self._is_own_loop else [])
 
     # --- Sending ------------------------------------------------------------------------------
@@ -404,29 +404,29 @@ class Transport(Watches, Naming):
             return False  # a child that is not up yet, or this process
         delivery = Delivery(target, type(message), on_sent, on_failed)
         self._unfinished[delivery] = None
-        self.peers.send(address, encode(message), delivery, is_patient=True)
+        self.links.send(address, encode(message), delivery, is_patient=True)
         return True
 
     @property
     def is_quiet(self) -> bool:
         """See :class:`greenroom.actors.runtime.loop.Transport`."""
-        return self.peers.is_quiet
+        return self.links.is_quiet
 
     @property
     def starved_s(self) -> float:
         """See :class:`greenroom.actors.runtime.loop.Transport`."""
-        return self.peers.shortage.lasted_s(self.loop.time())
+        return self.links.shortage.lasted_s(self.loop.time())
 
     def write(self, target: Any) -> None:
         """Write what was sent to ``target`` now; on the loop's thread only."""
-        self.peers.write(target.addressDetails)
+        self.links.write(target.addressDetails)
 
     def _submit(self, intent: Any, buffers: list[Buffer]) -> None:
         address = intent.targetAddr.addressDetails
         if address == self._own:
             self.loop.call_soon(self._arrived_from_self, intent)
         elif isinstance(address, ProcessAddress):
-            self.peers.send(address, buffers, intent)
+            self.links.send(address, buffers, intent)
             if not self._expiry_due:
                 self._expiry_due = True
                 self.loop.call_later(EXPIRY_CHECK_S, self._expire)
@@ -471,19 +471,19 @@ class Transport(Watches, Naming):
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """See :class:`greenroom.actors.runtime.loop.Transport`."""
-        self.peers.at_turn_end(callback)
+        self.links.at_turn_end(callback)
 
     # --- What the peers tell ------------------------------------------------------------------
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
-        """See :class:`~greenroom.actors.transport.peers.Shell`."""
+        """See :class:`~greenroom.actors.transport.links.Shell`."""
         if sender.sender is None:
             sender.sender = ActorAddress(sender.address)
         try:
             message = decode(buffers)
         except Exception:
             logger.exception("cannot read a message of %s; it is sent back", sender.address)
-            self.peers.send(sender.address, envelopes.sent_back(buffers), tag=None)
+            self.links.send(sender.address, envelopes.sent_back(buffers), tag=None)
             return
         if type(message) is envelopes.Unreadable:
             message = envelopes.poison_from(message)
@@ -591,7 +591,7 @@ class Transport(Watches, Naming):
             asyncio._set_running_loop(outer)
             if timer is not None:
                 timer.cancel()
-        self.peers.finish_turn()
+        self.links.finish_turn()
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
@@ -659,7 +659,7 @@ class Transport(Watches, Naming):
         for intent in list(self._unfinished):
             self._finish(intent, SendStatus.Failed)
         self.set_watch([])
-        self.peers.close()
+        self.links.close()
         self._is_closed = True
         if self._is_own_loop:
             self.loop.close()

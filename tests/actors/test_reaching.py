@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,32 +13,31 @@ from greenroom.actors.runtime import port
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import ProcessAddress
-from greenroom.actors.transport.thespian_transport import Watches
 
 AWAY = ProcessAddress("10.77.0.1", 1900)
 
 
-class FakeTransport(Watches):
-    """Watches as the real one does; ``end`` is what happens when the host cannot be reached."""
+class FakeTransport:
+    """Lets others watch; ``end`` is what happens when the host cannot be reached."""
 
     deliveries_at_once = 1
     is_quiet = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.peers: Any = self
-        self._own = ProcessAddress("10.77.0.2", 70_000)
-        self._watching = {}
-        self.myAddress = ActorAddress(self._own)
+        self.watching: list[Callable[[bool], None]] = []
+        self.myAddress = ActorAddress(ProcessAddress("10.77.0.2", 70_000))
 
-    def reach(self, _address: ProcessAddress) -> None:
-        """What the real peers dial for."""
+    def watch_remote(self, _target: Any, on_lost: Callable[[bool], None]) -> Callable[[], None]:
+        self.watching.append(on_lost)
+        return lambda: self.watching.remove(on_lost)
 
     def scheduleTransmit(self, *_args: Any) -> None:
         """Nothing is sent here."""
 
     def end(self) -> None:
-        self._tell_watchers(AWAY, is_certain=True)
+        for on_lost in list(self.watching):
+            self.loop.call_soon(on_lost, True)
         self.loop.run_until_complete(asyncio.sleep(0))
 
 

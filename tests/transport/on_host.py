@@ -14,12 +14,12 @@ from pathlib import Path
 
 from thespian.actors import ActorSystem
 
+from greenroom.actors.transport.addresses import Identity
 from greenroom.actors.transport.base import install
 from greenroom.actors.transport.cluster_key import read_key
 from greenroom.actors.transport.frames import DATA, HEADER
 from greenroom.actors.transport.gate import write_route
 from greenroom.actors.transport.handshake import Handshake, Role
-from tests.transport.pairs import identity
 from tests.transport.workers import Worker
 
 PORT = 1900
@@ -141,7 +141,9 @@ def send_bombs(admin, key_file, path):
     place = (admin.addressDetails.host, admin.addressDetails.number)
     bomb = pickle.dumps(Bomb(path))
     frame = HEADER.pack(DATA, 1, len(bomb), 1, 0) + bomb
-    hello = Handshake(Role.DIALER, identity("a"), key=bytes(32), nonce=bytes(32)).start()
+    hello = Handshake(
+        Role.DIALER, Identity("a", "0" * 16, 7, "stage"), key=bytes(32), nonce=bytes(32)
+    ).start()
     for key in (bytes(32), read_key(Path(key_file))):
         heard = b""
         route = write_route(place[1], key, os.urandom(32))

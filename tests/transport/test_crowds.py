@@ -11,10 +11,10 @@ import tracemalloc
 
 import pytest
 
+from greenroom.actors.transport.addresses import Identity
 from greenroom.actors.transport.gate import write_route
 from greenroom.actors.transport.handshake import MAGIC, Handshake, Role
 from tests.support.systems import free_port
-from tests.transport.pairs import identity
 from tests.transport.worlds import KEY, World
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"
@@ -40,7 +40,9 @@ def world():
 
 def greetings(port, number):
     """Return what hostile strangers say; ``number`` is whom they want, if they get so far."""
-    hello = Handshake(Role.DIALER, identity("x"), key=bytes(32), nonce=bytes(32)).start()
+    hello = Handshake(
+        Role.DIALER, Identity("x", "0" * 16, 7, "stage"), key=bytes(32), nonce=bytes(32)
+    ).start()
     recorded = write_route(number, KEY, bytes(32))
     return [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -103,7 +105,7 @@ def test_traffic_goes_on_and_nothing_of_a_crowd_is_kept(world, caplog):
         world.until(lambda p=fresh: p.done, "a new peer gets in")
         crowd.close()
         for process in world.processes[-2:]:
-            process.peers.close()
+            process.links.close()
         del world.processes[-2:], crowd, other.inbox[-1:], fresh
         world.until(lambda: not len(there.strangers) and not len(other.strangers))
         world.until(lambda: open_files() <= files, f"{files} files are open again")

@@ -113,7 +113,7 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
             newcomer = world.process()  # whose connection waits behind those of the flood
             newcomer.send(other)
             world.until(lambda newcomer=newcomer: newcomer.done)
-            newcomer.peers.close()
+            newcomer.links.close()
     refused = [each for each in caplog.messages if f"user {NOBODY}, process" in each]
     assert 1 <= len(refused) <= 6  # in each window, of one user, one line
     (more,) = {re.sub(r"\d+", "N", each) for each in caplog.messages} - {

@@ -12,12 +12,11 @@ import pytest
 
 from greenroom.actors.transport import admission
 from greenroom.actors.transport import admission as strangers
-from greenroom.actors.transport import peers as remote
+from greenroom.actors.transport import links as remote
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.gate import write_route
 from greenroom.actors.transport.handshake import MAGIC
 from greenroom.actors.transport.network import Network
-from greenroom.actors.transport.peers import GIVE_UP_S
 from greenroom.actors.transport.sockets import tcp_listener
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HERE, KEY, THERE
@@ -35,7 +34,7 @@ def test_processes_of_two_hosts_talk_both_ways_over_one_connection(world, hosts)
     assert (one.done, other.bodies) == (tags, [b"%d" % number for number in range(1000)])
     other.send(one, b"answer")
     world.until(lambda: one.bodies == [b"answer"])
-    assert len(one.peers._channels) == len(other.peers._channels) == 1
+    assert len(one.links.connections()) == len(other.links.connections()) == 1
 
 
 def test_admins_and_their_actors_reach_each_other(world, hosts):
@@ -55,7 +54,7 @@ def test_nothing_but_the_hello_passes_through_the_gate(world, hosts):
     _, one, there, other = hosts
     one.send(other)
     world.until(lambda: one.done)
-    there.peers.close()
+    there.links.close()
     one.send(other, b"still")
     world.until(lambda: other.bodies == [b"hello", b"still"])
 
@@ -78,8 +77,8 @@ def test_a_process_that_is_not_there_is_dead_at_once(world, hosts, port):
         return took_s
 
     check_within(0.5, attempt)
-    assert not one.peers._peers
-    other.peers.close()
+    assert one.links.peers == 0
+    other.links.close()
     tag = one.send(other)
     world.until(lambda: tag in one.dead)
 
@@ -88,7 +87,7 @@ def test_a_process_that_dies_behind_an_open_connection_is_dead(world, hosts):
     _, one, _, other = hosts
     one.send(other)
     world.until(lambda: one.done)
-    other.peers.close()
+    other.links.close()
     tag = one.send(other)
     world.until(lambda: one.dead)
     assert one.dead == [tag]
@@ -132,9 +131,8 @@ def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):
     for number in range(600):
         one.send(other, b"%d" % number)
         if number % 100 == 0:
-            world.run_for(0.02)
-            for each in list(one.peers._channels.values()):
-                each._socket.shutdown(socket.SHUT_RDWR)
+            world.until(lambda number=number: len(other.bodies) > number, "it is connected")
+            one.cut()
     world.until(lambda: len(one.done) == 600)
     assert other.bodies == [b"%d" % number for number in range(600)]
     assert not one.dead
@@ -149,19 +147,8 @@ def test_both_dialing_at_once_lose_and_repeat_nothing(world, port):
         world.until(lambda a=one, b=other: len(a.done) == len(b.done) == 10)
         assert one.bodies == other.bodies == [b"%d" % number for number in range(10)]
         for process in world.processes:
-            process.peers.close()
+            process.links.close()
         world.processes.clear()
-
-
-def test_a_busy_process_is_not_dead(world, hosts):
-    """The gate leads to it, the kernel answers for it, and it takes the connection later."""
-    _, one, _, other = hosts
-    with world.busy(other):
-        one.send(other)
-        world.run_for(2 * GIVE_UP_S)
-        assert not one.dead
-    world.until(lambda: one.done)
-    assert other.bodies == [b"hello"]
 
 
 def test_one_line_on_each_side_says_that_the_keys_differ(world, port, caplog):
@@ -228,7 +215,7 @@ def test_a_recorded_route_leads_to_a_handshake_that_fails(world, hosts, port, ca
     with closing(socket.socket()) as spy:  # takes the place of the host's port, and passes bytes on
         spy.bind(("127.0.0.4", port))
         spy.listen()
-        one.peers._remote.dial(one.peers._make(ProcessAddress("127.0.0.4", other.address.number)))
+        one.links.reach(ProcessAddress("127.0.0.4", other.address.number))
         spy.setblocking(False)
         victim = []
 
@@ -278,7 +265,7 @@ def test_a_stranger_that_stops_in_the_handshake_is_closed_in_time(world, hosts, 
         idle.sendall(write_route(other.address.number, KEY, os.urandom(32)))
         world.until(lambda: len(other.strangers) == 1)
         world.until(lambda: len(other.strangers) == 0)
-        assert not other.peers._channels
+        assert not other.links.connections()
     assert "was not authenticated within 0.2 s" in caplog.text
 
 
@@ -293,7 +280,7 @@ def test_the_oldest_stranger_makes_room_and_peers_still_get_in(world, hosts, por
     for each in idle:
         each.close()
     world.until(lambda: not len(there.strangers))
-    assert len(there.peers._remote.descriptors()) == 1
+    assert len(there.links.descriptors()) == 2  # the two that it listens with
 
 
 def test_what_was_begun_under_a_key_that_is_replaced_goes_on_under_the_new_one(
@@ -310,7 +297,7 @@ def test_what_was_begun_under_a_key_that_is_replaced_goes_on_under_the_new_one(
     one, other = pairs
     one.send(other, b"first")
     world.until(lambda: one.done)
-    before = one.channel_to(other)
+    before = one.links.connections(other.address)[0]
     one_keys[:] = [new, KEY]
     other_keys[:] = [new]
     tags = [one.send(other, b"%d" % number) for number in range(100)]
@@ -340,7 +327,7 @@ def test_what_is_handed_over_is_not_left_to_programs_that_are_started(world, hos
     _, one, _, other = hosts
     one.send(other)
     world.until(lambda: one.done)
-    assert not os.get_inheritable(other.channel_to(one).fileno())
+    assert not os.get_inheritable(other.links.connections(one.address)[0].fileno())
 
 
 def test_a_peer_of_an_unbound_host_is_dead_with_a_line(world, port, caplog):
@@ -366,17 +353,17 @@ def test_only_the_admin_listens_on_tcp_and_on_its_address_alone(world, hosts, po
 
 def test_a_process_that_is_reached_for_is_known_to_be_dead_or_only_out_of_reach(world, hosts, port):
     _, one, _, other = hosts
-    one.peers.reach(other.address)
-    world.until(lambda: other.address.text in one.peers._peers)
+    one.links.reach(other.address)
+    world.until(lambda: one.links.connections(other.address))
     nobody = drawn_address(THERE, port)
-    one.peers.reach(nobody)  # its host says that nobody has the number
+    one.links.reach(nobody)  # its host says that nobody has the number
     world.until(lambda: one.gone == [nobody])
     away = drawn_address("127.0.0.99", port)
-    one.peers.reach(away)  # its kernel says that nothing listens there
+    one.links.reach(away)  # its kernel says that nothing listens there
     world.until(lambda: one.gone == [nobody, away])
     assert one.certain == [True, True]
-    assert one.peers.trouble_with(away) == ("nothing listens at its port", False)
-    assert not one.peers.trouble_with(other.address)
+    assert one.links.trouble_with(away) == ("nothing listens at its port", False)
+    assert not one.links.trouble_with(other.address)
 
 
 def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, hosts, port):
@@ -385,26 +372,10 @@ def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, ho
         deaf.bind(("127.0.0.98", port))
         deaf.listen()
         target = drawn_address("127.0.0.98", port)
-        one.peers.reach(target)
+        one.links.reach(target)
         world.until(lambda: one.gone == [target])
     assert one.certain == [False]
-    assert "no answer within" in one.peers.trouble_with(target).reason
-
-
-@pytest.mark.parametrize("dials", ["who gave up", "who was given up"])
-def test_a_process_that_was_given_up_is_told_once_it_can_be_reached_again(world, hosts, dials):
-    """What the other end had for it is lost, and nobody else would ever say so."""
-    _, one, _, other = hosts
-    one.send(other)
-    other.send(one)
-    world.until(lambda: one.done and other.done)
-    one.peers.died(one.peers._peers[other.address.text], is_certain=False)
-    assert other.forgotten_by == []
-    dialer, dialed = (one, other) if dials == "who gave up" else (other, one)
-    dialer.send(dialed)
-    world.until(lambda: other.forgotten_by)
-    assert (one.forgotten_by, other.forgotten_by) == ([], [one.address])
-    assert other.gone == []
+    assert "no answer within" in one.links.trouble_with(target).reason
 
 
 def test_a_process_outside_has_a_gate_of_its_own_for_those_who_answer_it(world, hosts):

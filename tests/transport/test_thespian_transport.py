@@ -30,9 +30,8 @@ from thespian.system.transport import (
     TransmitOnly,
 )
 
-from greenroom.actors.transport import peers
+from greenroom.actors.transport import connection
 from greenroom.actors.transport.addresses import drawn_address
-from greenroom.actors.transport.connection import Limits
 from greenroom.actors.transport.endpoints import Attach
 from greenroom.actors.transport.thespian_transport import Transport
 from tests.support.systems import wait_until
@@ -304,8 +303,7 @@ def test_a_process_that_does_not_run_delays_nobody(transports, echo):
 
 def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, monkeypatch):
     transport, stuck = transports
-    monkeypatch.setattr(peers, "MAX_OVERFLOW", 50_000)
-    transport.peers._sessions.limits = Limits(window=10_000)
+    monkeypatch.setattr(connection, "MAX_KEPT", 50_000)
 
     class Forward(logging.Handler):
         def emit(self, record):

@@ -13,7 +13,6 @@ import pytest
 from greenroom.actors.transport.addresses import drawn_address
 from greenroom.actors.transport.gate import ROUTED_SIZE, write_route
 from greenroom.actors.transport.network import Tls, TlsError, tls_of
-from greenroom.actors.transport.peers import GIVE_UP_S
 from tests.support.certificates import certificate
 from tests.support.timing import check_within
 from tests.transport.worlds import HERE, KEY, THERE
@@ -59,7 +58,7 @@ def test_large_messages_pass_while_the_other_end_is_slow_to_read(world, hosts):
     _, one, _, other = hosts
     one.send(other)
     world.until(lambda: one.done)
-    channel = other.channel_to(one)
+    (channel,) = other.links.connections(one.address)
     world.loop.remove_reader(channel.fileno())
     bodies = [secrets.token_bytes(1024) * 1024 * 5 for _ in range(3)]
     for body in bodies:
@@ -77,8 +76,7 @@ def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):
         if number % 100 == 0:
             # One that is cut while it is being made counts as refused, which is another test's.
             world.until(lambda number=number: len(other.bodies) > number)
-            for each in list(one.peers._channels.values()):
-                each._socket._socket.shutdown(socket.SHUT_RDWR)
+            one.cut()
     world.until(lambda: len(one.done) == 300)
     assert other.bodies == [b"%d" % number for number in range(300)]
 
@@ -90,15 +88,6 @@ def test_a_dead_process_is_dead_at_once(world, hosts, port):
         return world.seconds_until_dead(one, drawn_address(THERE, port))
 
     check_within(0.5, attempt)
-
-
-def test_a_busy_process_is_not_dead(world, hosts):
-    _, one, _, other = hosts
-    with world.busy(other):
-        one.send(other)
-        world.run_for(2 * GIVE_UP_S)
-        assert not one.dead
-    world.until(lambda: one.done)
 
 
 def refusals(caplog):
@@ -155,7 +144,7 @@ def test_a_certificate_that_the_other_end_does_not_believe_is_named(
     _, one = world.host(HERE, port, tls=believes_ours)
     one.send(other)
     world.until(lambda: one.dead)
-    trouble = one.peers.trouble_with(other.address)
+    trouble = one.links.trouble_with(other.address)
     assert trouble.is_refusal
     assert "do both hosts use TLS" not in trouble.reason
 
@@ -213,9 +202,9 @@ def test_a_stranger_that_stops_within_tls_is_closed_in_time(world, hosts, port, 
     with closing(socket.create_connection((THERE, port))) as idle:
         idle.sendall(write_route(other.address.number, KEY, os.urandom(32)))
         world.until(lambda: len(other.strangers) == 1)
-        assert len(other.peers.descriptors()) == 3
+        assert len(other.links.descriptors()) == 3
         world.until(lambda: len(other.strangers) == 0)
-        assert len(other.peers.descriptors()) == 2
+        assert len(other.links.descriptors()) == 2
     assert "was not authenticated within 0.2 s" in caplog.text
 
 

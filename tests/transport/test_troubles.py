@@ -55,16 +55,6 @@ def test_what_waits_for_a_stopped_process_that_is_killed_is_dead(system, worker,
     assert [number for _, number, _ in dead] == list(range(1000))
 
 
-@pytest.mark.parametrize("size", [10, 300_000])
-def test_cut_connections_lose_repeat_and_reorder_nothing(system, worker, target, size):
-    receiver, _ = target
-    rounds, each = 20, 3_000_000 // (size + 3000)
-    for turn in range(rounds):
-        system.tell(worker, ("flood", receiver, turn * each, (turn + 1) * each, size))
-        system.tell(worker if turn % 2 else receiver, ("cut",))
-    assert all_noted(system, receiver, rounds * each)
-
-
 def test_answers_leave_while_other_messages_wait_to_be_handled(system, target):
     slow, _ = target
     number = 50

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from datetime import timedelta
 
@@ -121,11 +120,6 @@ class Worker(Actor):
     def do_flood(self, target, first, last, size, sender):
         for number in range(first, last):
             self.send(target, ("note", number, bytes(size)))
-
-    def do_cut(self, sender):
-        """Break all connections, as if the kernel had."""
-        for channel in list(self._myRef.transport.peers._channels.values()):
-            channel._socket.shutdown(socket.SHUT_RDWR)
 
     def do_wake_often(self, number, seconds, sender):
         for each in range(number):

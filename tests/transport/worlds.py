@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import os
 import secrets
+import socket
 import time
-from contextlib import contextmanager
 
 from greenroom.actors.transport.addresses import Identity, ProcessAddress, drawn_address
+from greenroom.actors.transport.links import Links
 from greenroom.actors.transport.network import Network
-from greenroom.actors.transport.peers import Peers
 
 DEADLINE_S = 30.0
 HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -19,33 +19,36 @@ KEY = bytes(range(32))
 
 
 class Process:
-    """One process's peers, and all that they told."""
+    """One process's links, and all that they told."""
 
-    def __init__(self, loop, address=None, limits=None, network=None, gate=None):
+    def __init__(self, loop, address=None, network=None, gate=None):
         self.address = address or drawn_address(HOST)
         identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
         self.inbox = []
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
         self.forgotten_by = []
         self.on_deliver = lambda: None
-        self.peers = Peers(loop, identity, self.address, self, limits, network, gate)
+        self.links = Links(loop, identity, self.address, self, network, gate)
         self._tags = itertools.count(1)
 
     def send(self, other, body=b"hello", tag=None, **how):
         tag = tag or next(self._tags)
-        self.peers.send(getattr(other, "address", other), [body], tag, **how)
+        self.links.send(getattr(other, "address", other), [body], tag, **how)
         return tag
 
     @property
     def bodies(self):
         return [bytes(buffers[0]) for _, buffers in self.inbox]
 
-    def channel_to(self, other):
-        return self.peers._peers[other.address.text].channel
-
     @property
     def strangers(self):
-        return self.peers._remote.admission.strangers
+        return self.links.admission.strangers
+
+    def cut(self, other=None):
+        """Cut this end's connections, or those with one other process."""
+        for each in self.links.connections(other and other.address):
+            with socket.socket(fileno=os.dup(each.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
 
     def received(self, sender, buffers):
         self.inbox.append((sender.address, buffers))
@@ -105,14 +108,6 @@ class World:
         self.until(lambda: tag in one.dead)
         return time.monotonic() - begun
 
-    @contextmanager
-    def busy(self, process):
-        """Have a process of another host not come round to taking connections meanwhile."""
-        door = process.peers._remote._door
-        self.loop.remove_reader(door.fileno())
-        yield
-        self.loop.add_reader(door.fileno(), door._accept)
-
     def run_for(self, seconds):
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
@@ -125,5 +120,5 @@ class World:
 
     def close(self):
         for process in self.processes:
-            process.peers.close()
+            process.links.close()
         self.loop.close()

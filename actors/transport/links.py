@@ -1,0 +1,849 @@
+"""The other processes: reached, accepted, lost and reached again.
+
+Theory of operation. Every process listens under its address and dials a peer when it first has
+something for it. Messages then flow both ways over the same connection.
+
+On a host nothing is said before the first message but who sends it: the kernel vouches for the
+user at the other end, and connects to the one process that listens at an address. When the last
+connection with a peer ends, the peer is *dead*, and what it had not acknowledged is handed back.
+
+A connection to another host may be cut. The peer is then dialed again at once, and what was not
+acknowledged is written again (connection.py). The peer is dead when its host says that it has no
+such process, when the kernel there says that nothing listens at the port, when nothing answers for
+``DIAL_TIMEOUT_S``, or when connections have failed for ``GIVE_UP_S``. A host that vanishes is
+noticed by the kernel's probes (sockets.py), and then dialed once more.
+
+A *turn* is what the process does for one arrival: messages are acknowledged and handed to the
+shell, handlers run, and only then everything that was sent meanwhile is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from greenroom.actors.transport.addresses import (
+    LOOPBACK,
+    Identity,
+    ProcessAddress,
+    parse_address,
+)
+from greenroom.actors.transport.admission import Admission, Listener, Trouble, listen_here
+from greenroom.actors.transport.connection import MESSAGE_COST, Connection, Session, Stream, Unsent
+from greenroom.actors.transport.endpoints import Shortage
+from greenroom.actors.transport.frames import (
+    ACK,
+    CHUNK,
+    DATA,
+    HELLO,
+    PATIENT,
+    START,
+    Buffer,
+    FrameReader,
+    FrameWriter,
+    Hello,
+    RefusedError,
+    Sealer,
+    begin_assembly,
+    read_hello,
+    split_body,
+)
+from greenroom.actors.transport.gate import ROUTE_SIZE, Dialing, Gate, read_route
+from greenroom.actors.transport.handshake import NONCE_SIZE, Handshake, Role
+from greenroom.actors.transport.network import Network, Securing, TlsSocket
+from greenroom.actors.transport.sockets import (
+    Credentials,
+    local_listener,
+    own_connection,
+    own_listener,
+    tcp_socket,
+)
+from greenroom.core.backoff import pause_s
+
+logger = logging.getLogger(__name__)
+
+FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
+BACKLOG_RETRY_S = 0.005
+SHORTAGE_RETRY_S = 1.0
+PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
+GIVE_UP_S = 1.5  # after the first failure to reach a peer of another host
+FIRST_RETRY_S, LAST_RETRY_S = 0.04, 0.5
+LOOK_AT_KEYS_S = 1.0
+ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
+
+
+class Cancelable(Protocol):
+    """Something under way that can be given up."""
+
+    def cancel(self) -> None:
+        """Give it up."""
+
+
+class Peer:
+    """What this process has with one address."""
+
+    __slots__ = (
+        "address",
+        "connection",
+        "connections",
+        "failing_since",
+        "failures",
+        "has_progressed",
+        "process",
+        "retry",
+        "sender",
+        "session",
+        "unflushed",
+    )
+
+    def __init__(self, address: ProcessAddress) -> None:
+        self.address = address
+        self.session = Session()
+        self.process = 0  # drawn by the process at the address; 0 until it has said hello
+        self.connection: Connection | None = None  # the one that messages are written to
+        self.connections: dict[Connection, bool] = {}  # and whether the peer has said hello there
+        self.failures = 0  # connections that ended before a message arrived, one after the other
+        self.has_progressed = False  # a message arrived over the present connection
+        self.failing_since = 0.0  # the loop's time at the first failure
+        self.retry: Cancelable | None = None  # what will lead to the next connection
+        self.unflushed = 0
+        self.sender: object = None  # the shell's own
+
+
+class Shell(Protocol):
+    """What the links call; all on the loop, in a turn."""
+
+    def received(self, sender: Peer, buffers: list[Buffer]) -> None:
+        """Take a message, to be handled in :meth:`deliver`."""
+
+    def deliver(self) -> None:
+        """Handle what was received."""
+
+    def sent(self, tags: Sequence[object]) -> None:
+        """Note that these messages have arrived."""
+
+    def undeliverable(self, messages: Sequence[Unsent]) -> None:
+        """Take back messages whose target is dead."""
+
+    def refused(self, tag: object, reason: str) -> None:
+        """Take back a message that cannot be sent."""
+
+    def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
+        """Note that the process at ``address`` is dead, or cannot be reached, and may be dead."""
+
+    def forgotten(self, address: ProcessAddress) -> None:
+        """Note that the process at ``address`` had given this one up, and can be reached again."""
+
+
+def _message_in(
+    session: Session, reader: FrameReader, kind: int, buffers: int, number: int, body: bytes
+) -> list[Buffer] | None:
+    """Return the message that a frame completes, if it does and the message is new."""
+    if kind in {DATA, PATIENT}:
+        reader.assembly = None  # of a message that was begun here and then sent elsewhere
+        parts: list[Buffer] = [body] if buffers == 1 else split_body(buffers, body)
+        is_new = session.receive(number, len(body), is_patient=kind == PATIENT)
+        return parts if is_new else None
+    assembly = reader.assembly
+    if kind == CHUNK and assembly is not None:
+        if assembly.left:
+            return None
+        reader.assembly = None
+        is_new = session.receive(assembly.number, assembly.size, is_patient=False)
+        return [*assembly.buffers] if is_new else None
+    if kind == START:
+        session.check_order(number)
+        reader.assembly = begin_assembly(number, buffers, body)
+    elif kind != ACK or body:
+        raise RefusedError(f"a frame of kind {kind} with {len(body)} bytes, out of place")
+    return None
+
+
+class Links:
+    """All peers of one process; used on the loop's thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        own: Identity,
+        address: ProcessAddress,
+        shell: Shell,
+        network: Network | None = None,
+        gate: socket.socket | None = None,
+    ) -> None:
+        self.loop = loop
+        self.own = own
+        self.address = address
+        self._shell = shell
+        self._process = 1 + secrets.randbits(63)
+        self._peers: dict[str, Peer] = {}
+        self._by_connection: dict[Connection, Peer | None] = {}  # None until it has said hello
+        self._handshakes: dict[Connection, tuple[Handshake, bytearray]] = {}
+        self._dirty: dict[Peer, None] = {}
+        self._heard: dict[Peer, None] = {}
+        self._patient: dict[Peer, None] = {}  # to be acknowledged when the timer is due
+        self._at_end: list[Callable[[], None]] = []
+        self._in_turn = False
+        self._turn_due = False
+        self.admission = Admission(loop)
+        self.shortage = Shortage()
+        listen = own_listener if address.is_admin else local_listener
+        self._listener = listen_here(
+            loop, listen(address.socket_name), self.admission, self._accepted, self.shortage
+        )
+        self._remote: Remote | None = None
+        if network is not None:
+            try:
+                self._remote = Remote(self, network, gate)
+            except OSError:
+                self._listener.close()
+                raise
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all sockets."""
+        numbers = [connection.fileno() for connection in self._by_connection]
+        reaching = [peer.retry for peer in self._peers.values()]
+        numbers += [each.fileno() for each in reaching if isinstance(each, Dialing | Securing)]
+        if self._remote is not None:
+            numbers += self._remote.descriptors()
+        return [fd for fd in (*numbers, self._listener.fileno()) if fd >= 0]
+
+    def connections(self, address: ProcessAddress | None = None) -> list[Connection]:
+        """Return all connections, or those with the process at ``address``."""
+        if address is None:
+            return list(self._by_connection)
+        peer = self._peers.get(address.text)
+        return [] if peer is None else list(peer.connections)
+
+    @property
+    def peers(self) -> int:
+        """Return how many other processes are known."""
+        return len(self._peers)
+
+    def close(self) -> None:
+        """Close everything without a word."""
+        self._listener.close()
+        if self._remote is not None:
+            self._remote.close()
+        self.admission.close()
+        for connection in self._by_connection:
+            connection.close()
+        for peer in self._peers.values():
+            if peer.retry is not None:
+                peer.retry.cancel()
+        for each in (self._by_connection, self._peers, self._dirty, self._heard, self._patient):
+            each.clear()
+
+    def trouble_with(self, address: ProcessAddress) -> Trouble:
+        """Return why the host of ``address`` could not be reached the last time."""
+        return self.admission.trouble_with(address)
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    def send(
+        self,
+        address: ProcessAddress,
+        buffers: list[Buffer],
+        tag: object,
+        *,
+        is_patient: bool = False,
+    ) -> None:
+        """Send a message; ``tag`` comes back through the shell, once, later if ``is_patient``."""
+        peer = self._peers.get(address.text) or self._make(address)
+        try:
+            peer.session.send(buffers, tag, is_patient=is_patient)
+        except ValueError as error:
+            self._shell.refused(tag, str(error))
+            return
+        self._dirty[peer] = None
+        peer.unflushed += MESSAGE_COST + len(buffers[0])
+        if peer.unflushed > FLUSH_BYTES:
+            self._write(peer)
+        if not self._in_turn:
+            self._need_turn()
+
+    def reach(self, address: ProcessAddress) -> None:
+        """Connect to ``address`` if that is not done yet, so that its end is noticed."""
+        peer = self._peers.get(address.text) or self._make(address)
+        if peer.connection is None:
+            self._dirty[peer] = None
+            if not self._in_turn:
+                self._need_turn()
+
+    def write(self, address: ProcessAddress) -> None:
+        """Write what was sent to ``address`` now, if it is connected, not at the turn's end."""
+        peer = self._peers.get(address.text)
+        if peer is not None:
+            self._write(peer)
+
+    def _write(self, peer: Peer) -> None:
+        if peer.connection is not None:
+            peer.unflushed = 0
+            peer.connection.flush()
+
+    def _make(self, address: ProcessAddress) -> Peer:
+        peer = self._peers[address.text] = Peer(address)
+        return peer
+
+    # --- Turns --------------------------------------------------------------------------------
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing else runs in this pass of the loop, as far as can be known."""
+        # asyncio's own queue, which uvloop does not show: at its end a batch is complete.
+        return not (self._in_turn or getattr(self.loop, "_ready", True))
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call back, once, before what this turn sends is written."""
+        self._at_end.append(callback)
+        if not self._in_turn:
+            self._need_turn()
+
+    def end_turn(self) -> None:
+        """Write what was sent, then acknowledge what no message acknowledged."""
+        self._in_turn = True
+        self._turn_due = False
+        while self._at_end:
+            callbacks, self._at_end = self._at_end, []
+            for callback in callbacks:
+                callback()
+        dirty, self._dirty = self._dirty, {}
+        for peer in dirty:
+            if peer.connection is not None:
+                peer.unflushed = 0
+                peer.connection.flush()
+            elif not peer.connections and peer.retry is None:
+                self.dial(peer)
+        self._acknowledge()
+        self._in_turn = False
+        if self._dirty or self._at_end:
+            self._need_turn()
+
+    def finish_turn(self) -> None:
+        """Write what would be written in the next pass of the loop, which is about to pause."""
+        if self._turn_due:
+            self.end_turn()
+
+    def _need_turn(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self.loop.call_soon(self.end_turn)
+
+    def _acknowledge(self) -> None:
+        heard, self._heard = self._heard, {}
+        for peer in heard:
+            session = peer.session
+            if session.told == session.received:
+                continue
+            if session.ack_is_urgent:
+                self._write_ack(peer)
+            else:
+                if not self._patient:
+                    self.loop.call_later(PATIENCE_S, self._acknowledge_patient)
+                self._patient[peer] = None
+
+    def _acknowledge_patient(self) -> None:
+        patient, self._patient = self._patient, {}
+        for peer in patient:
+            if peer.session.told != peer.session.received:
+                self._write_ack(peer)
+
+    def _write_ack(self, peer: Peer) -> None:
+        connection, session = peer.connection, peer.session
+        if connection is not None:
+            connection.put(connection.writer.ack(session.received))
+            session.note_told()
+            connection.flush()
+
+    # --- Arrivals -----------------------------------------------------------------------------
+
+    def _received(self, connection: Connection, received: bytes) -> None:
+        """Take what a connection has read, nothing at its end: one turn."""
+        self._in_turn = True
+        arrived = False
+        try:
+            if received:
+                arrived = self._take(connection, received)
+            else:
+                self._ended(connection)
+        except RefusedError as refusal:
+            arrived = True  # perhaps, before what was wrong
+            if refusal.farewell:
+                connection.put(refusal.farewell)
+                connection.flush()
+            self.turned_away(connection, str(refusal))
+        if arrived:
+            # Before handlers, which may take long; with what they send it was no faster: measured.
+            self._acknowledge()
+            try:
+                self._shell.deliver()
+            finally:  # a handler may raise what ends the loop's run, and the loop may run again
+                self.end_turn()
+        else:
+            self.end_turn()
+
+    def _take(self, connection: Connection, received: bytes) -> bool:
+        """Do what frames ask for; return whether a message was among them."""
+        if connection in self._handshakes:
+            received = self._shake_hands(connection, received)
+            if not received:
+                return False
+        arrived = False
+        peer, reader = self._by_connection[connection], connection.reader
+        for kind, buffers, number, acknowledged, body in reader.frames(received):
+            if peer is None or not peer.connections[connection]:
+                if kind != HELLO:
+                    raise RefusedError(f"a frame of kind {kind} before the hello")
+                peer = self._greeted(connection, read_hello(number, acknowledged, body))
+                continue
+            if acknowledged > peer.session.acknowledged:
+                self._acknowledged(peer, acknowledged)
+            parts = _message_in(peer.session, reader, kind, buffers, number, body)
+            if parts is None:
+                continue
+            arrived = peer.has_progressed = True
+            peer.failures = 0
+            self._shell.received(peer, parts)
+        if peer is not None and not connection.is_closed:
+            self._heard[peer] = None
+        return arrived
+
+    def _acknowledged(self, peer: Peer, up_to: int) -> None:
+        tags = peer.session.acknowledge(up_to)
+        peer.failures, peer.has_progressed = 0, True
+        if peer.session.is_waiting:
+            self._dirty[peer] = None
+        self._shell.sent(tags)
+
+    # --- Connections --------------------------------------------------------------------------
+
+    def dial(self, peer: Peer) -> None:
+        """Connect to a peer; a local one is connected, or dead, when this returns."""
+        peer.retry = None
+        try:
+            if peer.address.host == self.address.host:
+                self._dial_here(peer)
+            elif self._remote is not None and peer.address.host != LOOPBACK:
+                self._remote.dial(peer)
+            else:
+                logger.error("%s is on another host; this one is not bound: --bind", peer.address)
+                self.died(peer)
+        except OSError as error:  # out of descriptors: let others end first
+            logger.warning("cannot dial %s: %s", peer.address, error)
+            self.shortage.failed(error, self.loop.time())
+            peer.retry = self.loop.call_later(SHORTAGE_RETRY_S, self.dial, peer)
+
+    def _dial_here(self, peer: Peer) -> None:
+        strangers: list[Credentials] = []
+        try:
+            sock = own_connection(
+                peer.address.socket_name, strangers, may_be_beside=peer.address.is_admin
+            )
+        except BlockingIOError:  # its backlog is full
+            peer.retry = self.loop.call_later(BACKLOG_RETRY_S, self.dial, peer)
+        except ConnectionRefusedError:
+            self.died(peer)
+        else:
+            connection = self._add(sock, peer, "")
+            self._greet(connection, peer)
+            self._use(peer, connection)
+            connection.open()
+            connection.flush()
+        for pid, uid in strangers:
+            self.admission.refused_here(uid, pid, peer.address)
+
+    def _accepted(self, sock: socket.socket) -> None:
+        self._add(sock, None, "").open()
+
+    def start(
+        self, sock: Stream, peer: Peer | None, source: str, handshake: Handshake
+    ) -> Connection:
+        """Talk to a process of another host."""
+        connection = self._add(sock, peer, source)
+        self._handshakes[connection] = (handshake, bytearray())
+        connection.open()
+        if hello := handshake.start():
+            connection.put(hello)
+            connection.flush()
+        return connection
+
+    def _add(self, sock: Stream, peer: Peer | None, source: str) -> Connection:
+        self.shortage.over()
+        connection = Connection(self.loop, sock, self._received, source)
+        self._by_connection[connection] = peer
+        if peer is not None:
+            peer.connections[connection] = False
+        return connection
+
+    def _shake_hands(self, connection: Connection, received: bytes) -> bytes:
+        """Run the handshake on what has arrived; return what lies behind it."""
+        handshake, gathered = self._handshakes[connection]
+        gathered += received
+        while handshake.frame_keys is None:
+            step = handshake.step(gathered)
+            if step is None:
+                connection.flush()
+                return b""
+            answer, size = step
+            del gathered[:size]
+            if answer:
+                connection.put(answer)
+        del self._handshakes[connection]
+        own, other = handshake.frame_keys
+        connection.writer, connection.reader = FrameWriter(Sealer(own)), FrameReader(Sealer(other))
+        self.admission.left(connection)
+        peer = self._by_connection[connection]
+        if peer is not None:
+            self._greet(connection, peer)
+        connection.flush()
+        return bytes(gathered)
+
+    def _greet(self, connection: Connection, peer: Peer) -> None:
+        session = peer.session
+        hello = Hello(
+            self.address.text,
+            self.own.release,
+            self._process,
+            session.number,
+            session.other,
+            session.received,
+        )
+        connection.put(connection.writer.sealed(hello.frame()))
+        session.note_told()
+
+    def _find(self, name: str) -> Peer:
+        try:
+            return self._peers.get(name) or self._make(parse_address(name))
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+
+    def _greeted(self, connection: Connection, hello: Hello) -> Peer:
+        """Take the first frame of a connection."""
+        known = self._by_connection[connection]
+        peer = known or self._find(hello.address)
+        if peer.address.text != hello.address:
+            raise RefusedError(f"{hello.address} answers where {peer.address} should")
+        self._by_connection[connection] = peer
+        peer.connections[connection] = True
+        session = peer.session
+        if session.other not in {0, hello.session}:
+            self._restart(peer, connection, is_same_process=hello.process == peer.process)
+        peer.process, session.other = hello.process, hello.session
+        if known is None:
+            self._greet(connection, peer)
+        if hello.about == session.number and hello.received > session.acknowledged:
+            self._acknowledged(peer, hello.received)
+        if peer.connection is None or (connection.source and peer.connection is not connection):
+            self._use(peer, connection)  # the newest: the one before may be dead unnoticed
+        return peer
+
+    def _use(self, peer: Peer, connection: Connection) -> None:
+        """Write the peer's messages to this connection from now on."""
+        if peer.connection is not None:
+            peer.connection.carry(None)
+        peer.connection, peer.has_progressed = connection, False
+        peer.session.rewind()
+        connection.carry(peer.session)
+        self._dirty[peer] = None
+
+    def _restart(self, peer: Peer, connection: Connection, *, is_same_process: bool) -> None:
+        """Start again with a peer that has given this process up, or was replaced by another."""
+        for older, has_greeted in list(peer.connections.items()):
+            if has_greeted and older is not connection:
+                self._forget(older)
+        lost = peer.session.restart(keep_unwritten=is_same_process)
+        if lost:
+            self._shell.undeliverable(lost)
+        self._shell.forgotten(peer.address)
+
+    def turned_away(self, connection: Connection, reason: str) -> None:
+        """End a connection whose peer broke the rules, or did not authenticate in time."""
+        if connection.source:
+            self.admission.refused(connection.source, reason)
+        else:
+            logger.warning("refused a connection: %s", reason)
+        self._ended(connection)
+
+    def renew(self, connection: Connection) -> None:
+        """End a connection that was in order; the session goes on over the next one."""
+        peer = self._by_connection.get(connection)
+        if peer is not None and peer.connection is connection:
+            peer.has_progressed = True  # so that it is dialed at once
+        self._ended(connection)
+        if self._dirty and not self._in_turn:
+            self._need_turn()
+
+    def _forget(self, connection: Connection) -> Peer | None:
+        peer = self._by_connection.pop(connection, None)
+        self._handshakes.pop(connection, None)
+        connection.close()
+        if connection.source:
+            self.admission.left(connection)
+        if peer is not None:
+            peer.connections.pop(connection, None)
+            if peer.connection is connection:
+                peer.connection = None
+        return peer
+
+    def _ended(self, connection: Connection) -> None:
+        """Forget a connection; after its last one a peer is dead, or dialed again."""
+        if connection not in self._by_connection:
+            return  # ended already
+        peer = self._by_connection[connection]
+        if (
+            peer is not None
+            and connection.source
+            and (peer.connection is not connection or not peer.has_progressed)
+        ):
+            peer.failures += 1  # also when it was open: what we send may be what ends it
+        was_used = peer is not None and peer.connection is connection
+        self._forget(connection)
+        if peer is None or self._peers.get(peer.address.text) is not peer:
+            return
+        if was_used:
+            open_ones = [each for each, has_greeted in peer.connections.items() if has_greeted]
+            if open_ones:
+                self._use(peer, open_ones[-1])
+        if peer.connections or peer.retry is not None:
+            return
+        if not connection.source:
+            self.died(peer)
+        elif not peer.failures:
+            self._dirty[peer] = None  # dialed at the end of this turn
+        elif self._remote is not None:
+            self._remote.ended_early(peer)
+
+    def died(self, peer: Peer, *, is_certain: bool = True) -> None:
+        """Count a peer as dead; hand back what it has not acknowledged."""
+        self._peers.pop(peer.address.text, None)
+        self._dirty.pop(peer, None)
+        self._heard.pop(peer, None)
+        if peer.retry is not None:
+            peer.retry.cancel()
+        for connection in list(peer.connections):
+            self._forget(connection)
+        unsent = peer.session.unsent()
+        if unsent:
+            self._shell.undeliverable(unsent)
+        self._shell.lost(peer.address, is_certain=is_certain)
+
+
+class Remote:
+    """What one process has to do with other hosts; owned by its links."""
+
+    def __init__(
+        self, links: Links, network: Network, listener: socket.socket | None = None
+    ) -> None:
+        self._links = links
+        self._loop: asyncio.AbstractEventLoop = links.loop
+        self._own = links.address
+        self._network = network
+        self.admission = links.admission
+        self._securing: set[Securing] = set()  # those who dialed us
+        self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
+        self._begun: dict[Connection, bytes] = {}  # under which key
+        self._look: asyncio.TimerHandle | None = None
+        self._gate: Gate | None = None
+        self._door: Listener | None = None
+        if self._own.is_admin or listener is not None:
+            self._gate = Gate(
+                self._loop, self._own, network.keys, self.admission, self._take, listener
+            )
+        else:
+            door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
+            self._door = listen_here(
+                self._loop, door, self.admission, self._handed_over, links.shortage
+            )
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all sockets that are no connection's."""
+        numbers = [each.fileno() for each in self._securing] + list(self._handed)
+        if self._gate is not None:
+            numbers += self._gate.descriptors()
+        if self._door is not None:
+            numbers.append(self._door.fileno())
+        return [fd for fd in numbers if fd >= 0]
+
+    def close(self) -> None:
+        """Let go of everything but the connections."""
+        if self._gate is not None:
+            self._gate.close()
+        if self._door is not None:
+            self._door.close()
+        for fd in list(self._handed):
+            self._close_handed(fd)
+        for each in self._securing:
+            each.cancel()
+        if self._look is not None:
+            self._look.cancel()
+
+    # --- In -----------------------------------------------------------------------------------
+
+    def _handed_over(self, gate: socket.socket) -> None:
+        self._handed[gate.fileno()] = gate
+        self._loop.add_reader(gate.fileno(), self._read_handed, gate)
+
+    def _read_handed(self, gate: socket.socket) -> None:
+        try:
+            route, numbers, _, _ = socket.recv_fds(gate, ROUTE_SIZE, 1)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            route, numbers = b"", []
+        self._close_handed(gate.fileno())
+        for number in numbers:
+            os.set_inheritable(number, False)  # recv_fds does not pass its flags on
+            self._take(socket.socket(fileno=number), route)
+
+    def _close_handed(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        self._handed.pop(fd).close()
+
+    def _take(self, sock: socket.socket, route: bytes) -> None:
+        """Take a connection whose ROUTE was right."""
+        sock.setblocking(False)
+        try:
+            host, port = sock.getpeername()
+        except OSError:  # gone already
+            sock.close()
+            return
+        self._begin(sock, Role.ACCEPTOR, None, route, f"{host}:{port}")
+
+    # --- Out ----------------------------------------------------------------------------------
+
+    def dial(self, peer: Peer) -> None:
+        """Reach for a peer of another host; its ``retry`` is what is under way.
+
+        OSError when there is no socket to be had.
+        """
+        sock = tcp_socket(self._own.host)
+        peer.retry = Dialing(
+            self._loop,
+            sock,
+            peer.address,
+            self._network.keys()[0],
+            on_found=lambda sock, route: self._found(peer, sock, route),
+            on_dead=lambda reason, is_certain: self._dead(peer, reason, is_certain=is_certain),
+            on_failed=lambda reason, is_refusal: self._failed(peer, reason, is_refusal=is_refusal),
+        )
+
+    def _found(self, peer: Peer, sock: socket.socket, route: bytes) -> None:
+        peer.retry = None
+        self._begin(sock, Role.DIALER, peer, route, _gate_of(peer))
+
+    def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:
+        peer.retry = None
+        if reason:
+            self.admission.gave_up(_gate_of(peer), reason)
+        self._links.died(peer, is_certain=is_certain)
+
+    def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
+        peer.retry = None
+        peer.failures += 1
+        if is_refusal:
+            self.admission.refused(_gate_of(peer), reason)
+        self.retry(peer, "" if is_refusal else reason)
+
+    def ended_early(self, peer: Peer) -> None:
+        """Dial a peer again whose connection ended during the handshake, or give it up."""
+        is_told = self.admission.trouble_with(peer.address).is_refusal
+        self.retry(peer, "" if is_told else ENDED_EARLY)
+
+    def retry(self, peer: Peer, reason: str) -> None:
+        """Dial a peer again after a failure, or give it up; ``reason`` is said then, if any."""
+        now = self._loop.time()
+        if peer.failures <= 1:
+            peer.failing_since = now
+        if now - peer.failing_since >= GIVE_UP_S:
+            self._dead(peer, reason, is_certain=False)
+            return
+        delay_s = pause_s(peer.failures, FIRST_RETRY_S, LAST_RETRY_S)
+        peer.retry = self._loop.call_later(delay_s, self._links.dial, peer)
+
+    # --- Both ways ----------------------------------------------------------------------------
+
+    def _begin(
+        self, sock: socket.socket, role: Role, peer: Peer | None, route: bytes, source: str
+    ) -> None:
+        """Talk over a connection that the gate has let through, inside TLS where there is any."""
+        try:
+            wanted = read_route(route, self._network.keys())
+        except RefusedError as refusal:  # its key has been replaced just now
+            sock.close()
+            self._turn_away(peer, source, str(refusal))
+            return
+        assert wanted is not None  # the gate has read all of it
+        key, tls = wanted[1], self._network.tls
+        if tls is None:
+            self._talk(sock, role, peer, key, route, source)
+            return
+        inside = TlsSocket(sock, tls, role, lambda reason: self.admission.refused(source, reason))
+
+        def leave() -> None:
+            self._securing.discard(securing)
+            self.admission.left(securing)
+            if peer is not None:
+                peer.retry = None
+
+        def talk() -> None:
+            leave()
+            self._talk(inside, role, peer, key, route + inside.binding, source)
+
+        def refuse(reason: str) -> None:
+            leave()
+            self._turn_away(peer, source, reason)
+
+        securing = Securing(self._loop, inside, on_secured=talk, on_refused=refuse)
+        if peer is None:
+            self._securing.add(securing)
+            self.admission.came(securing, source, securing.turn_away)
+        else:
+            peer.retry = securing
+
+    def _turn_away(self, peer: Peer | None, source: str, reason: str) -> None:
+        if peer is None:
+            self.admission.refused(source, reason)
+        else:
+            self._failed(peer, reason, is_refusal=True)
+
+    def _talk(
+        self,
+        sock: Stream,
+        role: Role,
+        peer: Peer | None,
+        key: bytes,
+        context: bytes,
+        source: str,
+    ) -> None:
+        nonce = secrets.token_bytes(NONCE_SIZE)
+        handshake = Handshake(role, self._links.own, key=key, nonce=nonce, context=context)
+        connection = self._links.start(sock, peer, source, handshake)
+        if role is Role.ACCEPTOR:
+            self.admission.came(
+                connection, source, lambda reason: self._links.turned_away(connection, reason)
+            )
+        if isinstance(sock, TlsSocket) and not connection.is_closed:
+            connection.read()  # what came behind the TLS handshake has been taken off the socket
+        self._begun[connection] = key
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
+
+    def _look_at_keys(self) -> None:
+        """End what was begun under a key that was replaced."""
+        self._look = None
+        keys = self._network.keys()
+        self._begun = {each: key for each, key in self._begun.items() if not each.is_closed}
+        for connection, key in list(self._begun.items()):
+            if key not in keys:
+                self._links.renew(connection)
+        if self._begun:
+            self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
+
+
+def _gate_of(peer: Peer) -> str:
+    return f"{peer.address.host}:{peer.address.port}"
