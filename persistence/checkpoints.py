@@ -15,16 +15,15 @@ import pickle
 import struct
 from collections.abc import Iterable, Mapping
 
-from greenroom.persistence.errors import (
+from greenroom.persistence.kv import (
     CorruptValueError,
-    NewerFormatError,
-    OlderFormatError,
+    KVStore,
+    OtherFormatError,
     RecordRefusedError,
     StoreError,
 )
-from greenroom.persistence.kv import KVStore
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 """Version of the records, of which a release reads only its own; raise it when fields change."""
 
 CODE = "code"
@@ -62,8 +61,7 @@ class Checkpoints:
     def load(self, kind: str) -> dict[str, object]:
         """Return every record of ``kind`` by name, sorted, but for those that are ``lost`` then.
 
-        Raises NewerFormatError, OlderFormatError and RecordRefusedError naming the key; nothing is
-        changed.
+        Raises OtherFormatError and RecordRefusedError naming the key; nothing is changed.
         """
         prefix = _key(_record_kind(kind), "")
         records: dict[str, object] = {}
@@ -77,7 +75,7 @@ class Checkpoints:
         return records
 
     def check_schema(self) -> None:
-        """Raise NewerFormatError or OlderFormatError where another version wrote the records.
+        """Raise OtherFormatError where another version wrote the records.
 
         A version refuses others' records before it writes its own, so one of each kind will tell.
         """
@@ -200,8 +198,7 @@ def _decode(key: str, value: bytes) -> object:
 def _check_version(key: str, value: bytes) -> None:
     (version,) = _VERSION.unpack_from(value)
     if version != SCHEMA_VERSION:
-        refused = NewerFormatError if version > SCHEMA_VERSION else OlderFormatError
-        raise refused(
+        raise OtherFormatError(
             f"{key} has record schema {version}; this version reads schema {SCHEMA_VERSION}. Run "
             "the version that wrote it, or use another state dir; nothing was changed"
         )

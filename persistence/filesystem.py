@@ -30,18 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from greenroom.persistence.disk import Disk
-from greenroom.persistence.encoding import (
-    FORMAT_VERSION,
-    Entry,
-    FrameError,
-    decode_batch,
-    encode_entry,
-    encode_head,
-    frame,
-    unframe,
-)
-from greenroom.persistence.errors import (
+from greenroom.persistence.kv import (
+    Batch,
     CorruptValueError,
     NothingSavedError,
     StoreClosedError,
@@ -49,11 +39,21 @@ from greenroom.persistence.errors import (
     StoreMissingError,
     StoreNotReadableError,
     StoreNotWritableError,
+    check_key,
+    checked_batch,
 )
-from greenroom.persistence.folder import Folder, copy_of
-from greenroom.persistence.journal import read_journal
-from greenroom.persistence.kv import Batch, check_key, checked_batch
-from greenroom.persistence.repair import Repair, keys_in
+from greenroom.persistence.layout import (
+    Disk,
+    Entry,
+    Folder,
+    FrameError,
+    copy_of,
+    encode_entry,
+    encode_head,
+    frame,
+    unframe,
+)
+from greenroom.persistence.recovery import Repair, keys_in, read_journal
 from greenroom.persistence.writer import Claim, Writer, claim_on_disk, lease_on_disk
 
 _log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class FileStore:
         changes nothing. With ``after`` other hosts share the folder, and the writer of that epoch
         is superseded, though it may live; StaleWriterError where there is another one by now, or
         where it has renewed its ``lease`` since the one that :meth:`look` returned. Raises
-        StoreLockedError, NewerFormatError, CorruptValueError, StoreNotWritableError (writer),
+        StoreLockedError, OtherFormatError, CorruptValueError, StoreNotWritableError (writer),
         StoreNotReadableError or its subclass StoreMissingError where there is no store yet
         (reader).
         """
@@ -151,7 +151,7 @@ class FileStore:
 
         What is damaged or missing is taken from its copy, and repaired by a writer. Raises
         CorruptValueError where that is damaged too, until the key is put or deleted;
-        NewerFormatError, or StoreNotReadableError where the system refuses.
+        OtherFormatError, or StoreNotReadableError where the system refuses.
         """
         check_key(key)
         self._check_open()
@@ -296,7 +296,7 @@ class FileStore:
     def _open_reader(cls, folder: Folder, disk: Disk) -> FileStore:
         store = cls(folder, disk, writer=None)
         with _system_errors(store._not_readable):
-            if not folder.check_format():
+            if not folder.has_store():
                 raise StoreMissingError(
                     f"there is no store at {folder.root}; check the path and the namespace, or "
                     "open it for writing once to make it"
@@ -308,57 +308,43 @@ class FileStore:
         cls, folder: Folder, disk: Disk, after: int | None, lease: bytes | None
     ) -> FileStore:
         with _system_errors(partial(_nothing_saved, folder.root)):
-            version = folder.check_format()
+            has_store = folder.has_store()
             folder.make()
             writer = Writer.claim(folder, disk, after, lease)
             store = cls(folder, disk, writer)
             try:
-                store._recover(writer, version)
+                store._recover(writer, is_new=not has_store)
             except BaseException:
                 store.close()
                 raise
         return store
 
-    def _recover(self, writer: Writer, version: int) -> None:
-        self._settle_on(writer, version)
-        if version < FORMAT_VERSION:
-            if redo := self._read_redo():
-                self.apply(redo.puts, redo.deletes)
-                writer.remove(self._folder.redo)
-                writer.sync(self._folder.root)
-            text = self._folder.format_text()
-            for path in (copy_of(self._folder.format), self._folder.format):
-                writer.write(path, text)
-                writer.sync(self._folder.root)
-        else:
-            self._repair_format(writer)
+    def _recover(self, writer: Writer, *, is_new: bool) -> None:
+        self._settle_on(writer, is_new=is_new)
+        text = self._folder.format_text()
+        for path in (copy_of(self._folder.format), self._folder.format):
+            with suppress(FileNotFoundError):
+                if self._disk.read(path) == text:
+                    continue
+            if not is_new:
+                _log.warning("%s was damaged or missing, and is written anew", path)
+            writer.write(path, text)
+            writer.sync(self._folder.root)
         if kept := sorted(self._disk.names(self._folder.corrupt)):
             _log.warning("What could not be repaired is kept in %s: %s", self._folder.corrupt, kept)
 
-    def _repair_format(self, writer: Writer) -> None:
-        text = self._folder.format_text()
-        for path in (self._folder.format, copy_of(self._folder.format)):
-            try:
-                is_sound = self._disk.read(path) == text
-            except FileNotFoundError:
-                is_sound = False
-            if not is_sound:
-                _log.warning("%s was damaged or missing, and is written anew", path)
-                writer.write(path, text)
-                writer.sync(self._folder.root)
-
     def _look_again(self, writer: Writer) -> None:
         if self._is_unfinished:
-            self._settle_on(writer, FORMAT_VERSION)
+            self._settle_on(writer, is_new=False)
 
-    def _settle_on(self, writer: Writer, version: int) -> None:
+    def _settle_on(self, writer: Writer, *, is_new: bool) -> None:
         """Find out what the values are, and make both copies say so."""
         # What a killed writer renamed is visible now, and must not be lost once somebody saw it.
         for folder in (self._folder.values, self._folder.copies, self._folder.journal):
             writer.sync(folder)
         journal = read_journal(self._folder, self._disk)
         # Without any of it the values may lack what it said.
-        journal.trusts_copies |= version == FORMAT_VERSION and not journal.last
+        journal.trusts_copies |= not (is_new or journal.last)
         repair = Repair(self._folder, self._disk, writer, journal)
         repair.make()
         self._keys, self._lost, self._last = repair.keys, repair.lost, journal.last
@@ -379,7 +365,7 @@ class FileStore:
             writer.sync(self._folder.root)  # from now on a power cut leaves a head, if an old one
         self._remove_superfluous(writer)
         self._is_unfinished = False
-        self._tell(writer, repair, is_expected=version < FORMAT_VERSION)
+        self._tell(writer, repair, is_expected=is_new)
 
     def _tell(self, writer: Writer, repair: Repair, *, is_expected: bool) -> None:
         if repair.made and not is_expected:
@@ -525,17 +511,6 @@ class FileStore:
             f"key {key!r} is lost: {told}. Nothing of it was used. Put a sound copy back in its "
             "place, or save the key again"
         )
-
-    def _read_redo(self) -> Batch | None:
-        try:
-            return decode_batch(unframe(self._disk.read(self._folder.redo), self._folder.redo))
-        except FileNotFoundError:
-            return None
-        except FrameError as error:
-            raise CorruptValueError(
-                f"{self._folder.redo} is damaged: {error}. It was written by an older version that "
-                "did not come to an end; remove it, and repeat what was done last"
-            ) from error
 
     def _check_open(self) -> None:
         if self._is_closed:

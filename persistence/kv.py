@@ -1,4 +1,8 @@
-"""The key-value store that hard state is kept in: its interface, and what a key may be."""
+"""The key-value store that hard state is kept in: its contract, what a key may be, its errors.
+
+Errors are split by what the code that catches them would do. Each takes one finished sentence, so
+that it survives pickling on its way between actors.
+"""
 
 from __future__ import annotations
 
@@ -103,3 +107,51 @@ def checked_batch(puts: Mapping[str, bytes], deletes: Iterable[str]) -> Batch:
     if both := batch.puts.keys() & set(batch.deletes):
         raise ValueError(f"keys {sorted(both)} are both put and deleted in one change; choose one")
     return batch
+
+
+class StoreError(Exception):
+    """Root of every error that a store or a checkpoint raises on purpose."""
+
+
+class CorruptValueError(StoreError):
+    """Bytes on disk are not what was written: restore them, or save the key again."""
+
+
+class OtherFormatError(StoreError):
+    """Another version wrote this, which this one cannot read: run that one; nothing was changed."""
+
+
+class StoreLockedError(StoreError):
+    """Another live writer holds the store: stop it, wait for it, or open read-only."""
+
+
+class StaleWriterError(StoreError):
+    """A later writer has taken the store over: this process must stop writing for good."""
+
+
+class StoreNotWritableError(StoreError):
+    """The store cannot be changed from here: fix the folder, the disk or the opening."""
+
+
+class NothingSavedError(StoreNotWritableError):
+    """The system refused before anything was changed: the store is as it was."""
+
+
+class StoreNotReadableError(StoreError):
+    """The system refuses to read the store: fix the folder or the disk."""
+
+
+class StoreMissingError(StoreNotReadableError):
+    """There is no store there yet: nothing was ever saved, or the path is wrong."""
+
+
+class OtherStoreError(StoreError):
+    """Another store, or an older copy, is in the place of the one that was used: bring it back."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed, or this process inherited it through a fork: open it again."""
+
+
+class RecordRefusedError(StoreError):
+    """A record cannot be a checkpoint: it cannot be pickled, or holds a class not allowed."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Mapping
 
-from greenroom.persistence.errors import StoreClosedError
-from greenroom.persistence.kv import check_key, checked_batch
+from greenroom.persistence.kv import StoreClosedError, check_key, checked_batch
 
 
 class MemoryStore:

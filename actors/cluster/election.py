@@ -22,7 +22,7 @@ from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Succession
-from greenroom.persistence.errors import StoreError
+from greenroom.persistence.kv import StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import RENEW_S, Bid, Contest, Lease, Tenure
-from greenroom.persistence.errors import StaleWriterError, StoreError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import StaleWriterError, StoreError
 
 # Bids of hosts that may lead and do not hear who does: see core/cluster/leader_lease.py.
 #

@@ -43,14 +43,14 @@ from greenroom.core.effects import AskPolicy
 from greenroom.core.errors import StateNotSavedError
 from greenroom.core.lifecycle.lost import SOFT
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.errors import (
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import (
     OtherStoreError,
     StaleWriterError,
     StoreError,
     StoreLockedError,
     StoreNotWritableError,
 )
-from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.writer import Claim
 
 logger = logging.getLogger(__name__)

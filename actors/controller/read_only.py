@@ -24,8 +24,8 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StateNotSavedError
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.errors import StoreError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import StoreError
 
 logger = logging.getLogger(__name__)
 

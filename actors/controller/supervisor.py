@@ -21,7 +21,7 @@ from greenroom.core import effects as fx
 from greenroom.core.cluster.state import Cluster
 from greenroom.core.config import config_shown
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.errors import StoreError, StoreNotReadableError
+from greenroom.persistence.kv import StoreError, StoreNotReadableError
 
 logger = logging.getLogger(__name__)
 

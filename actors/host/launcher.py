@@ -40,8 +40,8 @@ from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSet
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.errors import NewerFormatError, OlderFormatError, StoreError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import OtherFormatError, StoreError
 
 Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
 
@@ -90,7 +90,7 @@ def _check_state(settings: HostSettings) -> None:
             FileStore.open(settings.store_dir, namespace="controller", read_only=True)
         ) as store:
             Checkpoints(store).check_schema()
-    except (NewerFormatError, OlderFormatError) as error:
+    except OtherFormatError as error:
         told = f"the state in {settings.state_dir} is of another version: {error}"
         raise StartError(told) from error
     except StoreError:

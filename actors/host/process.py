@@ -77,8 +77,8 @@ from greenroom.actors.runtime.processes import (
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport import base
 from greenroom.core.errors import StartError
-from greenroom.persistence.errors import StoreError, StoreMissingError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import StoreError, StoreMissingError
 
 logger = logging.getLogger(__name__)
 

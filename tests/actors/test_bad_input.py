@@ -27,7 +27,7 @@ from greenroom.actors.messages import control as cm
 from greenroom.actors.messages import queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
-from greenroom.persistence.encoding import FORMAT_VERSION
+from greenroom.persistence.layout import FORMAT_VERSION
 from greenroom.serve.admin import operations
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand

@@ -19,8 +19,8 @@ from greenroom.actors.cluster.leader_lease import (
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Bid
-from greenroom.persistence.errors import StoreNotWritableError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import StoreNotWritableError
 
 LEADERS = "10.0.0.1:1900,10.0.0.2:1900"
 

@@ -10,7 +10,7 @@ from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.messages import control as cm
 from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
-from greenroom.persistence.errors import StoreNotReadableError
+from greenroom.persistence.kv import StoreNotReadableError
 
 TAG, BACKEND = "model#1", "model"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from greenroom.persistence.disk import Disk
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.layout import Disk
 
 
 class Death(BaseException):

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from greenroom.persistence import filesystem
-from greenroom.persistence.disk import Disk
-from greenroom.persistence.errors import NothingSavedError, StoreNotWritableError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import NothingSavedError, StoreNotWritableError
+from greenroom.persistence.layout import Disk
 
 from .disks import (  # noqa: TID251 - the tests' own folder
     Death,

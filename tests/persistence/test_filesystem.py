@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.persistence.disk import Disk
-from greenroom.persistence.encoding import Entry, encode_entry, frame
-from greenroom.persistence.errors import (
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import (
+    Batch,
     NothingSavedError,
     StaleWriterError,
     StoreClosedError,
@@ -22,8 +22,7 @@ from greenroom.persistence.errors import (
     StoreNotReadableError,
     StoreNotWritableError,
 )
-from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import Batch
+from greenroom.persistence.layout import Disk, Entry, encode_entry, frame
 
 from .disks import (  # noqa: TID251 - the tests' own folder
     FullDisk,

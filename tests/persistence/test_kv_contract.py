@@ -9,9 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from greenroom.persistence.errors import StoreClosedError
 from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore
+from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore, StoreClosedError
 from greenroom.persistence.memory import MemoryStore
 
 from .disks import open_store  # noqa: TID251 - the tests' own folder

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.persistence import lock
-from greenroom.persistence.disk import Disk
-from greenroom.persistence.errors import StaleWriterError, StoreClosedError, StoreLockedError
+from greenroom.persistence import writer as lock
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import StaleWriterError, StoreClosedError, StoreLockedError
+from greenroom.persistence.layout import Disk
 
 
 def test_a_successor_needs_no_lock_and_the_one_before_writes_nothing_more(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from greenroom.actors.messages import admin as am
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.silence import TICK_S
-from greenroom.persistence.errors import StoreError
+from greenroom.persistence.kv import StoreError
 from tests.simulation.clients import SHARED
 from tests.simulation.comparison_checks import ComparisonChecks
 from tests.simulation.expected import Owned

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.errors import (
+from greenroom.persistence.kv import (
     NothingSavedError,
     StoreLockedError,
     StoreNotWritableError,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.encoding import unframe
+from greenroom.persistence.layout import unframe
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.cluster.leader_lease import NAMESPACE
-from greenroom.persistence.disk import Disk
-from greenroom.persistence.errors import NothingSavedError, StoreLockedError
 from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import NothingSavedError, StoreLockedError
+from greenroom.persistence.layout import Disk
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
