@@ -33,8 +33,7 @@ from greenroom.actors.messages.queries import (
     StreamBegun,
 )
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica.context import ReplicaContext
-from greenroom.actors.replica.reply import Reply
+from greenroom.actors.replica.context import ReplicaContext, Reply
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError

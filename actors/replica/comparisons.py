@@ -1,13 +1,15 @@
-"""The comparison of shadows' answers with the primary's, in a replica of the shadow.
+"""Answers that are compared: kept and sent by each replica, compared in a replica of the shadow.
 
-Theory of operation. The router names for each copy a replica of the shadow at which both answers
-are to meet. Whoever has one, the primary's replica or the shadow's, sends it there some time after
-its caller has had it (answer_copies.py). They are compared on a thread of their own, where a user's
-function may take its time. Nothing of this is in a proxy.
+Theory of operation. The router names, for each mirrored query, a replica of the shadow at which
+both answers are to meet. A query's caller has its answer first. Then a :class:`ResponseSampler`
+keeps the answer, mostly until its router tells the place; what has a place is sent when no query
+runs, ``GATHER_S`` later at the earliest, or else after ``WAIT_S``. At that place
+:class:`Comparisons` compares the two on a thread of its own, where a user's function may take its
+time.
 
-Everything is bounded: answers that are too large, come too many at once or never meet their
-counterpart are counted as not compared. Messages are not repeated; an answer that is lost is one
-that never came.
+Everything is bounded: answers that are too large, that come too many at once or never meet their
+counterpart count as not compared. Messages are not repeated; a lost one is an answer that never
+came.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -35,7 +37,6 @@ from greenroom.actors.messages.queries import (
     FailedAnswer,
     HttpAnswer,
     ValueAnswer,
-    size_of,
 )
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import Port
@@ -50,41 +51,33 @@ from greenroom.core.comparing.comparing import (
 )
 from greenroom.core.comparing.differences import Differences, Place, Plain
 
-# Answers to queries that are compared, on their way from whoever gave them to where that is done.
-#
-# Theory of operation. A query's caller has its answer first. All that is done then is to keep it:
-# a query that does nothing takes a tenth of a millisecond here, and may not wait for what is no
-# part of it. Where it is to be compared its router mostly tells some ms later, with the places of
-# others. What has a place is sent when :data:`GATHER_S` have passed and no query runs, so that
-# none has to wait for that either; where there always is one, after :data:`WAIT_S`. What is sent
-# at once is so little that whoever comes meanwhile hardly waits.
+logger = logging.getLogger(__name__)
 
 GATHER_S = 0.1
 WAIT_S = 1.0
 LOOK_AGAIN_S = 0.01
 UNTOLD_S = 5.0
 AT_ONCE = 32  # answers
-MAX_KNOWN_PLACES = 1_000  # that are known without unpickling them again
+MAX_KNOWN_PLACES = 1_000
 MAX_GATHERED_BYTES = 8 * 1024 * 1024  # of answers that wait to be sent
 TOO_LARGE = f"larger than {MAX_BODY_BYTES // 1024} KiB"
 TOO_MANY = "too many at once"
 
-_Content = tuple[int, tuple[tuple[bytes, bytes], ...], bytes, bytes, str]
-_Place = tuple[str, Address]  # an incarnation and its address
-
+MEET_S = 120.0  # how long one answer waits for the other
+REPORT_S = 2.0
+MAX_HELD_BYTES = 32 * 1024 * 1024  # of answers that wait for the other one
+MAX_HELD = 10_000
+MAX_PAIRS = 1_000  # that wait to be compared
+MAX_PLACES = 20  # endpoints and settings that are counted apart
+MAX_SHOWN_BYTES = 512  # of a body in an example
 
 _Key = tuple[str, int]  # the proxy's incarnation, and its ticket
 
 
-# Of an answer: the proxy's incarnation, endpoint, request id, answer, what is missing, size, time.
-# No class, which would take as long to make as all the rest of what is done at once.
-_Kept = tuple[str, str, str, Answer | None, str, int, float]
-
-
 class ResponseSampler:
-    """What one replica has to send; all on user code's loop.
+    """The answers that one replica has to send; all on user code's loop.
 
-    ``is_busy`` tells whether queries run; ``send_here`` gets what this replica itself compares.
+    ``is_busy`` returns whether queries run; ``send_here`` gets what this replica itself compares.
     """
 
     def __init__(
@@ -100,45 +93,61 @@ class ResponseSampler:
         self._backend = backend
         self._is_busy = is_busy
         self._send_here = send_here
-        self._untold: dict[_Key, _Kept] = {}  # answers whose place is not known yet
-        self._told: dict[_Key, tuple[CompareAt, ...]] = {}  # places of what runs yet
-        self._kept: deque[tuple[tuple[CompareAt, ...], _Kept]] = deque()
+        self._untold: dict[_Key, tuple[ComparedAnswer, float]] = {}  # no place yet; since when
+        self._told: dict[_Key, tuple[CompareAt, ...]] = {}  # places of queries that still run
+        self._kept: deque[tuple[tuple[CompareAt, ...], ComparedAnswer]] = deque()
         self._bytes = 0  # of all that is kept
         self._forget_due = False
         self._latest_at: float | None = None  # None while nothing is kept
-        self._places: dict[bytes, _Place] = {}
+        self._places: dict[bytes, tuple[str, Address]] = {}  # incarnation and address
 
     def add(self, proxy: str, run: Assignment, answer: Answer | None) -> None:
         """Keep the answer to a query that is compared; None where it was cancelled."""
-        size, missing = size_of(answer), ""
-        if size > MAX_BODY_BYTES:
-            answer, size, missing = _without(answer), 0, TOO_LARGE
-        elif self._bytes + size > MAX_GATHERED_BYTES:
-            answer, size, missing = _without(answer), 0, TOO_MANY
-        self._bytes += size
-        now = time.monotonic()
-        kept = (proxy, run.endpoint, run.query.request_id, answer, missing, size, now)
+        kept = self._described(proxy, run, answer)
+        self._bytes += _size(kept)
         key = (proxy, run.ticket)
         places = run.compare if run.compare is not None else self._told.pop(key, None)
         if places is not None:
             self._keep(places, kept)
             return
-        self._untold[key] = kept
+        self._untold[key] = kept, time.monotonic()
         if not self._forget_due:
             self._forget_due = True
             self._loop.call_later(UNTOLD_S, self._forget)
 
     def meet(self, key: _Key, places: tuple[CompareAt, ...], *, has_answer: bool) -> None:
-        """Know where the answer of a ticket is to be compared, whether or not it is here yet."""
-        kept = self._untold.pop(key, None)
-        if kept is not None:
-            self._keep(places, kept)
+        """Learn where the answer of a ticket is to be compared, whether or not it is here yet."""
+        untold = self._untold.pop(key, None)
+        if untold is not None:
+            self._keep(places, untold[0])
         elif not has_answer:
             self._told[key] = places
 
-    def _keep(self, places: tuple[CompareAt, ...], kept: _Kept) -> None:
+    def _described(self, proxy: str, run: Assignment, answer: Answer | None) -> ComparedAnswer:
+        """Return the answer without number and settings, which each of its places has."""
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        status, body, value, missing = 0, b"", b"", "no answer"
+        if isinstance(answer, HttpAnswer):
+            status, headers, body, missing = answer.status, answer.headers, bytes(answer.body), ""
+        elif isinstance(answer, ValueAnswer):
+            status, value, missing = 200, answer.value, ""
+        elif isinstance(answer, FailedAnswer):
+            status, missing = 500, f"failed with {answer.kind}"
+        elif answer is not None:
+            status, missing = answer.status, "came in parts"
+        size = len(body) + len(value)
+        if size > MAX_BODY_BYTES or self._bytes + size > MAX_GATHERED_BYTES:
+            missing = TOO_LARGE if size > MAX_BODY_BYTES else TOO_MANY
+            headers, body, value = (), b"", b""
+        request_id = run.query.request_id
+        return ComparedAnswer(
+            *(proxy, 0, b"", run.endpoint, self._backend, request_id),
+            *(status, headers, body, value, missing),
+        )
+
+    def _keep(self, places: tuple[CompareAt, ...], kept: ComparedAnswer) -> None:
         if not places:
-            self._bytes -= kept[5]
+            self._bytes -= _size(kept)
             return
         self._kept.append((places, kept))
         if self._latest_at is None:
@@ -146,66 +155,45 @@ class ResponseSampler:
             self._loop.call_later(GATHER_S, self._send_some)
 
     def _forget(self) -> None:
-        """Drop answers whose routers have not told what to do with them: they are dead."""
+        """Drop answers whose routers have told nothing: they are dead."""
         self._forget_due = False
         before = time.monotonic() - UNTOLD_S
         while self._untold:
-            key, kept = next(iter(self._untold.items()))
-            *_, size, at = kept
+            key, (kept, at) = next(iter(self._untold.items()))
             if at > before:
                 self._forget_due = True
                 self._loop.call_later(UNTOLD_S, self._forget)
                 return
             del self._untold[key]
-            self._bytes -= size
+            self._bytes -= _size(kept)
 
     def _send_some(self) -> None:
-        """Send a few while no query runs, or it is time."""
+        """Send a few while no query runs, or when it is time."""
         is_late = self._latest_at is not None and time.monotonic() >= self._latest_at
         if self._is_busy() and not is_late:
             self._loop.call_later(LOOK_AGAIN_S, self._send_some)
             return
-        by_place: dict[bytes, list[ComparedAnswer]] = {}
+        by_place: dict[bytes, list[tuple[Any, ...]]] = {}
         for _ in range(min(len(self._kept), AT_ONCE)):
             places, kept = self._kept.popleft()
-            self._bytes -= kept[5]
+            self._bytes -= _size(kept)
             for number, place, settings in places:
-                row = self._row(kept, number, settings)
+                # A plain tuple: the name of a class with each would double the time to pickle them.
+                row = tuple(kept._replace(number=number, settings=settings))
                 by_place.setdefault(place, []).append(row)
-        for place, rows in by_place.items():
-            self._send(self._unpacked(place), rows)
+        for packed, rows in by_place.items():
+            incarnation, address = self._place(packed)
+            message = CompareAnswers(incarnation=incarnation, answers=tuple(rows))
+            if incarnation == self._incarnation:
+                self._send_here(message, address)
+            else:
+                self._loop.send(address, message)
         if self._kept:
             self._loop.call_later(0, self._send_some)
         else:
             self._latest_at = None
 
-    def _row(self, kept: _Kept, number: int, settings: bytes) -> ComparedAnswer:
-        proxy, endpoint, request_id, answer, dropped, _, _ = kept
-        status, headers, body, value, missing = _content_of(answer)
-        return ComparedAnswer(
-            proxy,
-            number,
-            settings,
-            endpoint,
-            self._backend,
-            request_id,
-            status,
-            headers,
-            body,
-            value,
-            dropped or missing,
-        )
-
-    def _send(self, place: _Place, rows: list[ComparedAnswer]) -> None:
-        incarnation, address = place
-        # As plain tuples: the name of a class with each would double the time to pickle them.
-        message = CompareAnswers(incarnation=incarnation, answers=tuple(map(tuple, rows)))
-        if incarnation == self._incarnation:
-            self._send_here(message, address)
-        else:
-            self._loop.send(address, message)
-
-    def _unpacked(self, packed: bytes) -> _Place:
+    def _place(self, packed: bytes) -> tuple[str, Address]:
         place = self._places.get(packed)
         if place is None:
             if len(self._places) >= MAX_KNOWN_PLACES:
@@ -214,64 +202,26 @@ class ResponseSampler:
         return place
 
 
-def _without(answer: Answer | None) -> Answer | None:
-    """Return an answer with nothing but its status."""
-    if isinstance(answer, HttpAnswer):
-        return answer._replace(headers=(), body=b"")
-    return answer._replace(value=b"") if isinstance(answer, ValueAnswer) else answer
-
-
-def _content_of(answer: Answer | None) -> _Content:
-    if isinstance(answer, HttpAnswer):
-        return answer.status, answer.headers, bytes(answer.body), b"", ""
-    if isinstance(answer, ValueAnswer):
-        return 200, (), b"", answer.value, ""
-    if isinstance(answer, FailedAnswer):
-        return 500, (), b"", b"", f"failed with {answer.kind}"
-    if answer is None:
-        return 0, (), b"", b"", "no answer"
-    return answer.status, (), b"", b"", "came in parts"
-
-
-logger = logging.getLogger(__name__)
-
-MEET_S = 120.0  # how long one answer waits for the other
-REPORT_S = 2.0
-MAX_HELD_BYTES = 32 * 1024 * 1024  # of answers that wait for the other one
-MAX_HELD = 10_000
-MAX_PAIRS = 1_000  # that wait to be compared
-MAX_PLACES = 20  # endpoints and settings that are counted apart
-MAX_SHOWN_BYTES = 512  # of a body in an example
-
-_Found = Callable[[dict[Place, Plain]], None]
-
-
-class _Held(NamedTuple):
-    answer: ComparedAnswer
-    until: float
-
-
 class _Pair(NamedTuple):
     primary: ComparedAnswer | None
     shadow: ComparedAnswer
 
 
 class Comparisons:
-    """What a replica has to do with comparisons; all on user code's loop, but for the thread.
+    """The comparisons made in one replica; all on user code's loop, but for the thread.
 
     ``on_found`` gets all that was found, whenever there is more, every :data:`REPORT_S`.
     """
 
-    def __init__(self, port: Port, on_found: _Found) -> None:
+    def __init__(self, port: Port, on_found: Callable[[dict[Place, Plain]], None]) -> None:
         self._port = port
         self._loop = port.loop
         self._on_found = on_found
-        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._held: OrderedDict[_Key, tuple[ComparedAnswer, float]] = OrderedDict()  # until when
         self._held_bytes = 0
         self._pairs = 0  # on the thread, or on their way there
         self._thread: ThreadPoolExecutor | None = None
         self._known: dict[bytes, tuple[Compare, Function | None]] = {}  # the thread's
-        self._ids: dict[bytes, str] = {}  # of settings
         self._found: dict[Place, Differences] = {}
         self._report_due = False
         self._look_due = False
@@ -284,26 +234,26 @@ class Comparisons:
             self._on_found({place: each.plain() for place, each in self._found.items()})
 
     def arrived(self, message: CompareAnswers, _sender: Address) -> None:
-        """Compare what has its counterpart, keep the rest until that comes."""
+        """Compare answers whose counterpart is here, and hold the rest."""
         if message.incarnation != self._port.process.incarnation:
             return  # meant for a dead process whose address this one has
         pairs = []
         for answer in map(ComparedAnswer._make, message.answers):
             key = (answer.proxy, answer.number)
-            held = self._held.pop(key, None)
-            if held is None or _is_shadow(held.answer) == _is_shadow(answer):
+            other, _ = self._held.pop(key, (None, 0.0))
+            if other is None or _is_shadow(other) == _is_shadow(answer):
                 self._hold(key, answer)
                 continue
-            self._held_bytes -= _size(held.answer)
-            first, second = held.answer, answer
-            pairs.append(_Pair(second, first) if _is_shadow(first) else _Pair(first, second))
+            self._held_bytes -= _size(other)
+            pairs.append(_Pair(answer, other) if _is_shadow(other) else _Pair(other, answer))
         room = max(MAX_PAIRS - self._pairs, 0)
         for pair in pairs[room:]:
             self._count(pair, Outcome(TOO_MANY, comparable=False))
-        self._compare(pairs[:room])
+        if pairs[:room]:
+            self._compare(pairs[:room])
 
-    def _hold(self, key: tuple[str, int], answer: ComparedAnswer) -> None:
-        self._held[key] = _Held(answer, time.monotonic() + MEET_S)
+    def _hold(self, key: _Key, answer: ComparedAnswer) -> None:
+        self._held[key] = answer, time.monotonic() + MEET_S
         self._held_bytes += _size(answer)
         while len(self._held) > MAX_HELD or self._held_bytes > MAX_HELD_BYTES:
             self._let_go(Outcome("one side's answer came too late", comparable=False))
@@ -316,19 +266,17 @@ class Comparisons:
 
     def _look(self) -> None:
         self._look_due = False
-        while self._held and next(iter(self._held.values())).until <= time.monotonic():
+        while self._held and next(iter(self._held.values()))[1] <= time.monotonic():
             self._let_go(Outcome("one side gave no answer", comparable=False))
         self._look_later()
 
     def _let_go(self, outcome: Outcome) -> None:
-        _, held = self._held.popitem(last=False)
-        self._held_bytes -= _size(held.answer)
-        if _is_shadow(held.answer):  # of a primary's nobody knows by what it was to be compared
-            self._count(_Pair(None, held.answer), outcome)
+        _, (answer, _) = self._held.popitem(last=False)
+        self._held_bytes -= _size(answer)
+        if _is_shadow(answer):  # only its settings say where to count it
+            self._count(_Pair(None, answer), outcome)
 
     def _compare(self, pairs: list[_Pair]) -> None:
-        if not pairs:
-            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare", _give_way)
         self._pairs += len(pairs)
@@ -343,14 +291,14 @@ class Comparisons:
             self._count(pair, outcome)
 
     def _outcome(self, pair: _Pair) -> Outcome:
-        primary = pair.primary
+        primary, shadow = pair
         if primary is None:
             return Outcome("one side gave no answer", comparable=False)
         try:
-            settings, function = self._settings(pair.shadow.settings)
-            if settings.how != "function" and _is_alike(primary, pair.shadow):
+            settings, function = self._settings(shadow.settings)
+            if settings.how != "function" and _is_alike(primary, shadow):
                 return SAME  # without reading what is in it
-            return compare(settings, _response(primary), _response(pair.shadow), function)
+            return compare(settings, _response(primary), _response(shadow), function)
         except BaseException as error:  # of a user's function, or of values that it cannot unpickle
             logger.info("an answer could not be compared", exc_info=error)
             told = f"comparing raised {type(error).__name__}"
@@ -361,19 +309,14 @@ class Comparisons:
             if len(self._known) >= MAX_PLACES:
                 self._known.clear()
             settings = Compare(**pickle.loads(packed)[1])
-            self._known[packed] = settings, None  # so that loading it is tried once
+            self._known[packed] = settings, None  # so that loading the function is tried once
             if settings.code:
                 self._known[packed] = settings, cloudpickle.loads(settings.code)[0]
         return self._known[packed]
 
     def _count(self, pair: _Pair, outcome: Outcome) -> None:
         shadow = pair.shadow
-        packed = shadow.settings
-        if packed not in self._ids:
-            if len(self._ids) >= MAX_PLACES:
-                self._ids.clear()
-            self._ids[packed] = pickle.loads(packed)[0]
-        place = (shadow.endpoint, shadow.backend, self._ids[packed])
+        place = (shadow.endpoint, shadow.backend, _settings_id(shadow.settings))
         if place not in self._found and len(self._found) >= MAX_PLACES:
             del self._found[next(iter(self._found))]
         found = self._found.setdefault(place, Differences())
@@ -383,22 +326,23 @@ class Comparisons:
             self._loop.call_later(REPORT_S, self.report)
 
 
+@lru_cache(maxsize=MAX_PLACES)
+def _settings_id(packed: bytes) -> str:
+    return str(pickle.loads(packed)[0])
+
+
 def _is_shadow(answer: ComparedAnswer) -> bool:
     return bool(answer.settings)
 
 
 def _is_alike(primary: ComparedAnswer, shadow: ComparedAnswer) -> bool:
-    return (primary.status, primary.body, primary.value, primary.missing, shadow.missing) == (
-        shadow.status,
-        shadow.body,
-        shadow.value,
-        "",
-        "",
+    return not (primary.missing or shadow.missing) and (
+        (primary.status, primary.body, primary.value) == (shadow.status, shadow.body, shadow.value)
     )
 
 
 def _give_way() -> None:
-    """Have this thread run where nobody else wants to: the host's other work comes first."""
+    """Give this thread the lowest priority: the host's other work comes first."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
@@ -415,12 +359,11 @@ def _response(answer: ComparedAnswer) -> Response:
 
 
 def _example(pair: _Pair, outcome: Outcome) -> Plain:
-    primary = None if pair.primary is None else _side(pair.primary)
     return {
         "at": time.time(),
         "request_id": pair.shadow.request_id,
         "detail": outcome.detail,
-        "primary": primary,
+        "primary": None if pair.primary is None else _side(pair.primary),
         "shadow": _side(pair.shadow),
     }
 

@@ -14,9 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from greenroom.actors.messages.queries import Assignment
+from greenroom.actors.messages.queries import MORE, Answer, Assignment
+
+if TYPE_CHECKING:
+    from greenroom.actors.caller.streams import Parts
 
 
 class DeploymentID(NamedTuple):
@@ -128,6 +131,36 @@ class RunningQuery:
         self.is_cancelled = True
         for call in list(self.calls):
             call.cancel()
+
+
+class Reply(RunningQuery):
+    """A query that user code runs, and the way its answer goes. Not answered, it was cancelled."""
+
+    __slots__ = ()
+
+    feed: Parts | None = None  # what follows it
+    status: int = 0  # of its answer; 0 before that
+
+    @property
+    def key(self) -> Any:
+        """What to cancel it by."""
+        raise NotImplementedError
+
+    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Begin an answer in parts; any answer ends it, a StreamEnded when all went well."""
+        raise NotImplementedError
+
+    async def send(self, data: bytes, ends: int = MORE) -> None:
+        """Send the next part; return when more may be made."""
+        raise NotImplementedError
+
+    def answer(self, answer: Answer) -> None:
+        """Answer; user code may go on."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Note that user code has returned."""
+        raise NotImplementedError
 
 
 class Origin(NamedTuple):
@@ -266,13 +299,13 @@ def _is_for_shadow(query: RunningQuery) -> bool:
     return assignment.caller is None or assignment.query.for_shadow
 
 
-# Which multiplexed models this process has, and who wants to know.
+# Which multiplexed models this process has.
 #
-# A replica tells its proxies, which prefer it for queries for those models, and has them unloaded
-# when it stops. Ids that are being loaded count: the next query for one should wait for it there.
+# A replica tells its proxies, which prefer it for queries for those models. Ids that are being
+# loaded count: the next query for one should wait for it there.
 
 
-class Holder(Protocol):
+class ModelCache(Protocol):
     """What keeps models: see :mod:`greenroom.serve.decorators.multiplex`."""
 
     @property
@@ -288,38 +321,38 @@ class Holder(Protocol):
 
 
 _lock = threading.Lock()
-_ids: dict[Holder, tuple[str, ...]] = {}
-_listener: Callable[[], None] | None = None
+_models: dict[ModelCache, tuple[str, ...]] = {}
+_on_models: Callable[[], None] | None = None
 
 
-def on_change(listener: Callable[[], None] | None) -> None:
+def on_models_changed(listener: Callable[[], None] | None) -> None:
     """Call ``listener`` after each change, on the thread that made it; a replica does it."""
-    global _listener  # noqa: PLW0603  # one per process, like the process's actor
-    _listener = listener
+    global _on_models  # noqa: PLW0603  # one per process, like the process's actor
+    _on_models = listener
 
 
-def all_ids() -> tuple[str, ...]:
+def model_ids() -> tuple[str, ...]:
     """Return the ids of all models here, in their order."""
     with _lock:
-        return tuple(sorted({model_id for ids in _ids.values() for model_id in ids}))
+        return tuple(sorted({model_id for ids in _models.values() for model_id in ids}))
 
 
-def changed(holder: Holder) -> None:
-    """Know what a holder has now, if that changed; one without any is forgotten."""
-    ids = holder.ids
+def models_changed(cache: ModelCache) -> None:
+    """Note what a cache has now, if that changed; one without any is forgotten."""
+    ids = cache.ids
     with _lock:
-        if set(ids) == set(_ids.get(holder, ())):
+        if set(ids) == set(_models.get(cache, ())):
             return
         if ids:
-            _ids[holder] = ids
+            _models[cache] = ids
         else:
-            del _ids[holder]
-    if _listener is not None:
-        _listener()
+            del _models[cache]
+    if _on_models is not None:
+        _on_models()
 
 
-async def close() -> None:
+async def unload_models() -> None:
     """Unload all models that belong to the running event loop."""
     loop = asyncio.get_running_loop()
-    for holder in [each for each in _ids if each.loop is loop]:
-        await holder.unload_all()
+    for cache in [each for each in _models if each.loop is loop]:
+        await cache.unload_all()

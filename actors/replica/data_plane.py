@@ -56,9 +56,9 @@ from greenroom.actors.messages.queries import (
     part_travelling,
     size_of,
 )
-from greenroom.actors.replica import context as held_models
+from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons, ResponseSampler
-from greenroom.actors.replica.reply import Reply
+from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.actors.runtime.loop import (
     GATHERED,
@@ -202,7 +202,7 @@ class Queries:
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
         self._caller = caller = Caller(port.loop, port.process)
         query_client.install(CallerClient(caller))
-        held_models.on_change(self._models_changed)
+        user_context.on_models_changed(self._models_changed)
         port.on(RunQueries, self._run)
         self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
         self._fed_numbers = itertools.count(1)
@@ -240,7 +240,7 @@ class Queries:
         if proxy not in self._proxies:
             self._proxies.add(proxy)
             self._loop.watch_process(process, partial(self._proxy_died, proxy), address)
-        if models := held_models.all_ids():
+        if models := user_context.model_ids():
             self._tell(proxy, ("models", models))
 
     def _proxy_died(self, proxy: str) -> None:
@@ -269,7 +269,7 @@ class Queries:
 
         def tell() -> None:
             for proxy in list(self._news):  # one that cannot be reached is forgotten
-                self._tell(proxy, ("models", held_models.all_ids()))
+                self._tell(proxy, ("models", user_context.model_ids()))
 
         self._loop.post(tell)
 

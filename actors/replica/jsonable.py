@@ -1,13 +1,14 @@
 """JSON of what user code returns, by the rules of FastAPI's ``jsonable_encoder`` and of Ray Serve.
 
-``json``'s encoder, in C, walks through what it knows, and asks :func:`_simpler` about all else. So
-what is plain costs nothing more, and a model in a dict only itself. It asks about values alone,
-though, and comes by again where a key is nothing it knows. Then, and where there is an iterator,
-which can be walked through only once, :func:`_plain` makes the whole value plain first.
+``json``'s encoder, in C, writes what is plain at once. If it meets anything else, or a key that it
+does not know, the whole value is made plain first, and then written.
 
-Where the rules end in an error we go further, as with an Enum whose value is a date. NaN and
-infinity are refused, as browsers' JSON has neither. A dict keeps its keys that begin with ``_sa``;
-an object's attributes of such names, SQLAlchemy's own, are left out.
+We go on where their rules end in an error, as with an Enum whose value is a date. NaN and infinity
+are refused, because browsers' JSON has neither. A dict keeps its keys that begin with ``_sa``; an
+object's attributes of such names, SQLAlchemy's own, are left out.
+
+Pydantic's ``to_jsonable_python`` would give other values: ``Z`` for a datetime's ``+00:00``, and a
+string for a Decimal.
 """
 
 from __future__ import annotations
@@ -31,28 +32,22 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, Url
 
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-
-
-class _NotAtOnceError(Exception):
-    """The value has to be made plain as a whole."""
+_encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def to_json(value: Any) -> str:
     """Return ``value`` as JSON; TypeError, ValueError or RecursionError for what cannot be."""
     try:
         return _encoder.encode(value)
-    except (_NotAtOnceError, TypeError):
-        return _plain_encoder.encode(_plain(value))
+    except TypeError:
+        return _encoder.encode(_plain(value))
 
 
 def _plain(value: Any) -> Any:
     """Return ``value`` made of dicts, lists and scalars only, whose keys json can write."""
-    if type(value) in _SCALARS:
-        return value
     if isinstance(value, Enum):
         return _plain(value.value)
-    if isinstance(value, str | int | float):
+    if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, dict):
         return {_key(name): _plain(item) for name, item in value.items()}
@@ -87,14 +82,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     try:
         attributes = vars(value)
     except TypeError:
-        raise TypeError(f"a {type(value).__name__} is nothing that JSON knows") from None
+        raise TypeError(f"JSON has nothing for a {type(value).__name__}") from None
     return {name: each for name, each in attributes.items() if not name.startswith("_sa")}
-
-
-def _simpler_at_once(value: Any) -> Any:
-    if hasattr(value, "__next__"):
-        raise _NotAtOnceError
-    return _simpler(value)
 
 
 def _number(value: Decimal) -> int | float:
@@ -110,30 +99,28 @@ def _scalar(value: Any) -> Any:
     return float(value) if value.dtype.kind == "f" else value.item()
 
 
-_simpler.register(Exception, str)
-_simpler.register(BaseModel, lambda value: value.model_dump(mode="json", by_alias=True))
-_simpler.register(Enum, lambda value: value.value)
-_simpler.register(PurePath, str)
-_simpler.register(type(PydanticUndefined), lambda _: None)
-_simpler.register(Decimal, _number)
-_simpler.register(dt.timedelta, dt.timedelta.total_seconds)
-_simpler.register(re.Pattern, lambda value: value.pattern)
-_kind: type[Any]
-for _kind in (bytes, bytearray, memoryview):
-    _simpler.register(_kind, lambda value: bytes(value).decode())
-for _kind in (dt.date, dt.time):  # a datetime is a date
-    _simpler.register(_kind, lambda value: value.isoformat())
-for _kind in (set, frozenset, deque, GeneratorType):
-    _simpler.register(_kind, list)
-for _kind in (
-    uuid.UUID,
-    Url,
-    *(ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network),
-    *(ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network),
-):
-    _simpler.register(_kind, str)
+_RULES: tuple[tuple[Callable[[Any], Any], tuple[type[Any], ...]], ...] = (
+    (
+        str,
+        (
+            *(Exception, PurePath, uuid.UUID, Url),
+            *(ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network),
+            *(ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network),
+        ),
+    ),
+    (lambda value: value.model_dump(mode="json", by_alias=True), (BaseModel,)),
+    (lambda value: value.isoformat(), (dt.date, dt.time)),  # a datetime is a date
+    (lambda value: bytes(value).decode(), (bytes, bytearray, memoryview)),
+    (lambda value: value.pattern, (re.Pattern,)),
+    (lambda _: None, (type(PydanticUndefined),)),
+    (dt.timedelta.total_seconds, (dt.timedelta,)),
+    (_number, (Decimal,)),
+)
+for _rule, _kinds in _RULES:
+    for _kind in _kinds:
+        _simpler.register(_kind, _rule)
 
-# Classes of packages that are imported only by who uses them.
+# Classes of packages that we do not import.
 _OF_OTHERS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("numpy", "ndarray", _array),
     ("numpy", "generic", _scalar),
@@ -144,10 +131,4 @@ _OF_OTHERS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("pydantic.networks", "NameEmail", str),
     ("pydantic.color", "Color", str),
     ("pydantic_extra_types.color", "Color", str),
-)
-
-
-_plain_encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_encoder = json.JSONEncoder(
-    default=_simpler_at_once, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message
 
 from greenroom.actors.caller.streams import Parts
 from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
+from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.jsonable import to_json
-from greenroom.actors.replica.reply import Reply
 from greenroom.core.errors import UnsupportedResultError
 
 HELD_S = 0.01
@@ -45,25 +45,9 @@ def make_scope(call: HttpCall, route: str) -> dict[str, Any]:
     }
 
 
-class WholeRequest(Request):
-    """A request whose body is here: Starlette would gather it from an asynchronous generator."""
-
-    whole: bytes
-
-    async def body(self) -> bytes:
-        """Return the body."""
-        return self.whole
-
-
 def make_request(call: HttpCall, reply: Reply) -> Request:
     """Make the request that a handler gets; its body is here, or comes in parts."""
-    scope = make_scope(call, reply.assignment.route)
-    receive = Body(call.body, reply.feed).receive
-    if reply.feed is not None:
-        return Request(scope, receive)
-    request = WholeRequest(scope, receive)
-    request.whole = call.body
-    return request
+    return Request(make_scope(call, reply.assignment.route), Body(call.body, reply.feed).receive)
 
 
 class Body:

@@ -1,14 +1,12 @@
 """``serve.batch``: calls with one item each, run together as calls with lists.
 
-Theory of operation. The decorator leaves a function with the same name that takes one item. What it
-decorates is applied where the class is written and pickled on its way to the replicas, so nothing
-of an event loop is made before the first call: each instance (or function) has one queue per loop
-it is called on, which is used on that loop alone, and which pickles as nothing. Which items make a
-batch, and when, is decided in :mod:`greenroom.core.batching`.
+Theory of operation. The decorator leaves a function of the same name that takes one item. Each
+instance (or function) has one queue per event loop it is called on; the queue and all it holds are
+used on that loop alone. :mod:`greenroom.core.batching` decides which items make a batch, and when.
 
-A batch is a task of its own. It runs in the context of its first item, so its request id and
-multiplexed model are that item's; queries for different models, and copies for shadows and real
-queries, never share a batch. Nobody's cancellation ends it but that of all its items.
+A batch runs as a task, in the context of its first item: its request id and model are that item's.
+Calls for different models, and for shadows and real queries, never share a batch. A batch is
+cancelled only when all its items are.
 """
 
 from __future__ import annotations
@@ -18,14 +16,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import Context, copy_context
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
@@ -37,136 +28,15 @@ from greenroom.actors.replica.context import RunningQuery
 from greenroom.core.batching import Batches
 from greenroom.core.errors import GreenroomError
 from greenroom.core.validation import is_number
-from greenroom.serve.decorators.per_instance import PerInstance, PicklesAsNew
-
-# The calls that a batch is made of, and what becomes of them.
-
-MAX_AHEAD = 256  # values of a streaming batch that one item may be behind
-
-
-class Item:
-    """One call."""
-
-    __slots__ = ("batch", "context", "future", "owner", "query", "values")
-
-    def __init__(self, owner: tuple[Any, ...], values: dict[str, Any]) -> None:
-        self.owner = owner  # the instance, in a tuple; empty for a function
-        self.values = values  # by parameter
-        self.context: Context = copy_context()
-        self.query = user_context.running.get()
-        self.batch: Running | None = None  # once it has begun
-        self.make_place()
-
-    @property
-    def group(self) -> Any:
-        """What the items of a batch have in common."""
-        return user_context.batching_group(self.query)
-
-    def make_place(self) -> None:
-        """Make what the outcome arrives in."""
-        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    def put(self, outcome: Outcome) -> None:
-        """Give it its outcome, if it has none yet."""
-        if not self.future.done():
-            self.future.set_result(outcome)
-
-    async def result(self) -> Any:
-        """Wait for the outcome, and return it or raise it."""
-        return (await self.future).get()
-
-
-class StreamedItem(Item):
-    """One call of a streaming batch function."""
-
-    __slots__ = ("arrived",)
-
-    def make_place(self) -> None:
-        """See :class:`Item`."""
-        self.arrived: asyncio.Queue[Outcome | None] = asyncio.Queue()
-
-    def put(self, outcome: Outcome | None) -> None:
-        """Add the next value, or the end."""
-        self.arrived.put_nowait(outcome)
-
-    async def next(self) -> Outcome | None:
-        """Wait for the next value; None at the end."""
-        outcome = await self.arrived.get()
-        if self.batch is not None:
-            self.batch.moved.set()
-        return outcome
-
-
-class Outcome(NamedTuple):
-    """A result or an exception.
-
-    Futures are given it whole: they refuse StopIteration, and complain of exceptions that nobody
-    has asked for. The traceback is kept beside, for each caller of a batch raises the same
-    exception, and would lengthen that of the others.
-    """
-
-    value: Any
-    error: BaseException | None = None
-    traceback: Any = None
-
-    @classmethod
-    def failed(cls, error: BaseException) -> Outcome:
-        """Return what was raised."""
-        return cls(None, error, error.__traceback__)
-
-    @classmethod
-    def of(cls, result: Any) -> Outcome:
-        """Return what a batch function has returned for one item."""
-        return cls.failed(result) if isinstance(result, Exception) else cls(result)
-
-    def get(self) -> Any:
-        """Return the value, or raise."""
-        if self.error is not None:
-            raise self.error.with_traceback(self.traceback)
-        return self.value
-
-
-class Running:
-    """A batch that has begun."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-        self.wanted: dict[Any, None] = dict.fromkeys(items)  # those whose callers still wait
-        self.moved = asyncio.Event()  # set when a caller has taken a value, or left
-        self.task: asyncio.Task[None] | None = None
-        self.query: RunningQuery | None = None  # what its calls through handles belong to
-
-    def cancel(self) -> None:
-        """End it: nobody wants it any more; harmless when it is done."""
-        if self.task is not None:
-            self.task.cancel()
-        if self.query is not None:
-            self.query.cancel_calls()
-
-    def ended(self) -> None:
-        """Note that user code has returned."""
-        if self.query is not None:
-            self.query.has_ended = True
-
-    def put_all(self, outcome: Outcome | None) -> None:
-        """Give it to all whose callers still wait."""
-        for item in self.wanted:
-            item.put(outcome)
-
-    def drop(self, item: Item) -> bool:
-        """Give an item nothing any more; tell whether there was anything to come."""
-        self.moved.set()
-        return self.wanted.pop(item, self) is None
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether a caller has fallen too far behind."""
-        return any(item.arrived.qsize() >= MAX_AHEAD for item in self.wanted)
-
+from greenroom.serve.decorators.per_instance import Outcome, PerInstance
 
 __all__ = ["batch"]
 
+MAX_AHEAD = 256  # values of a streaming batch that one item may be behind
 _ENDS = (StopIteration, StopAsyncIteration)
+
+
+# --- What type checkers see -------------------------------------------------------------------
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -178,7 +48,7 @@ Item_P = ParamSpec("Item_P")
 
 
 class Batched(Protocol[Item_P, R_co]):
-    """A batch function as it is called: with one item, and what can be changed of it."""
+    """A batch function as it is called: with one item. Its limits can be changed."""
 
     def __call__(self, *args: Item_P.args, **kwargs: Item_P.kwargs) -> R_co: ...
 
@@ -188,7 +58,7 @@ class Batched(Protocol[Item_P, R_co]):
 
 
 class BatchedMethod(Protocol[S_contra, Item_P, R_co]):
-    """The same of a method, which is called without its instance."""
+    """The same for a method, which is called without its instance."""
 
     def __call__(
         self, instance: S_contra, /, *args: Item_P.args, **kwargs: Item_P.kwargs
@@ -204,10 +74,10 @@ class BatchedMethod(Protocol[S_contra, Item_P, R_co]):
     def __get__(self, instance: Any, owner: type, /) -> Batched[Item_P, R_co]: ...
 
 
-class _Batch(Protocol):
-    """Types what is decorated: a function of one list, or of two, or a method of one.
+class Batch(Protocol):
+    """The decorator: types functions of one list or of two, and methods of one.
 
-    More lists than these are left untyped: no type checker can take the lists off a signature.
+    Functions of more lists are untyped: no type checker can take the lists off a signature.
     """
 
     @overload
@@ -232,40 +102,26 @@ class _Batch(Protocol):
     ) -> BatchedMethod[S, [A], AsyncGenerator[R, None]]: ...
     @overload
     def __call__(self, function: Callable[..., Any], /) -> Any: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        max_batch_size: int = ...,
+        batch_wait_timeout_s: float = ...,
+        max_concurrent_batches: int = ...,
+        batch_size_fn: Callable[[list[Any]], float] | None = ...,
+    ) -> Batch: ...
 
 
-@overload
-def batch(
-    function: Callable[[list[A]], Coroutine[Any, Any, Sequence[R]]], /
-) -> Batched[[A], Coroutine[Any, Any, R]]: ...
-@overload
-def batch(
-    function: Callable[[list[A]], AsyncIterator[Sequence[R]]], /
-) -> Batched[[A], AsyncGenerator[R, None]]: ...
-@overload
-def batch(
-    function: Callable[[list[A], list[B]], Coroutine[Any, Any, Sequence[R]]], /
-) -> Batched[[A, B], Coroutine[Any, Any, R]]: ...
-@overload
-def batch(
-    function: Callable[[S, list[A]], Coroutine[Any, Any, Sequence[R]]], /
-) -> BatchedMethod[S, [A], Coroutine[Any, Any, R]]: ...
-@overload
-def batch(
-    function: Callable[[S, list[A]], AsyncIterator[Sequence[R]]], /
-) -> BatchedMethod[S, [A], AsyncGenerator[R, None]]: ...
-@overload
-def batch(function: Callable[..., Any], /) -> Any: ...
-@overload
-def batch(
-    *,
-    max_batch_size: int = ...,
-    batch_wait_timeout_s: float = ...,
-    max_concurrent_batches: int = ...,
-    batch_size_fn: Callable[[list[Any]], float] | None = ...,
-) -> _Batch: ...
+def _typed(decorator: Any) -> Batch:
+    typed: Batch = decorator
+    return typed
 
 
+# --- The decorator ----------------------------------------------------------------------------
+
+
+@_typed
 def batch(
     function: Any = None,
     /,
@@ -274,17 +130,17 @@ def batch(
     max_concurrent_batches: int = 1,
     batch_size_fn: Callable[[list[Any]], float] | None = None,
 ) -> Any:
-    """Have an async function or method that takes lists be called with one item at a time.
+    """Turn an async function or method that takes lists into one that takes one item.
 
     A batch begins when it has ``max_batch_size`` items, or ``batch_wait_timeout_s`` after its first
     one came, as soon as fewer than ``max_concurrent_batches`` run. With ``batch_size_fn``, which is
     given a list of items, ``max_batch_size`` limits what it returns. Each parameter of the function
-    becomes a list, with one value per item, and it returns as many results in that order: an
-    Exception among them is raised for its item only, one that it raises for all. An async generator
-    yields such lists, in which StopIteration ends an item's stream.
+    becomes a list with one value per item. The function returns as many results in that order: an
+    Exception among them is raised for its item only, one that the function raises for all. An async
+    generator yields such lists, in which StopIteration ends an item's stream.
 
     ``set_max_batch_size(n)`` and ``set_batch_wait_timeout_s(s)`` of the decorated function change
-    the limits in this process, of all instances, from any thread. TypeError or ValueError for what
+    the limits of all instances in this process, from any thread. TypeError or ValueError for what
     cannot be decorated and for limits that make no sense.
     """
     _check_count("max_batch_size", max_batch_size)
@@ -337,48 +193,35 @@ def _check_function(target: Any) -> None:
 
 
 def _wrapped(batching: _Batching) -> Any:
-    """Return what users call in place of the batch function.
+    """Return what users call in place of the batch function."""
 
-    It may be pickled by value, with copies of the globals that it uses: only classes keep identity.
-    """
-    streams = inspect.isasyncgenfunction(batching.function)
-    wrapper: Any = _streaming(batching) if streams else _returning(batching)
+    @functools.wraps(batching.function)
+    async def returning(*args: Any, **kwargs: Any) -> Any:
+        item = batching.submit(returning, args, kwargs)
+        try:
+            outcome = await item.next()
+            assert outcome is not None, "only a stream ends"
+            return outcome.get()
+        finally:
+            item.leave()
+
+    @functools.wraps(batching.function)
+    async def streaming(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        item = batching.submit(streaming, args, kwargs)
+        try:
+            while (outcome := await item.next()) is not None:
+                yield outcome.get()
+        finally:
+            item.leave()
+
+    wrapper: Any = streaming if inspect.isasyncgenfunction(batching.function) else returning
     wrapper.set_max_batch_size = batching.set_max_batch_size
     wrapper.set_batch_wait_timeout_s = batching.set_batch_wait_timeout_s
     return wrapper
 
 
-def _returning(batching: _Batching) -> Any:
-    @functools.wraps(batching.function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        item = Item(*batching.bind(wrapper, args, kwargs))
-        queue = batching.queue_of(item)
-        queue.add(item)
-        try:
-            return await item.result()
-        finally:
-            queue.leave(item)
-
-    return wrapper
-
-
-def _streaming(batching: _Batching) -> Any:
-    @functools.wraps(batching.function)
-    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        item = StreamedItem(*batching.bind(wrapper, args, kwargs))
-        queue = batching.queue_of(item)
-        queue.add(item)
-        try:
-            while (outcome := await item.next()) is not None:
-                yield outcome.get()
-        finally:
-            queue.leave(item)
-
-    return wrapper
-
-
 class _Batching:
-    """A batch function and its settings; the queues of its instances find here what they need."""
+    """A batch function, its settings, and the queues of its instances. Pickles without queues."""
 
     def __init__(
         self, function: Any, limits: _Limits, max_batches: int, size_fn: Callable[..., float] | None
@@ -388,7 +231,13 @@ class _Batching:
         self.max_batches = max_batches
         self._size_fn = size_fn
         self._queues: PerInstance[_Queue] = PerInstance("serve.batch", function)
-        self._signatures = _Signatures()
+        self._signatures: dict[int, inspect.Signature] = {}  # without so many first parameters
+
+    def __getstate__(self) -> Any:
+        return self.function, self.limits, self.max_batches, self._size_fn
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Change the limit; ValueError below 1."""
@@ -405,26 +254,44 @@ class _Batching:
         for queue in self._queues.all():
             queue.limits_changed()
 
-    def bind(
-        self, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the instance, if any, and the values of one call by their parameters' names."""
+    def submit(self, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Item:
+        """Put one call into the queue of its instance on the running loop."""
         owner = self._queues.owner(wrapper, args)
-        bound = self.signature(is_method=bool(owner)).bind(*args[len(owner) :], **kwargs)
+        bound = self._signature(len(owner)).bind(*args[len(owner) :], **kwargs)
         bound.apply_defaults()
-        return owner, bound.arguments
+        queue = self._queues.get(owner, lambda loop: _Queue(self, loop))
+        item = _Item(queue, owner, bound.arguments)
+        queue.add(item)
+        return item
 
-    def signature(self, *, is_method: bool) -> inspect.Signature:
-        """Return the function's parameters that become lists; TypeError where there is none."""
-        return self._signatures.of(self.function, is_method=is_method)
+    def call(self, items: list[_Item]) -> Any:
+        """Call the batch function with a list for each parameter."""
+        owner = items[0].owner
+        positional, named = [], {}
+        parameters = self._signature(len(owner)).parameters
+        for name in items[0].values:
+            column = [item.values[name] for item in items]
+            if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+                named[name] = column
+            else:
+                positional.append(column)
+        return self.function(*owner, *positional, **named)
 
-    def queue_of(self, item: Item) -> _Queue:
-        """Return the queue of an item's instance on the running loop."""
-        loop = asyncio.get_running_loop()
-        return self._queues.get(item.owner, loop, lambda: _Queue(self, loop))
+    def _signature(self, skipped: int) -> inspect.Signature:
+        """Return the parameters that become lists; TypeError where there is none."""
+        signature = self._signatures.get(skipped)
+        if signature is None:
+            signature = inspect.signature(self.function)
+            parameters = list(signature.parameters.values())[skipped:]
+            if not parameters:
+                raise TypeError(
+                    f"{self.function.__qualname__}: a batch function needs a parameter for the list"
+                )
+            self._signatures[skipped] = signature = signature.replace(parameters=parameters)
+        return signature
 
     @property
-    def size_of(self) -> Callable[[list[Item]], float] | None:
+    def size_of(self) -> Callable[[list[_Item]], float] | None:
         """What tells the size of some items; None to count them."""
         size_fn = self._size_fn
         if size_fn is None:
@@ -432,57 +299,161 @@ class _Batching:
         return lambda items: size_fn([next(iter(item.values.values())) for item in items])
 
 
-class _Signatures(PicklesAsNew):
-    """Which parameters become lists."""
+class _Item:
+    """One call, and what arrives for its caller: outcomes, and None at the end of a stream."""
 
-    def __init__(self) -> None:
-        self._known: dict[bool, inspect.Signature] = {}
+    __slots__ = ("arrived", "batch", "context", "owner", "query", "queue", "values")
 
-    def of(self, function: Any, *, is_method: bool) -> inspect.Signature:
-        """Return the signature, without self; TypeError where nothing is left."""
-        signature = self._known.get(is_method)
-        if signature is None:
-            signature = inspect.signature(function)
-            if is_method:
-                parameters = list(signature.parameters.values())[1:]
-                if not parameters:
-                    raise TypeError(
-                        f"{function.__qualname__}: a batch function needs a parameter for the list"
-                    )
-                signature = signature.replace(parameters=parameters)
-            self._known[is_method] = signature
-        return signature
+    def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: dict[str, Any]) -> None:
+        self.queue = queue
+        self.owner = owner  # the instance, in a tuple; empty for a function
+        self.values = values  # by parameter
+        self.context: Context = copy_context()
+        self.query = user_context.running.get()
+        self.batch: _Running | None = None  # once it has begun
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+
+    @property
+    def group(self) -> Any:
+        """What the items of a batch have in common."""
+        return user_context.batching_group(self.query)
+
+    async def next(self) -> Outcome | None:
+        """Wait for the next value of a stream; None at its end."""
+        outcome: Outcome | None = await self.arrived.get()
+        if self.batch is not None:
+            self.batch.moved.set()
+        return outcome
+
+    def leave(self) -> None:
+        """Want nothing more. A batch with no other item is cancelled."""
+        if self.batch is None:
+            self.queue.remove(self)
+        elif self.batch.drop(self) and not self.batch.wanted:
+            self.batch.cancel()
+
+
+class _Running:
+    """A batch that has begun."""
+
+    def __init__(self, batching: _Batching, items: list[_Item]) -> None:
+        self._batching = batching
+        self._name = batching.function.__qualname__
+        self._items = items
+        self.wanted: dict[_Item, None] = dict.fromkeys(items)  # those whose callers still wait
+        self.moved = asyncio.Event()  # set when a caller has taken a value, or left
+        self._task: asyncio.Task[None] | None = None
+        self._query: RunningQuery | None = None  # what its calls through handles belong to
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin, in the context of the first item."""
+        for item in self._items:
+            item.batch = self
+        self._task = self._items[0].context.run(asyncio.create_task, self._run())
+        return self._task
+
+    def cancel(self) -> None:
+        """End it: its callers have left; harmless when it is done."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._query is not None:
+            self._query.cancel_calls()
+
+    def drop(self, item: _Item) -> bool:
+        """Give an item nothing any more; return whether there was anything to come."""
+        self.moved.set()
+        return self.wanted.pop(item, self) is None
+
+    async def _run(self) -> None:
+        self._query = user_context.begin_batch(item.query for item in self._items)
+        try:
+            called = self._batching.call(self._items)
+            if isinstance(called, AsyncGenerator):
+                await self._stream(called)
+            else:
+                for item, result in self._pairs(await called, "returned"):
+                    self._put(item, result)
+        except asyncio.CancelledError as error:
+            if not self.wanted:
+                raise
+            failure = GreenroomError(f"{self._name} was cancelled with a batch under way")
+            failure.__cause__ = error
+            self._put_all(Outcome.failed(failure))
+        except BaseException as error:  # SystemExit too ends its own queries, and nothing else
+            self._put_all(Outcome.failed(error))
+        finally:
+            if self._query is not None:
+                self._query.has_ended = True
+
+    async def _stream(self, called: AsyncGenerator[Any, None]) -> None:
+        async with aclosing(called) as steps:
+            async for step in steps:
+                for item, result in self._pairs(step, "yielded"):
+                    if item in self.wanted:
+                        self._put_step(item, result)
+                if not self.wanted:
+                    return
+                while any(item.arrived.qsize() >= MAX_AHEAD for item in self.wanted):
+                    self.moved.clear()
+                    await self.moved.wait()
+        self._put_all(None)
+
+    def _put_step(self, item: _Item, result: Any) -> None:
+        if result in _ENDS if isinstance(result, type) else isinstance(result, _ENDS):
+            item.arrived.put_nowait(None)
+            self.drop(item)
+        else:
+            self._put(item, result)
+            if isinstance(result, Exception):
+                self.drop(item)
+
+    def _put(self, item: _Item, result: Any) -> None:
+        failed = isinstance(result, Exception)
+        item.arrived.put_nowait(Outcome.failed(result) if failed else Outcome(result))
+
+    def _put_all(self, outcome: Outcome | None) -> None:
+        for item in self.wanted:
+            item.arrived.put_nowait(outcome)
+
+    def _pairs(self, results: Any, did: str) -> Any:
+        """Pair the items with their results; GreenroomError where that does not work out."""
+        is_list = hasattr(results, "__len__") and hasattr(results, "__getitem__")
+        if not is_list or isinstance(results, str | bytes | Mapping):
+            raise GreenroomError(
+                f"{self._name} {did} a {type(results).__name__}; a batch function gives a list "
+                "with one result per item"
+            )
+        if len(results) != len(self._items):
+            raise GreenroomError(
+                f"{self._name} {did} {len(results)} results for a batch of {len(self._items)} "
+                "items; it must give one per item, in their order"
+            )
+        return zip(self._items, results, strict=True)
 
 
 class _Queue:
-    """What waits for one instance's batch function on one loop, and the batches that run."""
+    """What waits for one instance's batch function on one loop, and how many batches run."""
 
     def __init__(self, batching: _Batching, loop: asyncio.AbstractEventLoop) -> None:
         self._batching = batching
         # A strong reference would keep the loop, which is the key of this in a weak dict, for ever.
         self._loop = weakref.ref(loop)
-        limits = batching.limits
-        self._batches: Batches[Item] = Batches(
-            limits.max_size, limits.wait_s, batching.max_batches, batching.size_of
+        self._batches: Batches[_Item] = Batches(
+            *batching.limits, batching.max_batches, batching.size_of
         )
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()  # loops do not keep their tasks alive
 
-    def add(self, item: Item) -> None:
+    def add(self, item: _Item) -> None:
         """Have an item wait."""
         self._batches.add(item, item.group, asyncio.get_running_loop().time())
         self._arm()
 
-    def leave(self, item: Item) -> None:
-        """Forget an item whose caller wants nothing more; a batch without any is cancelled."""
-        running = item.batch
-        if running is None:
-            self._batches.remove(item, item.group)
-            self._arm()
-            return
-        if running.drop(item) and not running.wanted:
-            running.cancel()
+    def remove(self, item: _Item) -> None:
+        """Forget an item that waits."""
+        self._batches.remove(item, item.group)
+        self._arm()
 
     def limits_changed(self) -> None:
         """Take the batch function's limits; callable from any thread."""
@@ -499,12 +470,12 @@ class _Queue:
         self._arm()
 
     def _arm(self) -> None:
-        """Look when the next batch is due; tell those that can be in none.
+        """Set the timer for the next batch; fail items that fit in none.
 
-        Never at once: what is called in the same pass of the loop belongs into the same batch.
+        No batch begins at once: calls made in the same pass of the loop belong in one batch.
         """
         for item, error in self._batches.refused:
-            item.put(Outcome.failed(error))
+            item.arrived.put_nowait(Outcome.failed(error))
         self._batches.refused.clear()
         due = self._batches.due_at()
         if self._timer is not None:
@@ -522,13 +493,9 @@ class _Queue:
         self._timer = None
         now = asyncio.get_running_loop().time()
         while (items := self._batches.take(now)) is not None:
-            running = Running(items)
-            for item in items:
-                item.batch = running
-            # The context of the timer is that of whoever armed it.
-            running.task = items[0].context.run(asyncio.create_task, self._run(running))
-            self._tasks.add(running.task)
-            running.task.add_done_callback(self._ended)
+            task = _Running(self._batching, items).start()
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
         self._arm()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -536,81 +503,3 @@ class _Queue:
         self._tasks.discard(task)
         self._batches.ended()
         self._arm()
-
-    async def _run(self, running: Running) -> None:
-        running.query = user_context.begin_batch(item.query for item in running.items)
-        try:
-            called = self._call(running.items)
-            if isinstance(called, AsyncGenerator):
-                await self._stream(running, called)
-            else:
-                await self._complete(running, called)
-        except asyncio.CancelledError as error:
-            if not running.wanted:
-                raise
-            text = f"{self._batching.function.__qualname__} was cancelled with a batch under way"
-            failure = GreenroomError(text)
-            failure.__cause__ = error
-            running.put_all(Outcome.failed(failure))
-        except BaseException as error:  # SystemExit too ends its own queries, and nothing else
-            running.put_all(Outcome.failed(error))
-        finally:
-            running.ended()
-
-    def _call(self, items: list[Item]) -> Any:
-        function = self._batching.function
-        owner = items[0].owner
-        positional, named = [], {}
-        parameters = self._batching.signature(is_method=bool(owner)).parameters
-        for name in items[0].values:
-            column = [item.values[name] for item in items]
-            if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
-                named[name] = column
-            else:
-                positional.append(column)
-        return function(*owner, *positional, **named)
-
-    async def _complete(self, running: Running, called: Coroutine[Any, Any, Any]) -> None:
-        results = self._checked(await called, len(running.items), "returned")
-        for item, result in zip(running.items, results, strict=True):
-            item.put(Outcome.of(result))
-
-    async def _stream(self, running: Running, called: AsyncGenerator[Any, None]) -> None:
-        async with aclosing(called) as steps:
-            async for step in steps:
-                results = self._checked(step, len(running.items), "yielded")
-                for item, result in zip(running.items, results, strict=True):
-                    self._put_step(running, item, result)
-                if not running.wanted:
-                    return
-                while running.is_ahead:
-                    running.moved.clear()
-                    await running.moved.wait()
-        running.put_all(None)
-
-    def _put_step(self, running: Running, item: StreamedItem, result: Any) -> None:
-        if item not in running.wanted:
-            return
-        if result in _ENDS if isinstance(result, type) else isinstance(result, _ENDS):
-            item.put(None)
-            running.drop(item)
-        elif isinstance(result, Exception):
-            item.put(Outcome.failed(result))
-            running.drop(item)
-        else:
-            item.put(Outcome(result))
-
-    def _checked(self, results: Any, count: int, did: str) -> Any:
-        name = self._batching.function.__qualname__
-        is_list = hasattr(results, "__len__") and hasattr(results, "__getitem__")
-        if not is_list or isinstance(results, str | bytes | Mapping):
-            kind = type(results).__name__
-            raise GreenroomError(
-                f"{name} {did} a {kind}; a batch function gives a list with one result per item"
-            )
-        if len(results) != count:
-            raise GreenroomError(
-                f"{name} {did} {len(results)} results for a batch of {count} items; "
-                f"it must give one per item, in their order"
-            )
-        return results

@@ -16,12 +16,11 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from greenroom.actors.replica import context as held_models
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.callables import users_traceback
-from greenroom.serve.decorators.per_instance import PerInstance
+from greenroom.serve.decorators.per_instance import Outcome, PerInstance
 
 __all__ = ["get_multiplexed_model_id", "multiplexed"]
 
@@ -45,7 +44,7 @@ def multiplexed(*, max_num_models_per_replica: int = ...) -> Callable[[F], F]: .
 
 
 def multiplexed(function: Any = None, /, max_num_models_per_replica: int = 3) -> Any:
-    """Have an async function or method that loads a model keep the models it has loaded.
+    """Cache the models that an async function or method loads.
 
     It takes the model's id, a string, and returns the model, once loaded, for as long as it is
     among the ``max_num_models_per_replica`` used last (-1: for ever). Calls for a model that is
@@ -83,18 +82,25 @@ def _wrapped(multiplexing: _Multiplexed) -> Any:
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         owner = multiplexing.caches.owner(wrapper, args)
         model_id = multiplexing.model_id(*owner, *args[len(owner) :], **kwargs)
-        return await multiplexing.cache(owner).get(owner, model_id)
+        cache = multiplexing.caches.get(owner, lambda loop: _Cache(multiplexing, loop))
+        return await cache.get(owner, model_id)
 
     return wrapper
 
 
 class _Multiplexed:
-    """A loader and its limit."""
+    """A loader, its limit, and the caches of its instances. Pickles without caches."""
 
     def __init__(self, function: Any, limit: int) -> None:
         self.function = function
         self.limit = limit
         self.caches: PerInstance[_Cache] = PerInstance("serve.multiplexed", function)
+
+    def __getstate__(self) -> Any:
+        return self.function, self.limit
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
 
     def model_id(self, *args: Any, **kwargs: Any) -> str:
         """Return the id that a call names; TypeError or ValueError when it names none."""
@@ -109,24 +115,6 @@ class _Multiplexed:
             )
         return model_id
 
-    def cache(self, owner: tuple[Any, ...]) -> _Cache:
-        """Return the cache of an instance on the running loop."""
-        loop = asyncio.get_running_loop()
-        return self.caches.get(owner, loop, lambda: _Cache(self, loop))
-
-
-class _Loaded(NamedTuple):
-    """What came of a load; the traceback is kept beside, for all who wait raise the same error."""
-
-    model: Any
-    error: BaseException | None = None
-    traceback: Any = None
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error.with_traceback(self.traceback)
-        return self.model
-
 
 class _Cache:
     """The models of one instance, on one loop."""
@@ -135,17 +123,17 @@ class _Cache:
         self._loop = weakref.ref(loop)
         self._multiplexing = multiplexing
         self._models: OrderedDict[str, Any] = OrderedDict()  # the one used longest ago is first
-        self._loads: dict[str, asyncio.Task[_Loaded]] = {}
+        self._loads: dict[str, asyncio.Task[Outcome]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """See Holder."""
+        """The models that are here, or being loaded."""
         return (*self._models, *self._loads)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """See Holder."""
+        """The event loop of this cache; None when it is gone."""
         return self._loop()
 
     async def get(self, owner: tuple[Any, ...], model_id: str) -> Any:
@@ -157,10 +145,10 @@ class _Cache:
         if load is None:
             load = asyncio.create_task(self._load(owner, model_id))
             self._loads[model_id] = load
-            held_models.changed(self)
+            user_context.models_changed(self)
         return (await asyncio.shield(load)).get()
 
-    async def _load(self, owner: tuple[Any, ...], model_id: str) -> _Loaded:
+    async def _load(self, owner: tuple[Any, ...], model_id: str) -> Outcome:
         user_context.detach()  # others may wait for it, too
         try:
             async with self._one_at_a_time:
@@ -169,23 +157,23 @@ class _Cache:
                     await self._unload_first()
                 model = await self._multiplexing.function(*owner, model_id)
                 self._models[model_id] = model
-            return _Loaded(model)
+            return Outcome(model)
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
-            return _Loaded(None, error, error.__traceback__)
+            return Outcome.failed(error)
         finally:
             del self._loads[model_id]
-            held_models.changed(self)
+            user_context.models_changed(self)
 
     async def unload_all(self) -> None:
         """Unload all models, after the loads that are under way."""
         async with self._one_at_a_time:
             while self._models:
                 await self._unload_first()
-        held_models.changed(self)
+        user_context.models_changed(self)
 
     async def _unload_first(self) -> None:
         model_id, model = self._models.popitem(last=False)
-        held_models.changed(self)
+        user_context.models_changed(self)
         try:
             if inspect.iscoroutinefunction(getattr(type(model), "__del__", None)):
                 await model.__del__()
@@ -200,5 +188,5 @@ class _Cache:
 
 
 def _finalized(kind: type) -> type:
-    """Return a class like ``kind`` of which Python finalizes nothing."""
+    """Return a class like ``kind`` whose instances Python does not finalize."""
     return type(kind.__name__, (kind,), {"__slots__": (), "__del__": lambda _self: None})

@@ -1,9 +1,9 @@
 """What decorated functions and methods keep, per instance and event loop.
 
 Theory of operation. A decorator is applied where the class is written, and the class is pickled on
-its way to replicas. So what calls need (futures, locks, tasks) is made at the first call, for the
-instance and on the loop of that call, and none of it is ever pickled: an instance's is in its
-``__dict__``, a function's with its decorator, and both pickle as nothing.
+its way to replicas. So what calls need (queues, locks, tasks) is made at the first call, for the
+instance and on the loop of that call, and none of it is pickled. An instance's states are in its
+``__dict__``, a function's are kept here.
 """
 
 from __future__ import annotations
@@ -12,29 +12,44 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
 
 
-class PicklesAsNew:
-    """Base of what belongs to one process: its pickle and its copies are new ones."""
+class Outcome(NamedTuple):
+    """A result, or an exception that several callers raise.
 
-    def __reduce__(self) -> Any:
-        return type(self), ()
+    The traceback is kept apart, because each ``raise`` of the same exception lengthens it. No
+    future gets the exception itself: futures refuse StopIteration, and warn of those not asked for.
+    """
+
+    value: Any
+    error: BaseException | None = None
+    traceback: Any = None
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Outcome:
+        """Return the outcome of what raised ``error``."""
+        return cls(None, error, error.__traceback__)
+
+    def get(self) -> Any:
+        """Return the value, or raise."""
+        if self.error is not None:
+            raise self.error.with_traceback(self.traceback)
+        return self.value
 
 
-class _ByLoop(PicklesAsNew, Generic[S]):
+class _ByLoop(Generic[S]):
+    """The states of one instance. A pickle or copy of it is empty."""
+
     def __init__(self) -> None:
         self.states: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, S] = (
             weakref.WeakKeyDictionary()
         )
 
-
-class _Known(PicklesAsNew, Generic[S]):
-    def __init__(self) -> None:
-        self.states: weakref.WeakSet[S] = weakref.WeakSet()
-        self.classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+    def __reduce__(self) -> Any:
+        return _ByLoop, ()
 
 
 class PerInstance(Generic[S]):
@@ -44,31 +59,31 @@ class PerInstance(Generic[S]):
         self._decorator = decorator
         self._key = f"_greenroom {decorator} {function.__module__}.{function.__qualname__}"
         self._own: _ByLoop[S] = _ByLoop()
-        self._known: _Known[S] = _Known()
+        self._states: weakref.WeakSet[S] = weakref.WeakSet()
+        self._classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
     def owner(self, wrapper: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the instance of a call, in a tuple; an empty one where it is a function's.
+        """Return the instance of a call, in a tuple; an empty tuple for a function.
 
-        A method is one if its class has it, as it is or within what other decorators made of it.
-        Its name would not do: a private one is written in another way in the class.
+        It is a method if the class holds ``wrapper``, or something that other decorators made of
+        it. Its name would not do: a class mangles private names.
         """
         if not args:
             return ()
         kind = type(args[0])
-        is_method = self._known.classes.get(kind)
+        is_method = self._classes.get(kind)
         if is_method is None:
             values = [value for base in kind.__mro__ for value in vars(base).values()]
-            is_method = self._known.classes[kind] = any(
+            is_method = self._classes[kind] = any(
                 inspect.unwrap(value, stop=lambda each: each is wrapper) is wrapper
                 for value in values
                 if inspect.isfunction(value)
             )
         return args[:1] if is_method else ()
 
-    def get(
-        self, owner: tuple[Any, ...], loop: asyncio.AbstractEventLoop, make: Callable[[], S]
-    ) -> S:
-        """Return the state of an instance on a loop; TypeError where it can have none."""
+    def get(self, owner: tuple[Any, ...], make: Callable[[asyncio.AbstractEventLoop], S]) -> S:
+        """Return an instance's state on the running loop; TypeError where it can have none."""
+        loop = asyncio.get_running_loop()
         by_loop = self._own
         if owner:
             try:
@@ -81,10 +96,10 @@ class PerInstance(Generic[S]):
                 ) from None
         state = by_loop.states.get(loop)
         if state is None:
-            state = by_loop.states[loop] = make()
-            self._known.states.add(state)
+            state = by_loop.states[loop] = make(loop)
+            self._states.add(state)
         return state
 
     def all(self) -> list[S]:
         """Return all states in this process that are in use."""
-        return list(self._known.states)
+        return list(self._states)

@@ -15,7 +15,7 @@ from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
 from greenroom.actors.messages.queries import AnswerQueries, AttachCallerReply, Process
 from greenroom.actors.proxy.actor import Proxy
-from greenroom.actors.replica import context as held_models
+from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.user_code import UserCode
@@ -107,13 +107,12 @@ class OneProcess:
     def close(self) -> None:
         """End the threads and the loop; handles of later tests find their own way."""
         query_client.install(None)
-        held_models.on_change(None)
+        user_context.on_models_changed(None)
         self.proxy._seek_no_more()
         for place in (self.proxy.loop, self.caller.loop):
             place.close()
-        self.user_code._is_over = True
-        for pool in (self.user_code._pool, self.user_code._health_pool):
-            pool.shutdown()
+        self.user_code.end()
+        self.loop.run_forever()  # until end() stops it
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica import context as held_models
+from greenroom.actors.replica import context as user_context
 
 
 class Model:
@@ -69,8 +69,8 @@ def run(main: Any) -> Any:
         try:
             return await main
         finally:
-            await held_models.close()
-            assert held_models.all_ids() == ()
+            await user_context.unload_models()
+            assert user_context.model_ids() == ()
 
     return asyncio.run(whole())
 
@@ -88,7 +88,7 @@ def test_the_default_is_three_and_minus_one_is_no_limit() -> None:
         for each in "abcd":
             await server.threes(each)
             await server.unlimited(each + each)
-        assert held_models.all_ids() == ("aa", "b", "bb", "c", "cc", "d", "dd")
+        assert user_context.model_ids() == ("aa", "b", "bb", "c", "cc", "d", "dd")
 
     run(main())
 
@@ -113,7 +113,7 @@ def test_a_failed_load_fails_all_who_wait_and_leaves_nothing() -> None:
         assert first is second
         assert str(first) == "no model bad"
         assert good.model_id == "good"
-        assert held_models.all_ids() == ("good",)
+        assert user_context.model_ids() == ("good",)
         with pytest.raises(LookupError):
             await server.model("bad")  # tried again
         assert server.log.count("+bad") == 2
@@ -178,11 +178,11 @@ def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: Any) -
 def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin() -> None:
     server = Server()
     heard: list[tuple[str, ...]] = []
-    held_models.on_change(lambda: heard.append(held_models.all_ids()))
+    user_context.on_models_changed(lambda: heard.append(user_context.model_ids()))
     try:
         run(use(server, "a", "a", "b", "a", "c"))
     finally:
-        held_models.on_change(None)
+        user_context.on_models_changed(None)
     assert heard == [("a",), ("a", "b"), ("a", "b", "c"), ("a", "c"), ("c",), ()]
 
 
