@@ -433,6 +433,9 @@ class HTTPOptions(Settings):
     cors: CorsOptions | None = Field(
         default=None, description="Origins whose pages may call: with commas, * for all, or JSON."
     )
+    short_way: bool = Field(
+        default=True, description="Plain requests go past ASGI; off only to compare the two."
+    )
 
     @field_validator("max_body_bytes", mode="before")
     @classmethod

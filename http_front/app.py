@@ -1,166 +1,429 @@
-"""The HTTP front's own pages under ``/-/``, which Falcon serves.
+"""One HTTP worker's application: Falcon, and around it what holds for every request.
 
-:func:`make_app` is the factory that a worker calls; it works under any ASGI server. Queries do not
-go through Falcon: it added a tenth to what a request costs the worker, for a route that matches
-everything (docs/performance.md).
+From the outside in, a request passes :class:`Front`, which gives it an id, logs it and answers what
+nothing inside has answered; the middlewares, where the settings name any (:mod:`.middlewares`); and
+one Falcon app, which has our own pages under ``/-/`` and a sink that asks the router for all else.
+WebSockets leave this way before Falcon (:mod:`.websocket`), because Falcon would read ahead of user
+code. Plain requests go past all of it, with the same bytes as the result (:mod:`.short_way`).
+
+A worker serves, and then drains, from SIGTERM on: what is in flight goes on, everything new is
+answered 503. A worker whose master has died leaves without draining: it serves the connections that
+it has, and asks each client to come back on a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import falcon
 import falcon.asgi
 
-from greenroom.actors.messages.queries import FailedAnswer
+from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.runtime.logs import ACCESS_LOG
-from greenroom.core.errors import GreenroomError, NotRunningError
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.errors import (
+    GreenroomError,
+    InvalidRequestError,
+    NotRunningError,
+    RouteNotFoundError,
+)
+from greenroom.core.routing.tickets import BODY
+from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
-from greenroom.http_front.answers import error_reply, failed_reply, failure_of, unexpected
-from greenroom.http_front.asking import Asker
-from greenroom.http_front.dispatcher import Dispatcher
-from greenroom.http_front.exchange import SCOPE_KEY, Exchange, Reply
-from greenroom.http_front.front import Front, Pages
+from greenroom.http_front.bodies import Body, BodyLimits
+from greenroom.http_front.exchange import (
+    CLIENT_LEFT,
+    CLOSE,
+    EXCHANGE_KEY,
+    PAGES_KEY,
+    App,
+    Event,
+    Exchange,
+    Exchanges,
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    query_for,
+)
+from greenroom.http_front.link import Link
+from greenroom.http_front.responses import (
+    end_body,
+    error_reply,
+    error_reply_for,
+    reply_to,
+    unexpected,
+)
 
-if TYPE_CHECKING:
-    from greenroom.actors.runtime.settings import HostSettings
+_logger = logging.getLogger(__name__)
 
+HEALTH = ("/-/healthz", "/-/readyz")  # answered wherever requests are, and past the middlewares
 PAGE_TIMEOUT_S = 5.0
+VISIT_KEY = "greenroom.visit"
+_EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
 
 T = TypeVar("T")
 
 
-def make_app(settings: HostSettings, dispatcher: Dispatcher) -> Front:
-    """Make one worker's ASGI app; its lifespan starts and stops ``dispatcher``."""
-    return Front(
-        settings.http,
-        dispatcher,
-        Asker(settings.http.request_timeout_s, dispatcher),
-        make_pages(dispatcher),
-        AccessLog(
+class Front:
+    """The ASGI application of one worker; make it after the fork."""
+
+    def __init__(self, settings: HostSettings, link: Link) -> None:
+        self.options = options = settings.http
+        self.link = link
+        self.access_log = AccessLog(
             settings.logs_dir / ACCESS_LOG,
             max_bytes=settings.log_max_bytes,
             files=settings.log_files,
-        ),
-    )
+        )
+        root_path = options.root_path.rstrip("/")
+        self.exchanges = Exchanges(root_path, self.access_log)
+        self.conversations = websocket.Conversations(link, options.request_timeout_s)
+        self._is_draining = False
+        self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
+        pages = _pages(link)
+        self._falcon = self._falcon_app(pages)
+        # A page has one spelling, below the root path: a proxy in front of us that was told to keep
+        # it to itself knows it by these bytes.
+        self._pages = {(root_path + path).encode(): path for path in pages}
+        self._health = {raw: path for raw, path in self._pages.items() if path in HEALTH}
+        self._long_ways = {*self._pages, *(path.encode() for path in pages)}
+        self._app: App = self._answer
+        self.has_middlewares = bool(options.middlewares or options.cors)
+        if self.has_middlewares:
+            from greenroom.http_front.middlewares import around  # noqa: PLC0415  # few need it
 
+            self._app = around(self._answer, options)
 
-def make_pages(dispatcher: Dispatcher) -> Pages:
-    """Make the Falcon app, which expects an Exchange in each scope."""
-    app: falcon.asgi.App[Any, Any] = falcon.asgi.App()
-    app.resp_options.default_media_type = None  # type: ignore[assignment]  # None: add no header
-    pages = {
-        "/-/healthz": HealthPage(dispatcher),
-        "/-/readyz": ReadyPage(dispatcher),
-        "/-/routes": RoutesPage(dispatcher),
-        "/-/metrics": MetricsPage(dispatcher),
-    }
-    for path, page in pages.items():
-        app.add_route(path, page)
-    app.set_error_serializer(_serialize)
-    app.add_error_handler(GreenroomError, _answer_our_error)
-    app.add_error_handler(Exception, _answer_unexpected)
-    return Pages(frozenset(pages), app)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or a WebSocket from its opening to its end."""
+        exchange = scope[EXCHANGE_KEY] = self.exchanges.begin(scope)
+        try:
+            # Where only our pages are, only those who run the system are: no middleware is for
+            # them. Nor for health: one that wants a password would keep the system from starting.
+            is_inside = PAGES_KEY in scope or exchange.raw_path in self._health
+            app = self._answer if is_inside else self._app
+            if scope["type"] == "websocket":
+                await websocket.guarded(app, exchange, receive, send)
+            else:
+                await guarded(exchange, send, partial(app, scope, receive))
+        finally:
+            exchange.end()
 
+    def is_plain(self, scope: Scope, body: bytes) -> bool:
+        """Return whether a request whose body is here needs nothing but the router's answer."""
+        limit = self.options.max_body_bytes
+        raw_path = scope["raw_path"]
+        is_small = limit is None or len(body) <= limit
+        return is_small and raw_path[:1] == b"/" and raw_path not in self._long_ways
 
-def exchange_of(req: falcon.asgi.Request) -> Exchange:
-    """Return the exchange that the front put into the scope."""
-    exchange: Exchange = req.scope[SCOPE_KEY]
-    return exchange
+    def admit(self, exchange: Exchange) -> None:
+        """Raise for a request that goes no further, whoever would answer it."""
+        if self._is_draining:
+            raise NotRunningError("this server is stopping")
+        check_target(exchange)
 
+    def drain(self) -> None:
+        """Take no new requests from now on."""
+        self._is_draining = True
+        self.leave()
 
-def answer_with(reply: Reply, resp: falcon.asgi.Response, exchange: Exchange) -> None:
-    """Make ``reply`` the response; its headers go past Falcon, which would merge some."""
-    resp.status = reply.status
-    resp.data = bytes(reply.body)
-    exchange.reply_headers = reply.headers
+    def leave(self) -> None:
+        """Ask clients to close their connections from now on."""
+        self.exchanges.is_leaving = True
 
+    async def start(self) -> None:
+        """Begin; never raises, for a worker that cannot start would end all others too."""
+        try:
+            await self.link.start()
+        except Exception:
+            _logger.exception("the link to the router did not start; health answers 503")
 
-class HealthPage:
-    """``/-/healthz``: whether this worker can take queries; the front answers while draining."""
+    async def stop(self) -> None:
+        """End; never raises."""
+        try:
+            await self.link.stop()
+        except Exception:
+            _logger.exception("the link to the router did not stop cleanly")
+        self.access_log.close()
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    # --- Inside the middlewares -----------------------------------------------------------------
 
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Answer 200 ``success`` or 503."""
-        if not self._dispatcher.ready:
-            exchange = exchange_of(req)
-            failure = FailedAnswer(0, "NotRunningError", _UNHEALTHY, retry_after_s=1)
-            answer_with(failed_reply(failure, exchange), resp, exchange)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = scope[EXCHANGE_KEY].passed_on(scope)
+        if scope["type"] == "websocket":
+            await receive()  # websocket.connect
+            try:
+                self.admit(exchange)
+                if PAGES_KEY in scope:
+                    raise RouteNotFoundError
+                await self.conversations.serve(exchange, receive, send)
+            except GreenroomError as error:
+                await websocket.refuse(error_reply_for(error, exchange), exchange, send)
             return
-        resp.content_type = "text/plain; charset=utf-8"
-        resp.data = b"success"
+        are_pages_here = PAGES_KEY in scope or self.options.pages_address is None
+        pages = self._pages if are_pages_here else self._health
+        visit = _Visit(exchange, receive, send)
+        try:
+            # Falcon would fail to decode a query that is not ASCII, and no page has one.
+            path = pages.get(exchange.raw_path, "/")
+            inner = {**scope, "path": path, "query_string": b"", VISIT_KEY: visit}
+            await self._falcon(inner, _no_body, visit.send)
+        finally:
+            end_body(visit.reply)
+            if visit.body is not None:
+                await visit.body.end()
+
+    def _falcon_app(self, pages: dict[str, Page]) -> falcon.asgi.App[Any, Any]:
+        app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[self])
+        app.resp_options.default_media_type = None  # type: ignore[assignment]  # add no header
+        for path, page in pages.items():
+            app.add_route(path, page)
+        app.add_sink(self._ask_router, "/")  # type: ignore[arg-type]  # resp may be None, it says
+        app.set_error_serializer(_serialize)
+        app.add_error_handler(GreenroomError, _answer_our_error)
+        app.add_error_handler(Exception, _answer_unexpected)
+        return app
+
+    async def process_request(self, req: falcon.asgi.Request, _: falcon.asgi.Response) -> None:
+        """Refuse what goes no further; Falcon calls this first."""
+        self.admit(_visit(req).exchange)
+
+    async def _ask_router(
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **_: Any
+    ) -> None:
+        """Have a replica answer; cancelled when the client leaves, which cancels the query."""
+        visit = _visit(req)
+        exchange = visit.exchange
+        if PAGES_KEY in exchange.scope or exchange.raw_path in self._pages:
+            raise RouteNotFoundError  # pages and requests have places of their own
+        if exchange.path == "*":  # OPTIONS, to see whether the server is there
+            visit.respond(resp, Reply(204, [], b""))
+            return
+        follows: str = ""
+        on_fed: Callable[[Any], None] | None = None
+        declared = exchange.head.get(b"content-length")
+        if declared is not None or b"transfer-encoding" in exchange.head:
+            body = visit.body = Body(visit.receive, declared, self._body_limits)
+            exchange.body = await body.begin()
+            if not body.is_complete:
+                follows, on_fed = BODY, body.send_to
+        number, most_s = self.link.next_id(), self.options.request_timeout_s
+        query = query_for(exchange, number, most_s, follows=follows)
+        exchange.body = b""  # the query has it
+        answer = await self.link.ask(query, on_fed)
+        visit.respond(resp, reply_to(answer, exchange))
+
+
+async def _no_body() -> Event:
+    return _EMPTY_BODY
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A request while it is in Falcon, which reads its body by ``receive``."""
+
+    exchange: Exchange
+    receive: Receive
+    send_on: Send
+    body: Body | None = None
+    reply: Reply | None = None  # that Falcon sends
+
+    def respond(self, resp: falcon.asgi.Response, reply: Reply) -> None:
+        """Make ``reply`` the response."""
+        self.reply = reply
+        resp.status = reply.status
+        if isinstance(reply.body, bytes):
+            resp.data = reply.body
+        else:
+            resp.stream = reply.body  # type: ignore[assignment]  # Falcon only passes parts on
+
+    async def send(self, event: Event) -> None:
+        """Send an event of Falcon's; a reply's headers go past it, for it would merge some."""
+        if self.reply is not None and event["type"] == "http.response.start":
+            headers = self.reply.headers
+            if self.body is not None and not self.body.is_complete:
+                headers.append(CLOSE)  # the client would have to send the rest first
+            event = {**event, "headers": headers}
+        await self.send_on(event)
+
+
+def _visit(req: falcon.Request | falcon.asgi.Request) -> _Visit:
+    visit: _Visit = req.scope[VISIT_KEY]  # type: ignore[union-attr]  # it is the asgi one
+    return visit
+
+
+async def _answer_our_error(
+    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: GreenroomError, _: dict[str, Any]
+) -> None:
+    visit = _visit(req)
+    visit.respond(resp, error_reply_for(error, visit.exchange))
+
+
+async def _answer_unexpected(
+    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: Exception, _: dict[str, Any]
+) -> None:
+    visit = _visit(req)
+    visit.respond(resp, unexpected(error, visit.exchange))
+
+
+def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    """Give Falcon's own errors, such as 405 on a page, the form of ours."""
+    text = error.description or error.title or str(error.status)
+    exchange = _visit(req).exchange
+    reply = error_reply(error.status_code, "InvalidRequestError", text, exchange)
+    assert isinstance(reply.body, bytes)
+    resp.data = reply.body
+    resp.content_type = reply.headers[0][1].decode()
+
+
+# --- Responses as ASGI events ---------------------------------------------------------------------
+
+
+async def guarded(exchange: Exchange, send: Send, serve: Callable[[Send], Awaitable[None]]) -> None:
+    """Have a request answered, by events to which the headers of every response are added.
+
+    What fails before the response has begun is answered with 500. Later it is raised, and the
+    protocol cuts the connection, so that the client knows.
+    """
+
+    async def counted(event: Event) -> None:
+        if event["type"] == "http.response.start":
+            exchange.status = event["status"]
+            event = {**event, "headers": exchange.completed(list(event["headers"]))}
+        else:
+            exchange.bytes_out += len(event.get("body", b""))
+        await send(event)
+
+    try:
+        await serve(counted)
+    except asyncio.CancelledError:
+        exchange.status = CLIENT_LEFT
+        raise
+    except StreamFailedError as error:
+        _logger.warning("request %s was cut off: %s", exchange.request_id, error)
+        raise
+    except Exception as error:
+        reply = unexpected(error, exchange)
+        if exchange.status:
+            raise
+        await send_reply(reply, counted)
+
+
+async def send_reply(reply: Reply, send: Send) -> None:
+    """Send a response; each part leaves when the client has taken those before it."""
+    start = {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
+    await send(start)
+    if isinstance(reply.body, bytes):
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    async for part in reply.body:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+# --- Requests that HTTP wants refused -------------------------------------------------------------
+#
+# The protocol refuses what it cannot frame: two lengths, a length beside Transfer-Encoding, a
+# folded header, a lone line feed, a NUL. What is checked here is framed, so the connection can go
+# on, but another server in front of us may read it otherwise, and route by it.
+
+# RFC 3986's host and port: a name or address, an IPv6 address in brackets; empty is allowed.
+_is_authority = re.compile(
+    rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]*)(:[0-9]{0,5})?"
+).fullmatch
+_absolute = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE).match
+_DEFAULT_PORTS = {"http": b":80", "https": b":443"}
+
+
+def check_target(exchange: Exchange) -> None:
+    """Raise InvalidRequestError for a Host or target that servers may read in several ways."""
+    scope, host = exchange.scope, exchange.head.get(b"host")
+    if host is None:
+        if scope["http_version"] == "1.1":
+            raise InvalidRequestError("the Host header is missing, which HTTP/1.1 requires")
+    elif not _is_host(host):
+        shown = host[:100].decode("latin-1")
+        raise InvalidRequestError(f"the Host header {shown!r} is no name or address with a port")
+    if scope["path"][:1] != "/":
+        _check_odd_target(scope["raw_path"].decode("latin-1"), exchange.method, host)
+
+
+@lru_cache(maxsize=1024)
+def _is_host(host: bytes) -> bool:
+    return _is_authority(host) is not None
+
+
+def _check_odd_target(target: str, method: str, host: bytes | None) -> None:
+    if target == "*" and method == "OPTIONS":
+        return
+    absolute = _absolute(target)
+    if absolute is None:
+        text = f"the request target {target[:100]!r} is neither a path nor an http URL"
+        raise InvalidRequestError(text)
+    scheme, authority = absolute.groups()
+    default_port = _DEFAULT_PORTS[scheme.lower()]
+    named = authority.encode("latin-1", "replace").lower().removesuffix(default_port)
+    if host is not None and named != host.lower().removesuffix(default_port):
+        text = f"the request target {target[:100]!r} is for another host than the Host header"
+        raise InvalidRequestError(text)
+
+
+# --- Our own pages --------------------------------------------------------------------------------
+
+
+class Page:
+    """A page under ``/-/``: its content type, and a function that makes its content."""
+
+    def __init__(self, content_type: str, make: Callable[[], Awaitable[bytes]]) -> None:
+        self._content_type = content_type
+        self._make = make
+
+    async def on_get(self, _: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer with the content."""
+        resp.data = await self._make()
+        resp.content_type = self._content_type
 
     on_head = on_get
 
 
-class ReadyPage:
-    """``/-/readyz``: whether all that was RUNNING once can serve; the front answers if draining."""
+def _pages(link: Link) -> dict[str, Page]:
+    async def health() -> bytes:
+        """Say whether this worker can take queries."""
+        if not link.ready:
+            raise NotRunningError(_UNHEALTHY)
+        return b"success"
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Answer 200 ``ready``, or 503 naming the applications that cannot serve."""
-        unready = await _within_patience(self._dispatcher.unready())
-        if unready is None or not self._dispatcher.ready:
+    async def readiness() -> bytes:
+        """Say whether every application that was RUNNING once can serve."""
+        unready = await _within_patience(link.unready())
+        if unready is None or not link.ready:
             raise NotRunningError(_UNHEALTHY)
         if unready:
-            raise NotRunningError(_missed(unready))
-        resp.content_type = "text/plain; charset=utf-8"
-        resp.data = b"ready"
+            raise NotRunningError(_missing(unready))
+        return b"ready"
 
-    on_head = on_get
+    async def routes() -> bytes:
+        return json.dumps(await _within_patience(link.routes())).encode()
 
+    async def metrics() -> bytes:
+        return await _within_patience(link.metrics())
 
-def _missed(unready: Mapping[str, Iterable[str]]) -> str:
-    """Name the applications, and those endpoints that belong to none, with what they lack."""
-    lacking: dict[str, list[str]] = {}
-    for endpoint, backends in unready.items():
-        application, has_one, _ = endpoint.partition("#")
-        whose = f"application {application!r}" if has_one else f"endpoint {endpoint!r}"
-        names = [tag.partition("#")[2].partition("#")[0] or tag for tag in backends]
-        lacking.setdefault(whose, []).extend(names)
-    each = [
-        f"{whose} ({'no replica of ' + ', '.join(names) if names else 'its record is damaged'})"
-        for whose, names in lacking.items()
-    ]
-    return f"cannot serve: {'; '.join(each)}"
-
-
-class RoutesPage:
-    """``/-/routes``: JSON, route prefix -> endpoint."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Answer with the router's table."""
-        routes = await _within_patience(self._dispatcher.routes())
-        resp.content_type = "application/json"
-        resp.data = json.dumps(routes).encode()
-
-    on_head = on_get
-
-
-class MetricsPage:
-    """``/-/metrics``: Prometheus text."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Answer with the router's metrics."""
-        metrics = await _within_patience(self._dispatcher.metrics())
-        resp.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        resp.data = metrics
-
-    on_head = on_get
+    text = "text/plain; charset=utf-8"
+    return {
+        "/-/healthz": Page(text, health),
+        "/-/readyz": Page(text, readiness),
+        "/-/routes": Page("application/json", routes),
+        "/-/metrics": Page("text/plain; version=0.0.4; charset=utf-8", metrics),
+    }
 
 
 async def _within_patience(question: Awaitable[T]) -> T:
@@ -170,24 +433,16 @@ async def _within_patience(question: Awaitable[T]) -> T:
         raise NotRunningError(f"the router did not answer within {PAGE_TIMEOUT_S:g} s") from None
 
 
-async def _answer_our_error(
-    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: GreenroomError, _: dict[str, Any]
-) -> None:
-    exchange = exchange_of(req)
-    answer_with(failed_reply(failure_of(error), exchange), resp, exchange)
-
-
-async def _answer_unexpected(
-    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: Exception, _: dict[str, Any]
-) -> None:
-    exchange = exchange_of(req)
-    answer_with(unexpected(exchange, error), resp, exchange)
-
-
-def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    """Give Falcon's own errors, such as 405 on a page, the form of ours."""
-    exchange: Exchange = req.scope[SCOPE_KEY]  # type: ignore[attr-defined]  # it is the asgi one
-    text = error.description or error.title or str(error.status)
-    reply = error_reply(error.status_code, "InvalidRequestError", text, exchange)
-    resp.data = bytes(reply.body)
-    resp.content_type = reply.headers[0][1].decode()
+def _missing(unready: Mapping[str, Iterable[str]]) -> str:
+    """Name the applications, and the endpoints that belong to none, with what they lack."""
+    lacking: dict[str, list[str]] = {}
+    for endpoint, backends in unready.items():
+        application, has_one, _ = endpoint.partition("#")
+        owner = f"application {application!r}" if has_one else f"endpoint {endpoint!r}"
+        names = [tag.partition("#")[2].partition("#")[0] or tag for tag in backends]
+        lacking.setdefault(owner, []).extend(names)
+    each = [
+        f"{owner} ({'no replica of ' + ', '.join(names) if names else 'its record is damaged'})"
+        for owner, names in lacking.items()
+    ]
+    return f"cannot serve: {'; '.join(each)}"

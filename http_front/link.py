@@ -1,4 +1,4 @@
-"""A gunicorn worker's link to the router, on the worker's own event loop.
+"""An HTTP worker's link to the router, on the worker's own event loop.
 
 All queries that arrive in one pass of that loop, or while the last message is on its way, go to the
 router in one message.
@@ -12,12 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from greenroom.actors.caller.caller import Caller
+from greenroom.actors.caller.caller import Caller, OnFed
+from greenroom.actors.caller.streams import Stream
 from greenroom.actors.host.records import WORKER_ROLE, RunRecords
 from greenroom.actors.messages.queries import (
     AnswerQueries,
     AttachCallerReply,
     FailedAnswer,
+    HttpAnswer,
     Process,
     Query,
 )
@@ -27,15 +29,20 @@ from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import DeploymentUnavailableError
-from greenroom.http_front.dispatcher import OnFed, Outcome
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
 
 
+Outcome = HttpAnswer | FailedAnswer | Stream
+
+
 class Link:
-    """See :class:`greenroom.http_front.dispatcher.Dispatcher`, which it implements."""
+    """Carries queries to the router and brings back the answers; lives in one worker's loop.
+
+    ``ready`` is False until the router has its first route table, and while it cannot be reached.
+    """
 
     def __init__(self, settings: HostSettings) -> None:
         self.ready = False
@@ -64,7 +71,11 @@ class Link:
             self._port.detach()
 
     async def ask(self, query: Query, on_fed: OnFed | None = None) -> Outcome:
-        """Have a query answered; cancelling this cancels the query wherever it is."""
+        """Run one query and return its answer; never raises for what went wrong with it.
+
+        Past its time limit, that is a FailedAnswer. Cancelling this cancels the query wherever it
+        is. ``on_fed`` gets what to send the rest of the request to, once a replica wants it.
+        """
         caller = self._caller or await self._wait_connected()
         if caller is None:
             error = DeploymentUnavailableError
@@ -79,7 +90,10 @@ class Link:
             raise
 
     def submit(self, query: Query, on_answer: Callable[[Any], None]) -> Callable[[], None] | None:
-        """See Dispatcher."""
+        """Run one query that nothing follows; return what cancels it.
+
+        ``on_answer`` gets the answer, on the loop. None while there is no router to ask.
+        """
         caller = self._caller
         if caller is None:
             return None
@@ -91,7 +105,11 @@ class Link:
         return await self._ask_proxy("routes") or {}
 
     async def unready(self) -> dict[str, tuple[str, ...]] | None:
-        """Return endpoint -> backends that are missed, as the router has it now."""
+        """Return endpoint -> backends without a replica, of those that have been in full service.
+
+        An endpoint whose own record is lost has an empty tuple. None where the router does not
+        answer.
+        """
         answer: dict[str, tuple[str, ...]] | None = await self._ask_proxy("unready")
         return answer
 

@@ -1,10 +1,8 @@
 """ASGI middlewares of the host's own choice around every request, CORS outermost.
 
-They stand between the access log, which sees what leaves them, and everything that looks at the
-request, so a refusal for its size passes through them too. What they do wrong is answered with 500,
-or cuts the connection where the answer has begun. ``/-/healthz`` and ``/-/readyz`` do not pass
-through them: the host itself asks for the first, and one that wants a password would keep the
-system from starting.
+They stand between the access log, which sees what leaves them, and Falcon, which has all that looks
+at the request, so a refusal for its size passes through them too. An error of theirs is answered
+with 500, or cuts the connection where the response has begun.
 """
 
 from __future__ import annotations
@@ -15,71 +13,56 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
-from greenroom.http_front.answers import declared_length, is_valid_header
-from greenroom.http_front.exchange import (
-    HEALTH,
-    SCOPE_KEY,
-    App,
-    Event,
-    Exchange,
-    InnerExchange,
-    Receive,
-    Scope,
-    Send,
-)
+from greenroom.http_front.exchange import App, Event, Receive, Scope, Send
+from greenroom.http_front.responses import declared_length, is_valid_header
 
-Serve = Callable[[Exchange, Receive], Awaitable[None]]
 ANSWER_KEY = "greenroom.answer"
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
 
 
 class BrokenAnswerError(Exception):
-    """A middleware has broken the answer; the text says how."""
+    """A middleware has broken the response; the text says how."""
 
 
-class Chain:
-    """The middlewares of one worker around ``answer``; make it after the fork."""
+def around(app: App, options: HTTPOptions) -> App:
+    """Return ``app`` with the middlewares around it, and checks around each of them.
 
-    def __init__(self, options: HTTPOptions, answer: Serve, converse: Serve) -> None:
-        self._answer = answer
-        self._converse = converse
-        root_path = options.root_path.rstrip("/")
-        self._passed_by = {path.encode() for path in HEALTH}
-        self._passed_by |= {(root_path + path).encode() for path in HEALTH}
-        self._app = wrapped(options, self._inside)
+    Raises InvalidRequestError naming the one that cannot be imported or made, and the reason.
+    """
+    return partial(_outermost, wrapped(options, partial(_innermost, app)))
 
-    async def serve(self, exchange: Exchange, receive: Receive) -> None:
-        """Answer a request; raises BrokenAnswerError when the answer is not one."""
-        if exchange.raw_path in self._passed_by:
-            await self._answer(exchange, receive)
-            return
-        exchange.scope[SCOPE_KEY] = exchange
-        exchange.scope[ANSWER_KEY] = answer = _Answer(exchange)
-        await self._app(exchange.scope, receive, answer.send)
-        answer.check_complete()
 
-    async def converse(self, exchange: Exchange, receive: Receive) -> None:
-        """Take a WebSocket through those that are for such; the others pass it on."""
-        exchange.scope[SCOPE_KEY] = exchange
-        await self._app(exchange.scope, receive, exchange.send)
+async def _outermost(chain: App, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+        await chain(scope, receive, send)
+        return
+    answer = scope[ANSWER_KEY] = _Answer(scope["method"], send)
+    await chain(scope, receive, answer.send)
+    answer.check_complete()
 
-    async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inner = InnerExchange(scope, send, scope[SCOPE_KEY])
-        if scope["type"] == "websocket":
-            await self._converse(inner, receive)
-            return
-        await self._answer(inner, receive)
+
+async def _innermost(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_copy(event: Event) -> None:
+        # A copy, because middlewares write into events, and Falcon ends every stream with the same
+        # one: the end of one client's compressed response would come after the next client's.
+        event = {**event}
+        if isinstance(event.get("body"), memoryview):
+            event["body"] = bytes(event["body"])  # ASGI knows bytes only
+        await send(event)
+
+    await app({**scope}, receive, send_copy)
 
 
 class _Watched:
-    """One of the layers; when it raises amid its answer, those outside of it cannot end that."""
+    """One of the layers; when it raises amid its response, those outside of it cannot end that."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -104,16 +87,17 @@ class _Watched:
 
 
 class _Answer:
-    """Looks at what leaves the middlewares: a broken length would garble the connection."""
+    """Looks at what leaves the middlewares: a wrong length would garble the connection."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, method: str, send: Send) -> None:
+        self._method = method
+        self._send = send
         self._left: int | None = None
         self._is_complete = False
         self._broken_by: BaseException | None = None
 
     def broke_off(self, error: BaseException) -> None:
-        """Let nothing more of it out: Starlette's BaseHTTPMiddleware would end it as a good one."""
+        """Let no more of it out: Starlette's BaseHTTPMiddleware would end it as a good one."""
         self._broken_by = error
 
     async def send(self, event: Event) -> None:
@@ -123,7 +107,7 @@ class _Answer:
             self._begin(event)
         elif event["type"] == "http.response.body":
             self._count(event)
-        await self._exchange.send(event)
+        await self._send(event)
 
     def _begin(self, event: Event) -> None:
         headers = tuple(event.get("headers", ()))
@@ -131,7 +115,7 @@ class _Answer:
             if not is_valid_header(name, value):
                 raise BrokenAnswerError(f"a middleware sent the invalid header {name!r}")
         length = declared_length(headers)
-        has_body = self._exchange.method != "HEAD" and event["status"] != 304
+        has_body = self._method != "HEAD" and event["status"] != 304
         self._left = int(length) if length is not None and has_body else None
 
     def _count(self, event: Event) -> None:
@@ -140,25 +124,22 @@ class _Answer:
             self._left -= len(event.get("body", b""))
             if self._left < 0 or (self._left and not more):
                 raise BrokenAnswerError(
-                    "a middleware's answer is not as long as its Content-Length"
+                    "a middleware's response is not as long as its Content-Length"
                 )
         self._is_complete = not more
 
     def check_complete(self) -> None:
         if not self._is_complete:
-            raise BrokenAnswerError("a middleware returned before the end of the answer")
+            raise BrokenAnswerError("a middleware returned before the end of the response")
 
 
 def wrapped(options: HTTPOptions, app: App) -> App:
-    """Put the middlewares around ``app``, the first one outermost, and CORS around all.
-
-    Raises InvalidRequestError naming the one that cannot be imported or made, and the reason.
-    """
+    """Put the middlewares around ``app``, the first one outermost, and CORS around all."""
     folder = options.middlewares_dir
     if folder is not None and folder not in sys.path:
         sys.path.append(folder)  # last: its modules must not take the place of installed ones
     for each in reversed(options.middlewares):
-        make = imported(each.path)
+        make = _imported(each.path)
         try:
             app = make(_Watched(app), **each.options)
         except Exception as error:
@@ -167,15 +148,14 @@ def wrapped(options: HTTPOptions, app: App) -> App:
                 f"{type(error).__name__}: {error}"
             ) from error
     if options.cors is not None:
-        from starlette.middleware import cors  # noqa: PLC0415  # for who has it
+        from starlette.middleware import cors  # noqa: PLC0415  # few need it
 
         outermost: Any = cors.CORSMiddleware  # Starlette types its scopes otherwise
         app = outermost(app, **options.cors.model_dump())
     return app
 
 
-def imported(path: str) -> Callable[..., App]:
-    """Return what ``module:name`` names; InvalidRequestError where there is no such thing."""
+def _imported(path: str) -> Callable[..., App]:
     module, _, name = path.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -30,20 +30,14 @@ from greenroom.actors.runtime.logs import LineFormatter
 from greenroom.actors.runtime.processes import raise_limit
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
-from greenroom.http_front.dispatcher import Dispatcher
+from greenroom.http_front.app import Front
+from greenroom.http_front.link import Link
 
 FD_VARIABLE = "GREENROOM_FRONT_FD"
 DRAIN_S = 20
 DRAIN_MARGIN_S = 10
 
-MakeDispatcher = Callable[[HostSettings], Dispatcher]
-
-
-def make_link(settings: HostSettings) -> Dispatcher:
-    """Make the worker's link to the router; imported here, so only in workers."""
-    from greenroom.http_front.link import Link  # noqa: PLC0415
-
-    return Link(settings)
+MakeLink = Callable[[HostSettings], Link]
 
 
 def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
@@ -93,14 +87,12 @@ def _begin_worker(worker: Any) -> None:
 
 
 class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
-    """gunicorn with our settings; each worker makes its own app and dispatcher."""
+    """gunicorn with our settings; each worker makes its own application and link."""
 
-    def __init__(
-        self, settings: HostSettings, fd: int | None, make_dispatcher: MakeDispatcher
-    ) -> None:
+    def __init__(self, settings: HostSettings, fd: int | None, make_link: MakeLink) -> None:
         self._settings = settings
         self._fd = fd
-        self._make_dispatcher = make_dispatcher
+        self._make_link = make_link
         super().__init__()
 
     def load_config(self) -> None:
@@ -117,11 +109,9 @@ class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no t
             print(f"\nError: {error}\n", file=sys.stderr)  # noqa: T201
             sys.exit(1)
 
-    def load(self) -> Any:
-        """Make one worker's app; gunicorn calls it in the worker."""
-        from greenroom.http_front.app import make_app  # noqa: PLC0415
-
-        return make_app(self._settings, self._make_dispatcher(self._settings))
+    def load(self) -> Front:
+        """Make one worker's application; gunicorn calls it in the worker."""
+        return Front(self._settings, self._make_link(self._settings))
 
 
 def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
@@ -138,7 +128,7 @@ def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
     return int(value)
 
 
-def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> None:
+def run(settings: HostSettings, make_link: MakeLink = Link) -> None:
     """Serve until a signal ends it; exits the process."""
     show_title(FRONT_ROLE)
     if logging.lastResort is not None:  # writes to logs/front.log, by way of stderr
@@ -149,10 +139,10 @@ def run(settings: HostSettings, make_dispatcher: MakeDispatcher = make_link) -> 
         middlewares.check(settings.http)
     keep_freed_memory()
     raise_limit()  # of the workers, too
-    server = FrontServer(settings, inherited_fd(os.environ), make_dispatcher)
-    # What every worker needs is imported once, before the fork: a new worker then serves within
-    # some 20 ms, and shares these pages with the others.
-    import_module("greenroom.http_front.app")
+    server = FrontServer(settings, inherited_fd(os.environ), make_link)
+    # What every worker needs is imported before the fork: a new worker then serves within some
+    # 20 ms, and shares these pages with the others.
+    import_module("greenroom.http_front.worker")
     gc.collect()
     gc.freeze()
     server.run()

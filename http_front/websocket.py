@@ -1,20 +1,22 @@
 """WebSockets: each is a query, whose answer begins when user code accepts, and a conversation.
 
 What the client sends follows the query, and what user code sends are the parts of its answer, both
-straight between this worker and the replica, a bounded number of bytes ahead of the other end.
-Whoever closes says why: the client, user code, this worker when it stops (1012), or its absence
-when a replica has died or user code has raised (1011).
+straight between this worker and the replica, a bounded number of bytes ahead of the other end. The
+side that closes says why: the client, user code, or this worker when it stops (1012), when a
+replica has died, or when user code has raised (1011).
 
-Below that is the connection (:class:`FrontSocket`), by the websockets library's protocol without
-I/O. It has limits for everything that a client can do, or not do:
+:class:`Conversations` is the application's side of that, in ASGI's events, so that middlewares see
+them. :class:`FrontSocket` is the connection, on the websockets library's protocol without I/O. It
+has limits for everything that a client can do, or not do:
 
 - every opening is answered: one that is malformed at once, any other by the app within a time;
-- a client that is slow is no dead one: a ping may stay unanswered while what was sent before it is
-  being taken, or a long message is coming;
-- one that stays amid a message for too long is given up, with 1008;
+- a slow client is not a dead one: a ping may stay unanswered while the client takes what was sent
+  before it, or while a long message is coming;
+- a client that stays amid a message for too long is closed with 1008;
 - a message in a great many fragments takes no more room than its bytes;
 - nothing is read while what was written is not taken, and that has a time limit;
-- who has broken the protocol gets to read why, and who is gone without a close is told as 1006.
+- a client that has broken the protocol gets to read why, and one that is gone without a close
+  counts as 1006.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ import asyncio
 import contextlib
 import logging
 import os
-from typing import TYPE_CHECKING
 
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream, StreamFailedError
+from greenroom.actors.caller.uploads import Feed
 from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
 from greenroom.core.closing import (
     ABNORMAL,
@@ -39,42 +41,41 @@ from greenroom.core.closing import (
     close_frame,
     close_of,
 )
-from greenroom.core.errors import GreenroomError
 from greenroom.core.routing.tickets import SOCKET
-from greenroom.http_front.answers import (
-    TEXT as TEXT_TYPE,
-)
-from greenroom.http_front.answers import (
-    BadHeaderError,
-    error_reply,
-    passed_on,
-    reply_to,
-)
-from greenroom.http_front.asking import Ask
-from greenroom.http_front.dispatcher import Feed
+from greenroom.http_front.connections import MIN_RATE, Connections, Sending, bytes_acknowledged
 from greenroom.http_front.exchange import (
+    CLIENT_LEFT,
     CLOSE,
-    STATUS_LINES,
+    App,
     Event,
     Exchange,
     Headers,
     Receive,
     Reply,
     Scope,
+    Send,
+    query_for,
 )
-from greenroom.http_front.sending import MIN_RATE, Sending, bytes_acknowledged
-
-if TYPE_CHECKING:
-    from greenroom.http_front.protocol import Connections
+from greenroom.http_front.link import Link
+from greenroom.http_front.responses import (
+    STATUS_LINES,
+    BadHeaderError,
+    error_reply,
+    passed_on,
+    reply_to,
+)
+from greenroom.http_front.responses import TEXT as TEXT_TYPE
 
 _logger = logging.getLogger(__name__)
 _wire_logger = logging.getLogger(f"{__name__}.wire")
-_wire_logger.setLevel(logging.ERROR)  # the library would tell of each that opens and closes
+_wire_logger.setLevel(logging.ERROR)  # the library would log each that opens and closes
 
 SWITCHING = 101
 RESPONSE = "websocket.http.response"
 SUBPROTOCOL = b"sec-websocket-protocol"
 
+OPENING_TIMEOUT_S = 60.0  # where requests have no limit
+ANSWER_MARGIN_S = 5.0  # the router's 408 comes first
 PING_S = 20.0
 PONG_S = 20.0
 CLOSE_S = 5.0
@@ -87,48 +88,69 @@ MAX_EARLY_BYTES = 64 * 1024  # that may come before the opening is answered
 _HANDSHAKE_HEADERS = frozenset({b"connection", b"upgrade", b"origin"})
 
 
-class SocketExchange(Exchange):
-    """A WebSocket's opening, and what leaves in it."""
+# --- The conversation -----------------------------------------------------------------------------
 
-    __slots__ = ()
 
-    async def send(self, event: Event) -> None:
-        """Pass an ASGI event to the server, adding the request id to what answers the opening."""
+async def guarded(app: App, exchange: Exchange, receive: Receive, send: Send) -> None:
+    """Have ``app`` serve a WebSocket; what fails is logged, and raised for the connection."""
+
+    async def counted(event: Event) -> None:
         kind = event["type"]
         if kind == "websocket.send":
-            self.bytes_out += len(event.get("bytes") or event.get("text") or b"")
+            exchange.bytes_out += len(event.get("bytes") or event.get("text") or b"")
         elif kind == f"{RESPONSE}.body":
-            self.bytes_out += len(event.get("body", b""))
+            exchange.bytes_out += len(event.get("body", b""))
         elif kind in {"websocket.accept", f"{RESPONSE}.start"}:
-            self.status = event.get("status", SWITCHING)
-            own = (b"x-request-id", self.request_id.encode("ascii"))
-            event = {**event, "headers": [*event.get("headers", ()), own]}
-        elif not self.status:  # a close that refuses
-            self.status = 403
-        await self._send(event)
+            exchange.status = event.get("status", SWITCHING)
+            event = {**event, "headers": exchange.identified(list(event.get("headers", ())))}
+        elif not exchange.status:  # a close that refuses
+            exchange.status = 403
+        await send(event)
+
+    try:
+        await app(exchange.scope, receive, counted)
+    except asyncio.CancelledError:
+        exchange.status = exchange.status or CLIENT_LEFT
+        raise
+    except Exception:
+        _logger.exception("WebSocket %s failed", exchange.request_id)
+        raise
 
 
-class Sockets:
-    """All WebSockets of one worker."""
+async def refuse(reply: Reply, exchange: Exchange, send: Send) -> None:
+    """Answer an opening with a response; with a bare 403 where the server cannot give another."""
+    if RESPONSE not in exchange.scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        return
+    body = reply.body
+    if not isinstance(body, bytes):
+        body = b"".join([bytes(part) async for part in body])
+    start = {"type": f"{RESPONSE}.start", "status": reply.status, "headers": reply.headers}
+    await send(start)
+    await send({"type": f"{RESPONSE}.body", "body": body})
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+
+class Conversations:
+    """All open WebSockets of one worker."""
+
+    def __init__(self, link: Link, request_timeout_s: float | None) -> None:
+        self._link = link
+        self._timeout_s = opening_timeout_s(request_timeout_s)
         self._open: set[_Conversation] = set()
         self._is_closing = False
 
-    async def serve(self, exchange: Exchange, receive: Receive) -> None:
-        """Open one, and return when it is closed; cancelled when the client is gone."""
+    async def serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        """Open one, and return when it is closed; cancelled when the client is gone.
+
+        Raises a GreenroomError for an opening that cannot be asked about.
+        """
         fed: list[Feed] = []
-        try:
-            answer = await self._ask(exchange, SOCKET, fed.append)
-        except GreenroomError as error:
-            reply = error_reply(error.http_status, type(error).__name__, str(error), exchange)
-            await refuse(exchange, reply)
-            return
+        query = query_for(exchange, self._link.next_id(), self._timeout_s, follows=SOCKET)
+        answer = await self._link.ask(query, fed.append)
         if not isinstance(answer, Stream):
-            await refuse(exchange, reply_to(answer, exchange))
+            await refuse(reply_to(answer, exchange), exchange, send)
             return
-        conversation = _Conversation(exchange, receive, answer, fed[0])
+        conversation = _Conversation(exchange, receive, send, answer, fed[0])
         self._open.add(conversation)
         if self._is_closing:
             conversation.close()
@@ -144,22 +166,20 @@ class Sockets:
             conversation.close()
 
 
-async def refuse(exchange: Exchange, reply: Reply) -> None:
-    """Answer an opening with a response; with a bare 403 where the server cannot give another."""
-    if RESPONSE not in exchange.scope.get("extensions", {}):
-        await exchange.send({"type": "websocket.close", "code": 1008})
-        return
-    start = {"type": f"{RESPONSE}.start", "status": reply.status, "headers": reply.headers}
-    await exchange.send(start)
-    await exchange.send({"type": f"{RESPONSE}.body", "body": bytes(reply.body)})
+def opening_timeout_s(request_timeout_s: float | None) -> float:
+    """Return how long user code may take to accept a WebSocket."""
+    return OPENING_TIMEOUT_S if request_timeout_s is None else request_timeout_s
 
 
 class _Conversation:
     """One WebSocket that user code has accepted."""
 
-    def __init__(self, exchange: Exchange, receive: Receive, stream: Stream, feed: Feed) -> None:
+    def __init__(
+        self, exchange: Exchange, receive: Receive, send: Send, stream: Stream, feed: Feed
+    ) -> None:
         self._exchange = exchange
         self._receive = receive
+        self._send = send
         self._stream = stream
         self._feed = feed
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -177,11 +197,11 @@ class _Conversation:
         except BadHeaderError as error:
             self._leave()
             reply = error_reply(500, "UnsupportedResultError", str(error), self._exchange)
-            await refuse(self._exchange, reply)
+            await refuse(reply, self._exchange, self._send)
             return
         tasks: set[asyncio.Future[None]] = set()
         try:
-            await self._exchange.send(accept)
+            await self._send(accept)
             tasks = {
                 asyncio.create_task(self._from_replica()),
                 asyncio.create_task(self._from_client()),
@@ -194,14 +214,11 @@ class _Conversation:
             self._leave()
             for task in tasks:
                 task.cancel()
-        await self._finish(tasks)
-
-    async def _finish(self, tasks: set[asyncio.Future[None]]) -> None:
         await asyncio.wait(tasks)
         for task in tasks:
-            if not task.cancelled() and task.exception() is not None:
-                raise task.exception()  # type: ignore[misc]  # it is not None
-        if self._closing.done() and not self._closing.cancelled():
+            if not task.cancelled():
+                task.result()
+        if not self._closing.cancelled():
             await self._close(self._last_words)
 
     def _leave(self) -> None:
@@ -222,7 +239,7 @@ class _Conversation:
         """Send what user code sends, and close as it closes."""
         try:
             while (event := await self._next_message()) is not None:
-                await self._exchange.send(event)
+                await self._send(event)
         except OSError:  # the client has gone, and _from_client hears how
             await asyncio.get_running_loop().create_future()
         except StreamFailedError as error:
@@ -248,7 +265,7 @@ class _Conversation:
     async def _close(self, frame: bytes) -> None:
         code, reason = close_of(frame)
         with contextlib.suppress(OSError):  # the client was quicker
-            await self._exchange.send({"type": "websocket.close", "code": code, "reason": reason})
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _from_client(self) -> None:
         """Send on what the client sends, until it has gone."""
@@ -267,11 +284,6 @@ class ClientGoneError(OSError):
     """The WebSocket is closed; nothing can be sent."""
 
 
-def is_opening(method: bytes, version: str, upgrade: bytes) -> bool:
-    """Return whether a request that would upgrade asks for a WebSocket."""
-    return method == b"GET" and version == "1.1" and upgrade.strip().lower() == b"websocket"
-
-
 class FrontSocket(asyncio.Protocol):
     """One connection that has become a WebSocket, or asks to."""
 
@@ -280,8 +292,11 @@ class FrontSocket(asyncio.Protocol):
     def __init__(self, shared: Connections, scope: Scope) -> None:
         self._shared = shared
         self._scope = scope
-        self._conn = ServerProtocol(max_size=shared.max_message_bytes, logger=_wire_logger)
+        self._conn = ServerProtocol(
+            max_size=shared.options.max_websocket_message_bytes, logger=_wire_logger
+        )
         self._made_at = shared.loop.time()
+        self._timeout_s = opening_timeout_s(shared.options.request_timeout_s) + ANSWER_MARGIN_S
         self._task: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._is_answered = False  # the opening is
@@ -310,7 +325,7 @@ class FrontSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection over, with its opening; the app is asked unless that is malformed."""
         self.transport = transport
-        self._shared.connections.add(self)
+        self._shared.all.add(self)
         response = self._handshake()
         if response.status_code != SWITCHING:
             headers = [
@@ -330,7 +345,7 @@ class FrontSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app; nobody wants an opening any more that is not answered."""
-        self._shared.connections.discard(self)
+        self._shared.all.discard(self)
         self._is_lost = self._is_closing = True
         for timer in (self._ping_timer, self._close_timer):
             if timer is not None:
@@ -370,7 +385,7 @@ class FrontSocket(asyncio.Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """See :class:`.protocol.FrontProtocol`; one that is refused may make room for another."""
+        """See :class:`.connections.Connection`."""
         return 0.0 if self._is_deaf else None
 
     def fileno(self) -> int:
@@ -383,9 +398,9 @@ class FrontSocket(asyncio.Protocol):
 
     def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
         """Cut a client that takes nothing, and refuse an opening that nobody has answered."""
-        if self._sending.is_stuck(self.transport, now, self._shared.send_timeout_s):
+        if self._sending.is_stuck(self.transport, now, self._shared.options.send_timeout_s):
             self.transport.abort()
-        elif not self._is_answered and now - self._made_at > self._shared.opening_timeout_s:
+        elif not self._is_answered and now - self._made_at > self._timeout_s:
             headers = [(b"retry-after", b"1")]
             self._respond(503, headers, b"the WebSocket was not accepted in time")
             self._cancel()

@@ -21,7 +21,7 @@ from fastapi.responses import StreamingResponse
 
 from greenroom import serve
 from greenroom.actors.caller.uploads import KEPT
-from greenroom.http_front.exchange import WHOLE
+from greenroom.http_front.bodies import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until
 

@@ -1,9 +1,13 @@
-"""Two ways to a front: its ASGI app in this process, and real processes with a fake dispatcher."""
+"""Two ways to a front, whose link is a fake: in this process, and real processes.
+
+With GREENROOM_HTTP_SHORT_WAY=off in the environment all of them go the long way, through ASGI.
+"""
 
 import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,9 +23,9 @@ import pytest
 
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.config import HTTPOptions, validated
-from greenroom.http_front.app import make_app
-from greenroom.http_front.fake import FakeDispatcher
-from greenroom.http_front.front import Front
+from greenroom.http_front.app import Front
+from tests.http.fake_link import FakeLink
+from tests.http.wire import HAS_SHORT_WAY, Conversation, connected, turn_over
 
 DEADLINE_S = 30.0
 
@@ -60,97 +64,53 @@ def wait_until(what: str, condition: Callable[[], Any], within_s: float = DEADLI
 # --- in this process ------------------------------------------------------------------------------
 
 
-class Turn:
-    """See :class:`greenroom.http_front.whole.Turn`; ``answer`` is the answer once it is given."""
-
-    def __init__(self, scope: dict[str, Any], body: bytes) -> None:
-        self.scope = scope
-        self.body = body
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-    def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        self.answer.set_result(Answer(status, shown(headers), body))
-
-
-def shown(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    return [(name.decode(), value.decode("latin-1")) for name, value in headers]
-
-
 class AppClient:
-    """Calls the app as a server would, one event loop per call.
+    """Sends requests to a front in this process, each over a connection and loop of its own."""
 
-    A request that is here in whole is offered to ``begin`` first, if ``is_whole``.
-    """
-
-    def __init__(self, settings: HostSettings, *, is_whole: bool) -> None:
+    def __init__(self, settings: HostSettings) -> None:
         self.settings = settings
-        self.is_whole = is_whole
-        self.dispatcher = FakeDispatcher()
-        self.front: Front = make_app(settings, self.dispatcher)
+        self.link = FakeLink()
+        self.rebuild(short_way=HAS_SHORT_WAY)
 
     def rebuild(self, **http: Any) -> "AppClient":
         options = validated(HTTPOptions, {**self.settings.http.model_dump(), **http})
         self.settings = self.settings.with_http(options)
-        self.front = make_app(self.settings, self.dispatcher)
+        self.front = Front(self.settings, self.link)
         return self
 
-    def ask(self, method: str = "GET", path: str = "/", **options: Any) -> Answer:
-        return asyncio.run(self.call(method, path, **options))
+    def ask(self, method: str = "GET", target: str = "/", **options: Any) -> Answer:
+        return asyncio.run(self.call(method, target, **options))
 
     async def call(
         self,
         method: str,
-        path: str,
+        target: str,
         *,
         headers: tuple[tuple[bytes, bytes], ...] = ((b"host", b"test"),),
         body: bytes = b"",
-        events: list[dict[str, Any]] | None = None,
-        raw_path: bytes | None = None,
-        query: bytes = b"",
+        rest: tuple[bytes, ...] | None = None,
         http_version: str = "1.1",
     ) -> Answer:
+        """Return the response; ``rest`` comes after the body so far, and then the client leaves."""
         names = {name for name, _ in headers}
-        if (body or events) and not names & {b"content-length", b"transfer-encoding"}:
-            headers = (*headers, (b"transfer-encoding", b"chunked"))
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": http_version,
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode() if raw_path is None else raw_path,
-            "query_string": query,
-            "root_path": "",
-            "headers": list(headers),
-            "server": ("127.0.0.1", 8000),
-            "client": ("127.0.0.1", 50000),
-        }
-        declared = int(dict(headers).get(b"content-length", len(body)))
-        if self.is_whole and events is None and len(body) >= declared:
-            turn = Turn(scope, body)
-            leave = self.front.begin(turn)
-            if leave is not None:
-                try:
-                    return await turn.answer
-                except asyncio.CancelledError:
-                    leave()
-                    raise
-        incoming = [{"type": "http.request", "body": body}] if events is None else list(events)
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            if incoming:
-                return incoming.pop(0)
-            return await asyncio.Event().wait()  # type: ignore[return-value]
-
-        async def send(event: dict[str, Any]) -> None:
-            sent.append(event)
-
-        await self.front(scope, receive, send)
-        assert [event["type"] for event in sent] == ["http.response.start", "http.response.body"]
-        headers = shown(sent[0]["headers"])
-        return Answer(sent[0]["status"], headers, sent[1].get("body", b""))
+        if body and not names & {b"content-length", b"transfer-encoding"}:
+            headers = (*headers, (b"content-length", b"%d" % len(body)))
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        head = f"{method} {target} HTTP/{http_version}\r\n".encode() + lines + b"\r\n"
+        connection = connected(self.front)
+        try:
+            connection.say(head + body)
+            for piece in rest or ():
+                await turn_over()
+                connection.say(piece)
+            if rest is not None:
+                await turn_over()
+                connection.protocol.connection_lost(None)
+            while not is_complete(connection, method):
+                await asyncio.sleep(0)
+        finally:
+            await connection.end()
+        return parsed(connection.wire.written)
 
     def log(self) -> list[dict[str, Any]]:
         self.front.access_log.flush()
@@ -158,9 +118,25 @@ class AppClient:
         return [json.loads(line) for line in lines]
 
 
-@pytest.fixture(params=[False, True], ids=["asgi", "whole"])
-def app(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[AppClient]:
-    client = AppClient(read_settings({}, state_dir=tmp_path), is_whole=request.param)
+def is_complete(connection: Conversation, method: str) -> bool:
+    head, ends, body = connection.wire.written.partition(b"\r\n\r\n")
+    if connection.wire.closed or not connection.connections.all:
+        return True
+    length = re.search(rb"\r\ncontent-length: (\d+)", head)
+    return bool(ends) and (method == "HEAD" or len(body) >= int(length[1] if length else 0))
+
+
+def parsed(written: bytes) -> Answer:
+    head, _, body = written.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    pairs = [line.split(": ", 1) for line in lines]
+    headers = [(name, value) for name, value in pairs if name != "date"]
+    return Answer(int(first.split()[1]), headers, body)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[AppClient]:
+    client = AppClient(read_settings({}, state_dir=tmp_path))
     yield client
     client.front.access_log.close()
 

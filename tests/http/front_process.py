@@ -1,19 +1,20 @@
-"""A real front, gunicorn and all, whose dispatcher is a fake: run by the tests as a script."""
+"""A real front, gunicorn and all, whose link is a fake: run by the tests as a script."""
 
 import asyncio
 import json
 import os
 from urllib.parse import unquote
 
+from fake_link import FakeLink  # beside this script
+
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
-from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.http_front import server
-from greenroom.http_front.fake import Asked, FakeDispatcher, Outcome
 
 JSON = ((b"content-type", b"application/json"),)
 
 
-async def answer(asked: Asked) -> Outcome:
+async def answer(asked):
     what, _, argument = asked.path[1:].partition("/")
     if what == "sleep":
         await asyncio.sleep(float(argument))
@@ -36,7 +37,7 @@ async def answer(asked: Asked) -> Outcome:
     return HttpAnswer(0, 200, JSON, json.dumps(description(asked)).encode())
 
 
-def description(asked: Asked) -> dict[str, object]:
+def description(asked):
     return {
         "path": asked.path,
         "raw_path": asked.call.raw_path.decode("latin-1"),
@@ -47,18 +48,14 @@ def description(asked: Asked) -> dict[str, object]:
         "headers": [name.decode("latin-1") for name, _ in asked.call.headers],
         "request_id": asked.request_id,
         "pid": os.getpid(),
-        "asked": len(dispatcher.asked),
-        "asked_paths": [unquote(other.path) for other in dispatcher.asked],
-        "cancelled": dispatcher.cancelled,
+        "asked": len(link.asked),
+        "asked_paths": [unquote(other.path) for other in link.asked],
+        "cancelled": link.cancelled,
     }
 
 
-dispatcher = FakeDispatcher(answer)
-
-
-def make_dispatcher(_: HostSettings) -> FakeDispatcher:
-    return dispatcher
+link = FakeLink(answer)
 
 
 if __name__ == "__main__":
-    server.run(read_settings(), make_dispatcher)
+    server.run(read_settings(), lambda _: link)

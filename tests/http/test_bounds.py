@@ -224,12 +224,3 @@ def test_trailers_have_a_limit(front, trailers):
         with contextlib.suppress(ConnectionError):
             connection.sendall(trailers + b"\r\n\r\n" + HIDDEN)
         assert statuses(read_all(connection)) == [431]
-
-
-# --- our own pages --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", ["/-%2fmetrics", "/%2d/metrics", "/-/%6detrics", "/-%2Fhealthz"])
-def test_a_page_has_one_spelling(front, path):
-    answer = front.ask(path)
-    assert answer.json["raw_path"] == path, "it is a query like any other"

@@ -2,15 +2,16 @@
 
 import asyncio
 import random
-import socket
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ, Connections, FrontProtocol
-from tests.http.test_worker import Wire
+from greenroom.core.config import HTTPOptions
+from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
+from tests.http.wire import Conversation
 
+OPTIONS = HTTPOptions(max_waiting_body_bytes=2**28)
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -21,23 +22,8 @@ class Server:
         self.reads = reads
         self.bodies = {}
         self.parts = []
-        self.sockets = socket.socketpair()  # to be watched while nothing is read
-        self.wire = Wire()
-        self.wire.get_extra_info = lambda name, _default=None: (
-            self.sockets[0] if name == "socket" else None
-        )
-        self.connections = Connections(
-            self.answer,
-            keep_alive_s=90.0,
-            header_timeout_s=30.0,
-            send_timeout_s=30.0,
-            opening_timeout_s=30.0,
-            max_message_bytes=1000,
-            max_waiting_bytes=2**28,
-            trusted=["127.0.0.1"],
-        )
-        self.protocol = FrontProtocol(self.connections)
-        self.protocol.connection_made(self.wire)
+        self.connection = Conversation(self.answer, OPTIONS)
+        self.connections, self.wire = self.connection.connections, self.connection.wire
 
     async def answer(self, scope, receive, send):
         body, more = b"", self.reads
@@ -54,12 +40,6 @@ class Server:
         headers = [(b"content-length", str(len(size)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": size})
-
-    def end(self):
-        self.protocol.connection_lost(None)
-        self.connections.departures.close()
-        for each in self.sockets:
-            each.close()
 
 
 def request(path, body):
@@ -105,7 +85,7 @@ def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
     async def run():
         server, start = Server(), 0
         for end in ends:
-            server.protocol.data_received(sent[start:end])
+            server.connection.say(sent[start:end])
             start = end
             if gives_turns:
                 await turn()
@@ -113,7 +93,7 @@ def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
             await turn()
         assert not server.wire.closed
         assert server.connections.waiting_bytes == 0
-        server.end()
+        await server.connection.end()
         return server
 
     server = asyncio.run(run())
@@ -126,12 +106,12 @@ def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
         server = Server()
         body = b"x" * (4 * LARGE)
         sent = request(b"/", body)
-        server.protocol.data_received(sent[: -len(body)])
+        server.connection.say(sent[: -len(body)])
         for start in range(0, len(body), LARGE):
             await turn()
-            server.protocol.data_received(body[start : start + LARGE])
+            server.connection.say(body[start : start + LARGE])
         await turn()
-        server.end()
+        await server.connection.end()
         return server
 
     assert asyncio.run(run()).parts == [LARGE] * 4
@@ -141,14 +121,14 @@ def test_while_much_of_it_is_not_taken_no_more_is_read():
     async def run():
         server = Server()
         body = b"x" * (8 * AHEAD)
-        server.protocol.data_received(request(b"/", body)[: -len(body)])
+        server.connection.say(request(b"/", body)[: -len(body)])
         for _ in range(2):
             assert not server.wire.paused
-            server.protocol.data_received(b"x" * AHEAD)
+            server.connection.say(b"x" * AHEAD)
         assert server.wire.paused
         await turn()
         assert not server.wire.paused
-        server.end()
+        await server.connection.end()
 
     asyncio.run(run())
 
@@ -159,16 +139,16 @@ def test_more_is_read_at_once_while_all_of_it_is_taken_and_as_ever_behind_it():
         server.wire.max_size = READ
         body = b"x" * (4 * AHEAD)
         sent = request(b"/", body)
-        server.protocol.data_received(sent[: -len(body) + 1])
-        server.protocol.data_received(body[:AHEAD])
+        server.connection.say(sent[: -len(body) + 1])
+        server.connection.say(body[:AHEAD])
         assert server.wire.max_size == READ, "nobody has taken the first byte"
         await turn()
-        server.protocol.data_received(body[:AHEAD])
+        server.connection.say(body[:AHEAD])
         assert server.wire.max_size == MOST_READ
-        server.protocol.data_received(body[: 2 * AHEAD - 1])
+        server.connection.say(body[: 2 * AHEAD - 1])
         assert server.wire.max_size == READ
         await turn()
-        server.end()
+        await server.connection.end()
         return server.bodies
 
     assert asyncio.run(run()) == {"/": b"x" * (4 * AHEAD)}
@@ -178,15 +158,15 @@ def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_reques
     async def run():
         server = Server(reads=False)
         sent = request(b"/", b"x" * (4 * AHEAD))
-        server.protocol.data_received(sent[:100])
+        server.connection.say(sent[:100])
         await turn()
         assert server.wire.written.startswith(b"HTTP/1.1 200 ")
         for start in range(100, len(sent), AHEAD):
-            server.protocol.data_received(sent[start : start + AHEAD])
+            server.connection.say(sent[start : start + AHEAD])
         assert not server.wire.paused
-        server.protocol.data_received(NEXT)
+        server.connection.say(NEXT)
         await turn()
-        server.end()
+        await server.connection.end()
         return server
 
     assert list(asyncio.run(run()).bodies) == ["/", "/next"]
@@ -196,9 +176,9 @@ def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_reques
 def test_a_client_that_leaves_amid_it_is_told_of(came):
     async def run():
         server = Server()
-        server.protocol.data_received(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
+        server.connection.say(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
         await turn()
-        server.end()
+        await server.connection.end()
         await turn()
         return server.bodies
 

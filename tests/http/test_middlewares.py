@@ -35,15 +35,15 @@ def a(name, **settings):
 def test_the_first_middleware_is_outermost(app):
     answer = app.rebuild(middlewares=[a("Tag", word="outer"), a("Tag", word="inner")]).ask()
     assert answer.all("x-tags") == ["inner", "outer"]
-    tags = [value for name, value in app.dispatcher.asked[0].call.headers if name == b"x-tags"]
+    tags = [value for name, value in app.link.asked[0].call.headers if name == b"x-tags"]
     assert tags == [b"outer", b"inner"]
 
 
 def test_a_middleware_may_answer_itself_and_it_is_logged_with_its_id(app):
     app.rebuild(middlewares=[a("Guard", password="open")])
-    refused = app.ask(path="/x")
+    refused = app.ask(target="/x")
     assert (refused.status, refused.text) == (401, "no")
-    assert app.dispatcher.asked == []
+    assert app.link.asked == []
     taken = app.ask(headers=((b"host", b"test"), (b"authorization", b"open")))
     assert taken.status == 200
     entry = app.log()[0]
@@ -52,9 +52,9 @@ def test_a_middleware_may_answer_itself_and_it_is_logged_with_its_id(app):
 
 def test_health_is_asked_past_the_middlewares_and_other_pages_are_not(app):
     app.rebuild(middlewares=[a("Guard", password="open")], root_path="/api")
-    assert app.ask(path="/-/healthz").status == 200
-    assert app.ask(path="/api/-/healthz").status == 200
-    assert app.ask(path="/-/metrics").status == 401
+    assert app.ask(target="/-/healthz").status == 200
+    assert app.ask(target="/api/-/healthz").status == 200
+    assert app.ask(target="/-/metrics").status == 401
 
 
 def test_a_refusal_passes_through_the_middlewares_too(app):
@@ -69,7 +69,7 @@ def test_what_leaves_compressed_keeps_its_own_headers_and_is_counted_as_sent(app
     answer = app.ask(headers=((b"host", b"test"), (b"accept-encoding", b"gzip")))
     assert answer["content-encoding"] == "gzip"
     assert int(answer["content-length"]) == len(answer.body)
-    assert answer.all("x-request-id") == [app.dispatcher.asked[0].request_id]
+    assert answer.all("x-request-id") == [app.link.asked[0].request_id]
     assert app.log()[0]["bytes"] == len(answer.body)
 
 
@@ -83,7 +83,7 @@ def test_a_preflight_is_answered_without_a_query(app):
     answer = app.ask("OPTIONS", headers=headers)
     assert (answer.status, answer["access-control-allow-origin"]) == (200, ORIGIN)
     assert answer["access-control-allow-methods"] == "PUT"
-    assert app.dispatcher.asked == []
+    assert app.link.asked == []
 
 
 def test_pages_of_other_origins_are_told_nothing(app):

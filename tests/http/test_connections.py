@@ -1,90 +1,34 @@
-"""Which connections the worker gives up on, and its event loop."""
+"""Which connections the worker takes, gives up on, and believes."""
 
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import os
 import re
 import socket
 import struct
-from types import SimpleNamespace
 
 import pytest
 
-from greenroom.http_front import worker
-from greenroom.http_front.protocol import Connections, FrontProtocol
-from greenroom.http_front.worker import Listener, most_connections, new_loop
+from greenroom.core.config import HTTPOptions
+from greenroom.http_front import connections as module
+from greenroom.http_front.connections import (
+    Connections,
+    DisconnectWatcher,
+    Listener,
+    TrustedProxies,
+)
+from greenroom.http_front.worker import most_connections, new_loop
+from tests.http.wire import Conversation, turn_over
 
 HEADERS_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 90.0
 SEND_TIMEOUT_S = 20.0
-MAX_WAITING = 2 * 1024 * 1024
+OPTIONS = HTTPOptions(send_timeout_s=SEND_TIMEOUT_S)
 HALF = b"GET / HTTP/1.1\r\nHost: a\r\nX-Half: "
 WHOLE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-OPEN = os.pipe()  # of which nobody leaves
-
-
-class WireSocket:
-    """What is watched while nothing is read of a wire."""
-
-    peer = ""
-    acknowledged = 0
-
-    def fileno(self):
-        return OPEN[0]
-
-    def getpeername(self):
-        return self.peer
-
-    getsockname = getpeername
-
-    def getsockopt(self, level, option, size):
-        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
-        return struct.pack("=120xQ", self.acknowledged)[:size]
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self):
-        super().__init__()
-        self.written = b""
-        self.closed = False
-        self.paused = False
-        self.unsent = 0
-        self.socket = WireSocket()
-
-    def get_extra_info(self, name, default=None):
-        return self.socket if name == "socket" else default
-
-    def get_write_buffer_size(self):
-        return self.unsent
-
-    def abort(self):
-        self.closed = True
-
-    def write(self, data):
-        self.written += data
-
-    def close(self):
-        self.closed = True
-
-    def can_write_eof(self):
-        return True
-
-    def write_eof(self):
-        self.closed = True
-
-    def is_closing(self):
-        return self.closed
-
-    def pause_reading(self):
-        self.paused = True
-
-    def resume_reading(self):
-        self.paused = False
+CHUNKED = b"POST /broken HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Server:
@@ -92,22 +36,12 @@ class Server:
 
     def __init__(self, loop):
         self.loop = loop
-        self.wire = Wire()
         self.asked = []
         self.cancelled = []
         self.answers = asyncio.Semaphore(0)
-        self.connections = Connections(
-            self.answer,
-            keep_alive_s=KEEP_ALIVE_S,
-            header_timeout_s=HEADERS_TIMEOUT_S,
-            send_timeout_s=SEND_TIMEOUT_S,
-            opening_timeout_s=60,
-            max_message_bytes=1000,
-            max_waiting_bytes=MAX_WAITING,
-            trusted=["127.0.0.1"],
-        )
-        self.protocol = FrontProtocol(self.connections)
-        self.protocol.connection_made(self.wire)
+        self.connection = Conversation(self.answer, OPTIONS)
+        self.connections = self.connection.connections
+        self.wire = self.connection.wire
 
     async def answer(self, scope, receive, send):
         self.asked.append(scope["path"])
@@ -125,21 +59,14 @@ class Server:
 
     def say(self, data):
         async def arrive():
-            self.protocol.data_received(data)
+            self.connection.say(data)
+            await turn_over()
 
         self.loop.run_until_complete(arrive())
-        self.turn()
 
     def let_answer(self):
         self.answers.release()
-        self.turn()
-
-    def turn(self):
-        async def over():
-            for _ in range(20):  # more than anything here takes, and not a time
-                await asyncio.sleep(0)
-
-        self.loop.run_until_complete(over())
+        self.loop.run_until_complete(turn_over())
 
     def give_up_after(self, seconds, *, served_too=False, fresh_s=HEADERS_TIMEOUT_S):
         now = self.loop.time() + seconds
@@ -161,14 +88,9 @@ def server(loop):
     async def make():
         return Server(loop)
 
-    async def end():
-        server.protocol.connection_lost(None)
-        await asyncio.sleep(0)
-        server.connections.departures.close()
-
     server = loop.run_until_complete(make())
     yield server
-    loop.run_until_complete(end())
+    loop.run_until_complete(server.connection.end())
 
 
 def test_a_new_connection_that_stays_silent_is_closed(server):
@@ -212,14 +134,14 @@ def test_a_worker_that_leaves_closes_what_was_served_at_once(server):
 
 
 def test_a_connection_that_is_gone_is_forgotten(server):
-    server.protocol.connection_lost(None)
-    assert not server.connections.connections
+    server.connection.protocol.connection_lost(None)
+    assert not server.connections.all
 
 
 def test_who_leaves_wants_no_answer(server):
     server.say(WHOLE + WHOLE.replace(b"/ ", b"/second "))
-    server.protocol.connection_lost(None)
-    server.turn()
+    server.connection.protocol.connection_lost(None)
+    server.loop.run_until_complete(turn_over())
     assert server.cancelled == ["/"]
     assert server.asked == ["/"], "the second's turn never comes"
 
@@ -237,8 +159,7 @@ def test_a_refusal_waits_for_the_answer_to_the_request_before(server):
 
 
 def test_a_body_that_cannot_be_read_ends_its_own_request(server):
-    chunked = b"POST /broken HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    server.say(chunked)
+    server.say(CHUNKED)
     server.say(b"zz\r\n")
     assert server.wire.written.startswith(b"HTTP/1.1 400 ")
     assert server.wire.closed
@@ -246,8 +167,7 @@ def test_a_body_that_cannot_be_read_ends_its_own_request(server):
 
 
 def test_and_not_those_before_it(server):
-    chunked = b"POST /broken HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    server.say(WHOLE + WHOLE.replace(b"/ ", b"/second ") + chunked + b"zz\r\n")
+    server.say(WHOLE + WHOLE.replace(b"/ ", b"/second ") + CHUNKED + b"zz\r\n")
     server.let_answer()
     server.let_answer()
     assert server.asked == ["/", "/second"]
@@ -285,11 +205,9 @@ def test_what_is_sent_ahead_is_not_read_before_its_turn(server):
 
 
 def test_head_and_body_leave_together(server):
-    written = []
-    server.wire.write = written.append
     server.say(WHOLE)
     server.let_answer()
-    assert len(written) == 1
+    assert server.wire.writes == 1
 
 
 @pytest.mark.parametrize(
@@ -319,25 +237,34 @@ def test_a_header_line_without_an_end_is_not_collected(server):
     assert server.wire.written.startswith(b"HTTP/1.1 431 ")
 
 
-def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_theirs(loop):
-    made = []
+# --- accepting ------------------------------------------------------------------------------------
 
-    class Taken(asyncio.Protocol):
-        def connection_made(self, transport):
-            made.append(transport)
 
+class Taken(asyncio.Protocol):
+    """Notes the connections that are made."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def connection_made(self, transport):
+        self.made.append(transport)
+
+
+@pytest.fixture
+def taken():
+    return []
+
+
+def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_theirs(loop, taken):
     async def take_turns(listener, count):
-        shared = SimpleNamespace(
-            make=Taken, loop=loop, connections=(), header_timeout_s=HEADERS_TIMEOUT_S
-        )
-        accepting = Listener(listener, shared, 1000)
+        accepting = Listener(listener, Connections(None, OPTIONS, 1000), lambda: Taken(taken))
         accepting.open()
-        while len(made) < count:
-            before = len(made)
+        while len(taken) < count:
+            before = len(taken)
             await asyncio.sleep(0)
-            assert len(made) <= before + 2, "about one per turn of the loop"
+            assert len(taken) <= before + 2, "about one per turn of the loop"
         accepting.close()
-        for transport in made:
+        for transport in taken:
             transport.abort()
         await asyncio.sleep(0)
 
@@ -348,34 +275,26 @@ def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_th
             client.close()
 
 
-def test_it_accepts_again_when_the_system_has_descriptors_again(loop, monkeypatch):
-    monkeypatch.setattr(worker, "ACCEPT_AGAIN_S", 0.05)
-    made, warned = [], []
-
-    class Taken(asyncio.Protocol):
-        def connection_made(self, transport):
-            made.append(transport)
-            transport.abort()
+def test_it_accepts_again_when_the_system_has_descriptors_again(loop, taken, monkeypatch, caplog):
+    monkeypatch.setattr(module, "ACCEPT_AGAIN_S", 0.05)
 
     async def take():
-        shared = SimpleNamespace(
-            make=Taken,
-            loop=loop,
-            connections=(),
-            header_timeout_s=HEADERS_TIMEOUT_S,
-            warn=warned.append,
+        accepting = Listener(
+            Exhausted(listener, 3), Connections(None, OPTIONS, 1000), lambda: Taken(taken)
         )
-        accepting = Listener(Exhausted(listener, 3), shared, 1000)
         accepting.open()
-        while not made:
+        while not taken:
             await asyncio.sleep(0.01)
+        taken[0].abort()
         accepting.close()
         await asyncio.sleep(0)
 
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.create_connection(listener.getsockname()):
         loop.run_until_complete(asyncio.wait_for(take(), 20))
-    assert warned == ["no connection can be accepted: Too many open files"] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "no connection can be accepted: Too many open files"
+    ], "one line a minute"
 
 
 class Exhausted:
@@ -403,3 +322,139 @@ def test_a_worker_takes_as_many_connections_as_descriptors_leave_room_for():
 def test_the_loop_is_uvloops_where_that_is_installed(loop):
     installed = importlib.util.find_spec("uvloop") is not None
     assert (type(loop).__module__ == "uvloop") is installed
+
+
+# --- clients that leave while nothing is read of their connections --------------------------------
+
+
+@pytest.mark.parametrize("how", ["before", "after", "reset", "half"])
+def test_a_client_that_leaves_is_reported_though_it_is_not_read(pair, how):
+    near, far = pair
+
+    def leave():
+        if how == "reset":
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "half":
+            far.shutdown(socket.SHUT_WR)
+        else:
+            far.close()
+
+    async def watch(departures, told):
+        if how == "before":
+            leave()
+        departures.watch(near.fileno(), told.set)
+        if how != "before":
+            leave()
+        await told.wait()
+        departures.unwatch(near.fileno())
+
+    run_watched(watch)
+
+
+def test_a_client_that_stays_or_is_not_watched_any_more_is_not_reported(pair):
+    near, far = pair
+    told = []
+
+    async def watch(departures, last):
+        departures.watch(near.fileno(), lambda: told.append("too late"))
+        far.sendall(b"more")
+        departures.unwatch(near.fileno())
+        far.close()
+        with contextlib.ExitStack() as stack:
+            other, its_end = (stack.enter_context(each) for each in socket.socketpair())
+            departures.watch(other.fileno(), last.set)
+            its_end.close()
+            await last.wait()
+
+    run_watched(watch)
+    assert not told
+
+
+@pytest.fixture
+def pair():
+    """Give both ends of a TCP connection; what the second has sent is never read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    with near, far:
+        far.sendall(b"x" * 1000)
+        yield near, far
+
+
+def run_watched(watched):
+    async def within():
+        departures = DisconnectWatcher()
+        try:
+            await asyncio.wait_for(watched(departures, asyncio.Event()), 10)
+        finally:
+            departures.close()
+
+    asyncio.run(within())
+
+
+# --- what is believed of X-Forwarded-For and X-Forwarded-Proto ------------------------------------
+
+PROXY = ("127.0.0.1", 5000)
+
+
+def told(*headers, trusted=("127.0.0.1", "::1", "10.0.0.0/8"), client=PROXY, kind="http"):
+    scope = {"type": kind, "client": client, "scheme": "http", "headers": list(headers)}
+    TrustedProxies(trusted).apply(scope)
+    return scope["client"], scope["scheme"]
+
+
+def hops(value):
+    return (b"x-forwarded-for", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "client"),
+    [
+        (b"9.9.9.9", ("9.9.9.9", 0)),
+        (b"1.1.1.1, 9.9.9.9", ("9.9.9.9", 0)),
+        (b"9.9.9.9, 10.1.2.3, 127.0.0.1", ("9.9.9.9", 0)),
+        (b"10.0.0.1, 10.0.0.2", ("10.0.0.1", 0)),
+        (b"9.9.9.9:77", ("9.9.9.9", 77)),
+        (b"2001:db8::1", ("2001:db8::1", 0)),
+        (b"[2001:db8::1]:77", ("2001:db8::1", 77)),
+        (b" 9.9.9.9 ", ("9.9.9.9", 0)),
+        (b"9.9.9.9:" + b"7" * 5000, ("9.9.9.9", 0)),
+        *(
+            (each, PROXY)
+            for each in (
+                b"",
+                b"unknown",
+                b"\xc3\xa9",
+                b'","forged":"yes',
+                b"9.9.9.9, \x1b[2J",
+                b"1.2.3",
+                b",",
+            )
+        ),
+    ],
+)
+def test_the_client_is_the_last_hop_that_is_no_proxy(value, client):
+    assert told(hops(value))[0] == client
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "scheme"),
+    [
+        ("http", b"https", "https"),
+        ("websocket", b"https", "wss"),
+        ("websocket", b"wss", "wss"),
+        ("http", b"gopher", "http"),
+        ("http", b"", "http"),
+    ],
+)
+def test_the_scheme_is_one_of_https_or_stays(kind, value, scheme):
+    assert told((b"x-forwarded-proto", value), kind=kind)[1] == scheme
+
+
+def test_a_stranger_is_not_believed_unless_everybody_is():
+    said = hops(b"9.9.9.9"), hops(b"10.0.0.1"), (b"x-forwarded-proto", b"https")
+    stranger = ("8.8.8.8", 1)
+    assert told(*said) == (("9.9.9.9", 0), "https")
+    assert told(*said, client=stranger) == (stranger, "http")
+    assert told(*said, client=None) == (None, "http")
+    assert told(*said, client=stranger, trusted=["*"]) == (("9.9.9.9", 0), "https")

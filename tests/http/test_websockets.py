@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import struct
+from functools import partial
 
 import pytest
 
@@ -18,9 +19,11 @@ from greenroom.actors.messages.queries import (
     StreamPart,
 )
 from greenroom.core.closing import close_frame
+from greenroom.core.config import HTTPOptions
 from greenroom.http_front import websocket
-from greenroom.http_front.fake import FakeDispatcher
-from greenroom.http_front.protocol import Connections
+from greenroom.http_front.connections import Connections
+from greenroom.http_front.protocol import FrontProtocol
+from tests.http.fake_link import FakeLink
 
 SCOPE = {
     "type": "websocket",
@@ -36,7 +39,7 @@ SCOPE = {
 EXTENSIONS = {"extensions": {"websocket.http.response": {}}}
 
 
-class Replica(FakeDispatcher):
+class Replica(FakeLink):
     """Accepts, with these parts as its answer; keeps what it is fed."""
 
     def __init__(self, *parts, headers=(), end=True):
@@ -71,7 +74,7 @@ class Replica(FakeDispatcher):
 
 def converse(app, replica, *events, drain=False, extensions=True, **http):
     """Open a WebSocket whose client sends these events; return what it got."""
-    app.dispatcher = replica
+    app.link = replica
     app.rebuild(**http)
     incoming = [{"type": "websocket.connect"}, *events]
     sent = []
@@ -85,7 +88,8 @@ def converse(app, replica, *events, drain=False, extensions=True, **http):
         sent.append(event)
 
     async def run():
-        app.front.draining = drain
+        if drain:
+            app.front.drain()
         scope = {**SCOPE, **(EXTENSIONS if extensions else {})}
         await asyncio.wait_for(app.front(scope, receive, send), 10)
 
@@ -144,17 +148,17 @@ def test_headers_of_the_protocol_itself_are_ours_and_bad_ones_refuse(app):
 
 
 def test_a_refusal_is_a_response_or_where_the_server_has_none_a_bare_close(app):
-    start, body = converse(app, FakeDispatcher(), drain=True)
+    start, body = converse(app, FakeLink(), drain=True)
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
     assert b"stopping" in body["body"]
     assert app.log()[-1]["status"] == 503
-    (close,) = converse(app, FakeDispatcher(), drain=True, extensions=False)
+    (close,) = converse(app, FakeLink(), drain=True, extensions=False)
     assert close["type"] == "websocket.close"
     assert app.log()[-1]["status"] == 403
 
 
 def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app):
-    app.dispatcher = replica = Replica()
+    app.link = replica = Replica()
     app.rebuild()
     sent = []
 
@@ -171,7 +175,7 @@ def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app)
 
         serving = asyncio.create_task(app.front({**SCOPE, **EXTENSIONS}, receive, send))
         await asyncio.wait_for(opened.wait(), 10)
-        app.front.close_sockets()
+        app.front.conversations.close_all()
         await asyncio.wait_for(serving, 10)
         incoming.append({"type": "websocket.connect"})
         await asyncio.wait_for(app.front({**SCOPE, **EXTENSIONS}, receive, send), 10)
@@ -190,7 +194,7 @@ def test_middlewares_that_are_for_websockets_see_them(app):
 
     accept, *_ = converse(app, Replica((close_frame(1000), END)), middlewares=only(["test"]))
     assert accept["type"] == "websocket.accept"
-    start, body = converse(app, FakeDispatcher(), middlewares=only(["other"]))
+    start, body = converse(app, FakeLink(), middlewares=only(["other"]))
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 400)
     assert body["body"] == b"Invalid host header"
 
@@ -225,24 +229,24 @@ class Client:
     """A connection to a worker's protocol in this process, and what has come over it."""
 
     def __init__(self, reader, writer):
-        self._reader = reader
-        self._writer = writer
+        self.reader = reader
+        self.writer = writer
 
     async def open(self, path=b"/", **headers):
         self.send(opening(path, **headers))
-        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
         return int(head.split(b" ")[1])
 
     def send(self, data):
-        self._writer.write(data)
+        self.writer.write(data)
 
     async def read(self):
         """Return the next frame's opcode and payload; None at the end."""
         try:
-            first, size = await asyncio.wait_for(self._reader.readexactly(2), 10)
+            first, size = await asyncio.wait_for(self.reader.readexactly(2), 10)
             if size == 126:
-                size = int.from_bytes(await self._reader.readexactly(2), "big")
-            return first & 0xF, await self._reader.readexactly(size)
+                size = int.from_bytes(await self.reader.readexactly(2), "big")
+            return first & 0xF, await self.reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
@@ -284,19 +288,15 @@ def speak(test, app=echo, *, opening_timeout_s=5.0, send_timeout_s=5.0):
     """Run ``test(client)`` against the worker's protocol around ``app``."""
 
     async def run():
-        connections = Connections(
-            app,
-            keep_alive_s=5,
-            header_timeout_s=5,
+        options = HTTPOptions(
+            request_timeout_s=opening_timeout_s,
             send_timeout_s=send_timeout_s,
-            opening_timeout_s=opening_timeout_s,
-            max_message_bytes=2**20,
-            max_waiting_bytes=2**20,
-            trusted=["127.0.0.1"],
+            max_websocket_message_bytes=2**20,
         )
-        connections.tell_time()
+        connections = Connections(app, options, 100)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(connections.make, "127.0.0.1", 0)
+        make = partial(FrontProtocol, connections)
+        server = await loop.create_server(make, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         looking = asyncio.create_task(look(connections))
         try:
@@ -305,7 +305,7 @@ def speak(test, app=echo, *, opening_timeout_s=5.0, send_timeout_s=5.0):
             looking.cancel()
             writer.close()
             server.close()
-            while connections.tasks or connections.connections:
+            while connections.tasks or connections.all:
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -458,7 +458,7 @@ def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
         await asyncio.wait((opening,), timeout=0.2)
         gate.set()
         assert await opening == 200, "that of the first"
-        head = await client._reader.readuntil(b"\r\n\r\n")
+        head = await client.reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 ")
 
     speak(pipelining, answering)
@@ -477,7 +477,7 @@ def test_an_opening_whose_client_leaves_is_cancelled():
         opening = asyncio.create_task(client.open())
         await asyncio.wait((opening,), timeout=0.2)
         opening.cancel()
-        client._writer.transport.abort()
+        client.writer.transport.abort()
         await cancelled.wait()
 
     speak(leaving, waiting)
@@ -492,7 +492,7 @@ def test_a_refusal_of_the_apps_own_is_a_whole_response():
 
     async def refused(client):
         assert await client.open() == 401
-        assert await client._reader.read() == b"no"
+        assert await client.reader.read() == b"no"
 
     speak(refused, refusing)
 
@@ -514,7 +514,8 @@ def test_a_failing_app_is_500_or_1011():
     speak(later, failing)
 
 
-def test_an_opening_that_nobody_answers_is_refused_in_time():
+def test_an_opening_that_nobody_answers_is_refused_in_time(monkeypatch):
+    monkeypatch.setattr(websocket, "ANSWER_MARGIN_S", 0.0)
     cancelled = asyncio.Event()
 
     async def silent(_scope, _receive, _send):
@@ -525,7 +526,7 @@ def test_an_opening_that_nobody_answers_is_refused_in_time():
 
     async def refused(client):
         assert await client.open() == 503
-        await client._reader.read()  # to the end
+        await client.reader.read()  # to the end
         await cancelled.wait()
 
     speak(refused, silent, opening_timeout_s=0.2)
@@ -541,13 +542,13 @@ def test_what_comes_before_the_opening_is_answered_is_taken_after_it_and_has_a_b
     async def eager(client):
         client.send(REQUEST + frame(b"early"))
         gate.set()
-        await client._reader.readuntil(b"\r\n\r\n")
+        await client.reader.readuntil(b"\r\n\r\n")
         assert await client.read() == (BYTES, b"early")
 
     async def flooding(client):
         client.send(REQUEST)
         client.send(frame(b"x" * 100_000))
-        assert b" 400 " in await client._reader.read()
+        assert b" 400 " in await client.reader.read()
 
     speak(eager, late)
     gate.clear()
@@ -557,13 +558,13 @@ def test_what_comes_before_the_opening_is_answered_is_taken_after_it_and_has_a_b
 def test_pings_whose_pongs_are_not_read_are_not_read_either_and_the_client_is_cut():
     async def pinging(client):
         assert await client.open() == 101
-        client._reader._transport.pause_reading()
+        client.writer.transport.pause_reading()
         sent = 0
         pings = frame(b"x" * 125, PING) * 1000
-        while not client._writer.transport.is_closing():
+        while not client.writer.transport.is_closing():
             client.send(pings)
             with contextlib.suppress(ConnectionError):
-                await client._writer.drain()
+                await client.writer.drain()
             sent += len(pings)
             assert sent < 50_000_000
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.http_front.protocol import (
+from greenroom.http_front.bodies import (
     MAX_CHUNK_LINE_BYTES,
     BadChunksError,
     ChunkedBody,
-    Trailers,
+    TrailersTooLargeError,
 )
 
 BEHIND = b"GET /next HTTP/1.1\r\n"
@@ -100,9 +100,9 @@ def test_what_is_none_is_refused_at_once_and_byte_by_byte(data):
 
 @pytest.mark.parametrize("data", [b"A: " + b"b" * 98, b"A: b\r\n" * 17])
 def test_trailers_have_a_limit(data):
-    with pytest.raises(Trailers):
+    with pytest.raises(TrailersTooLargeError):
         read(b"0\r\n" + data)
-    with pytest.raises(Trailers):
+    with pytest.raises(TrailersTooLargeError):
         read(b"0\r\n" + data, range(3 + len(data)))
 
 

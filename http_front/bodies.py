@@ -1,0 +1,248 @@
+"""Request bodies: where a chunked one ends, and how a body reaches user code.
+
+A body of up to WHOLE bytes is read before its query leaves, and goes with it. A larger one follows
+the query, from the moment a replica wants it, so a refused request that asks by ``Expect:
+100-continue`` costs the client nothing but its headers. A body of unknown length that is not all
+there at once follows too, so user code sees its parts as they come.
+
+A client may keep us waiting for its body ``timeout_s`` in all, and a second more for every MIN_RATE
+bytes. The time that user code takes does not count: nothing is read meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from time import monotonic
+from typing import NamedTuple
+
+from greenroom.actors.caller.streams import NobodyListensError
+from greenroom.actors.caller.uploads import Feed
+from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
+from greenroom.http_front.exchange import Event, Receive
+
+_logger = logging.getLogger(__name__)
+
+WHOLE = 1024 * 1024
+AT_ONCE_S = 0.02  # how long a body of unknown length may take to go with its query
+MIN_RATE = 500  # bytes per second
+
+
+class BodyLimits(NamedTuple):
+    """How much a client may send, and for how long it may keep us waiting."""
+
+    max_bytes: int | None
+    timeout_s: float
+
+
+class Body:
+    """One request's body as it comes, through an ASGI ``receive``.
+
+    ``declared`` is the Content-Length header, which the protocol has found to be a number.
+    """
+
+    def __init__(self, receive: Receive, declared: bytes | None, limits: BodyLimits) -> None:
+        self.is_complete = False
+        self._receive = receive
+        self._declared = None if declared is None else int(declared)
+        self._limits = limits
+        self._size = 0  # of what has come
+        self._waited_s = 0.0
+        self._event: asyncio.Future[Event] | None = None  # asked for, and perhaps not here yet
+        self._sending: asyncio.Task[None] | None = None
+
+    async def begin(self) -> bytes:
+        """Return the body, or what goes with the query when the rest follows.
+
+        Raises BodyTooLargeError or BodyIncompleteError.
+        """
+        declared, limit = self._declared, self._limits.max_bytes
+        if declared is not None:
+            if limit is not None and declared > limit:
+                raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
+            if declared > WHOLE:
+                return b""
+        pieces = [await self._next()]
+        while not self.is_complete and self._size < WHOLE:
+            if declared is None and not await self._comes_at_once():
+                break
+            pieces.append(await self._next())
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def send_to(self, feed: Feed) -> None:
+        """Send the rest to the replica from now on."""
+        self._sending = asyncio.create_task(self._send(feed))
+
+    async def end(self) -> None:
+        """Take no more; bytes that were asked for and have not come stay with the protocol."""
+        pending = [each for each in (self._sending, self._event) if each is not None]
+        for each in pending:
+            each.cancel()
+        if pending:
+            await asyncio.wait(pending)
+
+    async def _send(self, feed: Feed) -> None:
+        try:
+            while not self.is_complete:
+                await feed.send(await self._next())
+            feed.end()
+        except NobodyListensError:
+            return
+        except GreenroomError as error:
+            feed.fail(type(error).__name__, str(error))
+        except Exception:
+            _logger.exception("a request body could not be sent on")
+            feed.fail("GreenroomError", "the request body could not be sent on")
+
+    async def _next(self) -> bytes:
+        """Return the next bytes, perhaps none; the last ones make the body complete."""
+        began_at = monotonic()
+        event = await self._next_event(
+            self._limits.timeout_s + self._size / MIN_RATE - self._waited_s
+        )
+        self._event = None
+        self._waited_s += monotonic() - began_at
+        if event["type"] != "http.request":
+            raise BodyIncompleteError("the request body did not arrive in full")
+        piece: bytes = event.get("body", b"")
+        self._size += len(piece)
+        limit = self._limits.max_bytes
+        if limit is not None and self._size > limit:
+            raise BodyTooLargeError(_too_large("", limit))
+        self.is_complete = not event.get("more_body", False)
+        return piece
+
+    async def _next_event(self, within_s: float) -> Event:
+        task, is_late = asyncio.current_task(), False
+        assert task is not None
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(max(0.0, within_s), give_up)
+        try:
+            if self._event is None:
+                return await self._receive()
+            await asyncio.wait((self._event,))  # not the event itself, which must not be cancelled
+            return self._event.result()
+        except asyncio.CancelledError:
+            if not is_late:
+                raise
+            if hasattr(task, "uncancel"):  # since 3.11
+                task.uncancel()
+            text = f"the request body came too slowly: {self._size} bytes so far"
+            raise BodyIncompleteError(text) from None
+        finally:
+            timer.cancel()
+
+    async def _comes_at_once(self) -> bool:
+        """Return whether the next event is here, or nearly; it is kept."""
+        if self._event is None:
+            self._event = asyncio.ensure_future(self._receive())
+        done, _ = await asyncio.wait((self._event,), timeout=AT_ONCE_S)
+        return bool(done)
+
+
+def _too_large(size: str, limit: int) -> str:
+    return f"the body{size} is over the limit of {limit} bytes"
+
+
+# --- Chunks ---------------------------------------------------------------------------------------
+#
+# Chunked bodies are read strictly (RFC 9112, section 7.1). llhttp reads chunks too, but it does not
+# say where the body ends, reports trailers as headers, and bounds neither trailers nor chunk
+# extensions. Here both are dropped, and have a bound.
+
+MAX_CHUNK_LINE_BYTES = 1024  # the size, of 16 digits at most, and its extensions
+
+_chunk_line = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?").fullmatch
+_framing_line = re.compile(rb"(content-length|transfer-encoding):", re.IGNORECASE).match
+_trailer_line = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*").fullmatch
+
+_SIZE, _DATA, _DATA_END, _TRAILERS, _DONE = range(5)
+
+
+class BadChunksError(Exception):
+    """The bytes are no chunked body; the text says why."""
+
+
+class TrailersTooLargeError(Exception):
+    """The trailers are over their limit of bytes."""
+
+
+class ChunkedBody:
+    """Takes a chunked body out of the bytes of a connection, however they are cut."""
+
+    __slots__ = ("_line", "_max_trailer_bytes", "_rest", "_state", "_trailer_bytes")
+
+    def __init__(self, max_trailer_bytes: int) -> None:
+        self._state = _SIZE
+        self._rest = 0  # bytes of the chunk that are to come
+        self._line = b""  # the beginning of a line whose end has not come
+        self._trailer_bytes = 0
+        self._max_trailer_bytes = max_trailer_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the body, with its trailers, has been taken."""
+        return self._state == _DONE
+
+    def take(self, data: bytes, onto: list[bytes]) -> int:
+        """Append the body's bytes to a list; return how many bytes of ``data`` were taken.
+
+        Raises BadChunksError or TrailersTooLargeError.
+        """
+        at, size = 0, len(data)
+        while at < size and self._state != _DONE:
+            if self._state == _DATA:
+                piece = data[at : at + self._rest]
+                onto.append(piece)
+                at += len(piece)
+                self._rest -= len(piece)
+                if not self._rest:
+                    self._state = _DATA_END
+                continue
+            end = data.find(b"\n", at)
+            line = self._line + (data[at:] if end < 0 else data[at:end])
+            self._check_size(line)
+            if end < 0:
+                self._line = line
+                return size
+            self._line, at = b"", end + 1
+            if line[-1:] != b"\r":
+                raise BadChunksError("a line of a chunked body ends without a carriage return")
+            self._take_line(line[:-1])
+        return at
+
+    def _check_size(self, line: bytes) -> None:
+        if self._state == _TRAILERS:
+            if self._trailer_bytes + len(line) > self._max_trailer_bytes:
+                raise TrailersTooLargeError
+        elif self._state == _DATA_END:
+            if len(line) > 1:
+                raise BadChunksError("a chunk is longer than its size says")
+        elif len(line) > MAX_CHUNK_LINE_BYTES:
+            raise BadChunksError(
+                f"a chunk's size and extensions have over {MAX_CHUNK_LINE_BYTES} bytes"
+            )
+
+    def _take_line(self, line: bytes) -> None:
+        if self._state == _DATA_END:
+            self._state = _SIZE  # the line is empty: _check_size allows one byte
+        elif self._state == _SIZE:
+            matched = _chunk_line(line)
+            if matched is None:
+                raise BadChunksError("a chunk's size is not a hexadecimal number")
+            self._rest = int(matched[1], 16)
+            self._state = _DATA if self._rest else _TRAILERS
+        elif not line:
+            self._state = _DONE
+        elif _framing_line(line):
+            raise BadChunksError("a trailer says how long the body is, which is too late")
+        elif _trailer_line(line):
+            self._trailer_bytes += len(line) + 2
+        else:
+            raise BadChunksError("a trailer is not a header line")

@@ -1,0 +1,350 @@
+"""What all connections of a worker share: how they are accepted, counted, timed out and evicted.
+
+Nothing waits without a limit. One look at all connections a second, instead of a timer for each,
+ends those that send no request in time, or do not take what was sent to them
+(:meth:`Connections.give_up`). There are no more connections than descriptors allow. When there are
+as many, those that have waited longest for a request make room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable, Iterable
+from email.utils import formatdate
+from functools import lru_cache
+from heapq import nsmallest
+from itertools import islice
+from typing import Any, Protocol
+
+from greenroom.core.config import HTTPOptions
+from greenroom.http_front.exchange import App, Scope
+
+_logger = logging.getLogger(__name__)
+
+MIN_RATE = 500  # bytes per second that a client must take of what waits for it
+LOG_EVERY_S = 60.0
+EVICTED = 16  # connections that are closed at once to make room
+ACCEPT_AGAIN_S = 1.0
+GONE = select.EPOLLRDHUP  # EPOLLHUP and EPOLLERR are always reported
+FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
+_ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked in Linux's struct tcp_info
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Connection(Protocol):
+    """What a connection's protocol, for HTTP or a WebSocket, has for the others' owner."""
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when it has waited for a request; None while one is being answered.
+
+        0 for one that was refused, and is open only so that its client reads why.
+        """
+
+    def fileno(self) -> int:
+        """Return its file descriptor."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+
+    def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
+        """Close it if it waits for what does not come; see :meth:`Connections.give_up`."""
+
+
+class Connections:
+    """The connections of a worker; each adds and removes itself."""
+
+    def __init__(
+        self, app: App, options: HTTPOptions, most: int, trusted: Iterable[str] = ()
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.app = app
+        self.options = options
+        self.proxies = TrustedProxies(trusted)
+        self.departures = DisconnectWatcher()
+        self.all: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.waiting_bytes = 0  # of the bodies of requests that are not answered
+        self.default_head = b""
+        self._most = most
+        self._opening: dict[asyncio.Future[Any], None] = {}  # TLS handshakes, the oldest first
+        self._warned_at: dict[str, float] = {}
+        self.set_date()
+
+    def run(self, running: Any) -> asyncio.Task[None]:
+        """Run what answers a request, in a task."""
+        task: asyncio.Task[None] = self.loop.create_task(running)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def set_date(self) -> None:
+        """Set the Date of responses; to be called every second."""
+        self.default_head = b"date: %s\r\n" % formatdate(usegmt=True).encode()
+
+    def give_up(self, now: float, *, served_too: bool = False, fresh_s: float) -> None:
+        """Close connections that wait too long.
+
+        A connection is cut whose client does not take what is sent to it. It is closed when it has
+        sent nothing yet for ``fresh_s``; when it was served before and is not used for the time
+        for which connections are kept, or at once if ``served_too``; and when its headers have been
+        coming for ``header_timeout_s``.
+        """
+        for connection in list(self.all):
+            try:
+                connection.give_up(now, served_too=served_too, fresh_s=fresh_s)
+            except Exception:  # the others need their look
+                _logger.exception("a connection that waits could not be closed")
+
+    def warn(self, text: str) -> None:
+        """Log what goes on for as long as it does, at most once every LOG_EVERY_S seconds."""
+        kind = text.partition(":")[0]
+        now = self.loop.time()
+        if now - self._warned_at.get(kind, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._warned_at[kind] = now
+            _logger.warning("%s", text)
+
+    def has_room(self) -> bool:
+        """Return whether one more may be accepted, perhaps because others were closed for it."""
+        if len(self.all) + len(self._opening) < self._most:
+            return True
+        self.warn(
+            f"this worker has {self._most} connections, its most: those that have waited longest "
+            "for a request are closed; more open files (ulimit -Hn) or more workers allow more"
+        )
+        return self._close_waiting() or self._cancel_handshakes()
+
+    def _close_waiting(self) -> bool:
+        """Close those that have waited longest; one whose request is here unread does not wait."""
+        waiting = [(since, each) for each in self.all if (since := each.waiting_since) is not None]
+        longest = nsmallest(EVICTED, waiting, key=lambda pair: pair[0])
+        unread = select.poll()
+        for _, each in longest:
+            unread.register(each.fileno(), select.POLLIN)
+        ready = {fd for fd, _ in unread.poll(0)}
+        idle = [each for since, each in longest if not since or each.fileno() not in ready]
+        for each in idle:
+            each.close()
+        return bool(idle)
+
+    def _cancel_handshakes(self) -> bool:
+        is_tls = self.options.ssl_certfile is not None  # else nobody waits for a client
+        oldest = list(islice(self._opening, EVICTED)) if is_tls else []
+        for opening in oldest:
+            opening.cancel()
+        return bool(oldest)
+
+    def open(self, connecting: Awaitable[Any]) -> None:
+        """Open an accepted connection, for which TLS may need a handshake."""
+        opening = asyncio.ensure_future(connecting)
+        self._opening[opening] = None
+        opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Future[Any]) -> None:
+        self._opening.pop(opening)
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        if error is not None and not isinstance(error, OSError):  # a bad handshake is one
+            _logger.error("a connection could not be opened", exc_info=error)
+
+
+class Listener:
+    """Accepts connections of one listening socket; the socket is its owner's to close.
+
+    They are accepted one at a time, so that workers share a burst.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        connections: Connections,
+        make: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._socket = listening
+        self._connections = connections
+        self._make = make
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            limit_s = connections.options.header_timeout_s
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": limit_s}
+        self._loop = connections.loop
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Accept from now on."""
+        if not self._is_closed:
+            self._socket.setblocking(False)
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more; what has been accepted goes on."""
+        self._is_closed = True
+        self._loop.remove_reader(self._socket.fileno())
+
+    def _accept(self) -> None:
+        connections = self._connections
+        try:
+            accepted, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no descriptors, no memory, no network
+            connections.warn(f"no connection can be accepted: {error.strerror}")
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.call_later(ACCEPT_AGAIN_S, self.open)
+            return
+        accepted.setblocking(False)
+        if connections.has_room():
+            connections.open(self._loop.connect_accepted_socket(self._make, accepted, **self._tls))
+            return
+        with contextlib.suppress(OSError):
+            accepted.send(_FULL)
+        accepted.close()
+
+
+class DisconnectWatcher:
+    """Reports each descriptor in it whose other end has closed, once; for one event loop.
+
+    Of a connection that is not read, because user code does not take what has come of a body, the
+    end lies behind the bytes that are not read. The kernel knows of it all the same. So these
+    connections are in an epoll set that waits for nothing else, and the set is in the event loop,
+    as one more descriptor: no timer looks after them.
+    """
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None  # most workers never need it
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd: int, on_gone: Callable[[], None]) -> None:
+        """Call ``on_gone`` on the running loop when the other end closes, or has closed."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
+        self._epoll.register(fd, GONE)
+        self._callbacks[fd] = on_gone
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor, if it is here; call it before the descriptor is closed."""
+        if self._callbacks.pop(fd, None) is not None and self._epoll is not None:
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        """Report nothing any more; to be called on the loop."""
+        self._callbacks.clear()
+        if self._epoll is not None:
+            asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+
+    def _look(self) -> None:
+        for fd, _ in self._epoll.poll(0) if self._epoll is not None else ():
+            on_gone = self._callbacks[fd]
+            self.unwatch(fd)
+            on_gone()
+
+
+class Sending:
+    """Whether one client takes what is sent to it: MIN_RATE bytes a second while something waits.
+
+    It is looked at once a second or so, and a client has ``timeout_s`` before that counts.
+    """
+
+    __slots__ = ("_acknowledged", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # the last look that counts
+        self._acknowledged = 0
+
+    def is_stuck(self, transport: asyncio.Transport, now: float, timeout_s: float) -> bool:
+        """Return whether the client has taken too little."""
+        if not transport.get_write_buffer_size():
+            self._since = None
+            return False
+        if self._since is not None and now - self._since < timeout_s:
+            return False
+        acknowledged = bytes_acknowledged(transport)
+        taken, self._acknowledged = acknowledged - self._acknowledged, acknowledged
+        is_first, self._since = self._since is None, now
+        return not is_first and taken < MIN_RATE * timeout_s
+
+
+def bytes_acknowledged(transport: asyncio.Transport) -> int:
+    """Return how many bytes the other end's kernel has taken; 0 when that is not known."""
+    connection = transport.get_extra_info("socket")
+    try:
+        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED_AT + 8)
+        return int(struct.unpack_from("=Q", state, _ACKNOWLEDGED_AT)[0])
+    except (OSError, struct.error):  # closed, or no TCP; or a kernel that does not say
+        return 0
+
+
+class TrustedProxies:
+    """The peers whose X-Forwarded headers are believed: addresses, networks, or ``*`` for all."""
+
+    def __init__(self, trusted: Iterable[str]) -> None:
+        names = set(trusted)
+        self._trusts_all = "*" in names
+        self._networks: list[_Network] = [ipaddress.ip_network(name) for name in names - {"*"}]
+        self.trusts = lru_cache(maxsize=1024)(self._trusts)
+
+    def _trusts(self, host: str) -> bool:
+        if self._trusts_all:
+            return True
+        address = _address(host)
+        return address is not None and any(address in network for network in self._networks)
+
+    def apply(self, scope: Scope) -> None:
+        """Write into the scope what the peer says of the client, if the peer is trusted."""
+        client = scope["client"]
+        if client is None or not self.trusts(client[0]):
+            return
+        hops: list[str] = []
+        for name, value in scope["headers"]:
+            text = value.decode("latin-1").strip()
+            if name == b"x-forwarded-for":
+                hops += text.split(",")
+            elif name == b"x-forwarded-proto" and text in _SCHEMES:
+                scope["scheme"] = _SCHEMES[text] if scope["type"] == "websocket" else text
+        # The client is the last hop that is not trusted itself, or the first hop.
+        for at, hop in enumerate(reversed(hops), 1):
+            host, port = _host_and_port(hop.strip())
+            if _address(host) is None:
+                return
+            if at == len(hops) or not self.trusts(host):
+                scope["client"] = (host, port)
+                return
+
+
+def _address(host: str) -> _Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _host_and_port(hop: str) -> tuple[str, int]:
+    """Split ``1.2.3.4:5``, ``[::1]:5`` or either without a port, which is 0 then."""
+    if hop[:1] == "[":
+        host, _, port = hop[1:].partition("]")
+        port = port[1:]
+    elif hop.count(":") == 1:
+        host, _, port = hop.partition(":")
+    else:
+        host, port = hop, ""
+    return host, int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0

@@ -1,0 +1,441 @@
+"""What user code sees of a request, and what a client gets for each way a query can end."""
+
+import asyncio
+
+import pytest
+
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
+from greenroom.core.errors import BackPressureError
+from greenroom.http_front.app import PAGE_TIMEOUT_S
+from tests.http.wire import connected, turn_over
+
+HOST = (b"host", b"test")
+WANTS_JSON = (HOST, (b"accept", b"application/json"))
+CHUNKED = (HOST, (b"transfer-encoding", b"chunked"))
+
+
+def failing(kind, text="why", **fields):
+    return lambda asked: FailedAnswer(0, kind, text, **fields)
+
+
+def answering(headers=(), body=b"", status=200):
+    return lambda asked: HttpAnswer(0, status, tuple(headers), body)
+
+
+# --- what reaches user code -----------------------------------------------------------------------
+
+
+def test_user_code_sees_the_request_as_it_was_sent(app):
+    headers = (HOST, (b"x-many", b"1"), (b"x-many", b"2"), (b"content-length", b"2"))
+    app.ask("PUT", "/%C3%A4/b?q=%20&%FF", headers=headers, body=b"in")
+    call = app.link.asked[0].call
+    assert (call.method, call.path, call.raw_path) == ("PUT", "/ä/b", b"/%C3%A4/b")
+    assert (call.query_string, call.body) == (b"q=%20&%FF", b"in")
+    assert call.headers == headers
+    assert (call.scheme, call.http_version, call.root_path) == ("http", "1.1", "")
+    assert (call.client, call.server) == (("127.0.0.1", 5), ("127.0.0.1", 1))
+
+
+@pytest.mark.parametrize(
+    ("sent", "path", "full_path"),
+    [
+        ("/api/echo", "/echo", "/api/echo"),
+        ("/echo", "/echo", "/api/echo"),
+        ("/apiary", "/apiary", "/api/apiary"),
+        ("/api", "/", "/api"),
+    ],
+)
+def test_the_root_path_is_not_routed_by_whether_or_not_a_proxy_took_it_off(
+    app, sent, path, full_path
+):
+    app.rebuild(root_path="/api/").ask(target=sent)
+    asked = app.link.asked[0]
+    assert (asked.path, asked.call.path) == (path, full_path)
+    assert (asked.call.raw_path, asked.call.root_path) == (full_path.encode(), "/api")
+
+
+def test_an_absolute_target_is_routed_by_its_path(app):
+    app.ask(target="http://test/a/b")
+    assert app.link.asked[0].path == "/a/b"
+    assert app.link.asked[0].call.raw_path == b"/a/b"
+
+
+def test_a_request_without_host_is_refused_from_http_1_1_on(app):
+    assert app.ask(headers=()).status == 400
+    assert app.ask(headers=(), http_version="1.0").status == 200
+
+
+def test_a_body_in_pieces_arrives_whole(app):
+    app.ask(
+        "POST", headers=CHUNKED, body=b"2\r\nab\r\n", rest=(b"2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n")
+    )
+    assert app.link.asked[0].call.body == b"ababc"
+
+
+@pytest.mark.parametrize("headers", [CHUNKED, (HOST, (b"content-length", b"9"))])
+def test_a_truncated_body_never_reaches_user_code(app, headers):
+    with pytest.raises(IndexError):  # there is no response
+        app.ask("POST", headers=headers, body=b"4\r\nhalf", rest=())
+    assert not app.link.asked
+    assert app.log()[0]["status"] == 499
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ((HOST, (b"content-length", b"11"), (b"expect", b"100-continue")), b"", 413),
+        (CHUNKED, b"b\r\n" + b"x" * 11 + b"\r\n", 413),
+        (CHUNKED, b"5\r\nxxxxx\r\n" * 2 + b"1\r\nx\r\n", 413),
+        ((HOST, (b"content-length", b"10")), b"x" * 10, 200),
+        ((HOST, (b"content-length", b"11")), b"x" * 11, 413),
+    ],
+)
+def test_a_body_over_the_limit_is_413_by_its_declaration_or_its_bytes(app, headers, body, status):
+    answer = app.rebuild(max_body_bytes=10).ask("POST", headers=headers, body=body)
+    assert answer.status == status
+    if status == 413:
+        assert answer["connection"] == "close"
+        assert "limit of 10" in answer.text
+    assert len(app.link.asked) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("own", "value", "timeout_s"),
+    [(None, b"1e2", 100), (7, b"0.5", 0.5), (7, b"3", 3), (7, b"1e2", 7), (7, None, 7)],
+)
+def test_the_timeout_header_shortens_the_servers_and_never_lengthens_it(app, own, value, timeout_s):
+    app.rebuild(request_timeout_s=own)
+    app.ask(headers=(HOST, *([(b"x-request-timeout-seconds", value)] if value else [])))
+    assert app.link.asked[0].timeout_s == timeout_s
+
+
+@pytest.mark.parametrize(
+    ("sent", "key"), [(b"k", "k"), (b"k\xc3\xa4", "k\xe4"), (b"k\xe4", "k\xe4"), (b"", "")]
+)
+def test_a_shard_key_is_read_as_utf_8_or_else_as_latin_1(app, sent, key):
+    app.ask(headers=(HOST, (b"x-serve-shard-key", sent)))
+    assert app.link.asked[-1].shard_key == key
+
+
+def test_a_model_id_is_passed_on_and_no_other_header_with_an_underscore(app):
+    model = (b"serve_multiplexed_model_id", "grün".encode())
+    app.ask(headers=(HOST, model, (b"x_serve_shard_key", b"k")))
+    asked = app.link.asked[-1]
+    assert (asked.multiplexed_model_id, asked.shard_key) == ("grün", None)
+    assert asked.call.headers == (HOST, model)
+
+
+@pytest.mark.parametrize("name", ["train", "__call__", "größe"])
+def test_the_call_method_is_passed_on(app, name):
+    app.ask(headers=(HOST, (b"x-serve-call-method", name.encode())))
+    assert app.link.asked[0].call_method == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("X-Request-Timeout-Seconds", each) for each in ("soon", "0", "-1", "nan", "inf", "")),
+        *(
+            ("X-Serve-Call-Method", each)
+            for each in ("__init__", "_private", "no method", "", "reconfigure")
+        ),
+    ],
+)
+def test_a_bad_header_is_400_naming_header_and_value(app, name, value):
+    answer = app.ask(headers=(HOST, (name.encode(), value.encode())))
+    assert answer.status == 400
+    assert name in answer.text
+    assert repr(value) in answer.text
+    assert not app.link.asked
+
+
+def test_two_call_methods_are_refused_for_a_proxy_may_have_checked_the_other(app):
+    header = b"x-serve-call-method"
+    answer = app.ask(headers=(HOST, (header, b"public"), (header, b"other")))
+    assert (answer.status, "given 2 times" in answer.text) == (400, True)
+    assert not app.link.asked
+
+
+# --- what the client gets -------------------------------------------------------------------------
+
+
+def test_an_answer_passes_with_its_status_headers_and_body(app):
+    sent = [
+        (b"X-Made", b"here"),
+        (b"set-cookie", b"a=1"),
+        (b"Set-Cookie", b"b=\xe4"),
+        (b"link", b"<1>"),
+        (b"link", b"<2>"),
+        (b"X-Request-ID", b"forged"),
+        (b"Content-Length", b"100"),
+    ]
+    app.link.handler = answering(sent, b"new", 201)
+    answer = app.ask("POST", "/things", headers=(HOST, (b"x-request-id", b"mine")))
+    assert (answer.status, answer["x-made"], answer.body) == (201, "here", b"new")
+    assert (answer["content-length"], answer["x-request-id"]) == ("3", "mine")
+    assert answer.all("set-cookie") == ["a=1", "b=ä"]
+    assert answer.all("link") == ["<1>", "<2>"]
+
+
+def test_headers_about_the_connection_are_not_passed_on(app):
+    sent = [
+        (b"Connection", b"close, X-Hop"),
+        (b"X-Hop", b"1"),
+        (b"Keep-Alive", b"timeout=5"),
+        (b"Transfer-Encoding", b"chunked"),
+        (b"TE", b"trailers"),
+        (b"Trailer", b"x"),
+        (b"Upgrade", b"h2c"),
+        (b"X-Kept", b"1"),
+    ]
+    app.link.handler = answering(sent, b"body")
+    names = {name for name, _ in app.ask().headers}
+    assert names == {"x-kept", "content-length", "x-request-id"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"x-bad", b"1\r\nx-injected: 1"),
+        (b"x-bad", b"1\nx"),
+        (b"x-bad", b"1\x00"),
+        (b"x bad", b"1"),
+        (b"x\r\ny", b"1"),
+        (b"", b"1"),
+    ],
+)
+def test_a_header_that_would_break_the_response_is_500_naming_it(app, header):
+    app.link.handler = answering([header], b"body")
+    answer = app.ask()
+    assert answer.status == 500
+    assert repr(header[0]) in answer.text
+    assert not answer.all("x-injected")
+
+
+@pytest.mark.parametrize("status", [0, 100, 199, 600])
+def test_a_status_that_is_none_is_500(app, status):
+    app.link.handler = answering(status=status)
+    assert app.ask().status == 500
+
+
+def test_an_answer_to_head_has_the_length_but_not_the_body(app):
+    app.link.handler = answering(body=b"four")
+    answer = app.ask("HEAD")
+    assert (answer.body, answer["content-length"]) == (b"", "4")
+    app.link.handler = answering([(b"content-length", b"1234")])
+    assert app.ask("HEAD")["content-length"] == "1234"
+    refused = app.ask("HEAD", headers=())
+    assert (refused.status, refused.body) == (400, b"")
+
+
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_statuses_without_body_have_none(app, status):
+    app.link.handler = answering([(b"etag", b'"1"')], b"ignored", status)
+    answer = app.ask()
+    assert (answer.status, answer.body, answer["etag"]) == (status, b"", '"1"')
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "headers"),
+    [
+        ("QueryTimeoutError", 408, {}),
+        ("BackPressureError", 503, {"retry-after": "1"}),
+        ("ReplicaUnavailableError", 503, {"retry-after": "1"}),
+        ("DeploymentUnavailableError", 503, {"retry-after": "5"}),
+        ("NotRunningError", 503, {"retry-after": "1"}),
+        ("MethodNotAllowedError", 405, {"allow": "GET, POST"}),
+        ("FromTheFutureError", 500, {}),
+    ],
+)
+def test_each_failure_has_its_status(app, kind, status, headers):
+    app.link.handler = failing(kind, allowed=("GET", "POST"))
+    answer = app.ask("DELETE")
+    assert answer.status == status
+    assert "why" in answer.text
+    assert {name: answer[name] for name in headers} == headers
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (2.1, "3")])
+def test_the_time_to_come_back_is_in_whole_seconds(app, seconds, header):
+    app.link.handler = failing("BackPressureError", retry_after_s=seconds)
+    assert app.ask()["retry-after"] == header
+
+
+def test_an_unknown_route_is_404_and_says_where_the_routes_are(app):
+    app.link.handler = failing("RouteNotFoundError")
+    answer = app.ask(target="/nowhere")
+    expected = "Path '/nowhere' not found. Ping /-/routes for available routes."
+    assert (answer.status, answer.text) == (404, expected)
+    assert answer["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize("headers", [(HOST,), WANTS_JSON])
+def test_an_exception_in_user_code_is_500_with_the_request_id_and_no_traceback(app, headers):
+    text = "ValueError: boom\nTraceback (most recent call last):\n  File secret.py"
+    app.link.handler = failing("UserCodeError", text, traceback="Traceback: secret.py")
+    answer = app.ask(headers=headers)
+    assert answer.status == 500
+    assert answer["x-request-id"] in answer.text
+    assert "boom" in answer.text
+    assert "Traceback" not in answer.text
+    assert "secret" not in answer.text
+
+
+def test_an_error_is_json_for_a_client_that_asks_for_it(app):
+    app.link.handler = failing("UserCodeError", "ValueError: boom")
+    answer = app.ask(headers=WANTS_JSON)
+    assert answer["content-type"] == "application/json"
+    assert answer.json == {
+        "error": "UserCodeError",
+        "message": "ValueError: boom",
+        "request_id": answer["x-request-id"],
+    }
+
+
+def test_an_error_of_ours_raised_by_the_link_is_answered_by_its_status(app):
+    def refuse(asked):
+        raise BackPressureError("full")
+
+    app.link.handler = refuse
+    answer = app.ask()
+    assert (answer.status, answer["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("how", ["raises", "no answer"])
+def test_any_other_error_is_500_without_its_text_and_the_front_goes_on(app, caplog, how):
+    def break_down(asked):
+        if how == "raises":
+            raise RuntimeError("secret")
+
+    app.link.handler = break_down
+    answer = app.ask()
+    assert answer.status == 500
+    assert answer["x-request-id"] in answer.text
+    assert "secret" not in answer.text
+    assert "failed" in caplog.text
+    app.link.handler = answering(body=b"on")
+    assert app.ask().text == "on"
+    assert [line["status"] for line in app.log()] == [500, 200]
+
+
+def test_an_id_made_here_is_never_made_twice(app):
+    ids = {app.ask()["x-request-id"] for _ in range(20)}
+    assert len(ids) == 20
+
+
+@pytest.mark.parametrize(
+    ("offered", "is_taken"),
+    [(b"a b/c~", True), (b"x" * 200, True), (b"", False), (b"x" * 201, False), (b"\xff", False)],
+)
+def test_a_clients_request_id_is_taken_over_if_it_is_fit(app, offered, is_taken):
+    answer = app.ask(headers=(HOST, (b"x-request-id", offered)))
+    assert answer["x-request-id"] == app.link.asked[0].request_id
+    assert (answer["x-request-id"].encode() == offered) is is_taken
+
+
+def test_a_client_that_leaves_cancels_the_query_and_is_logged_as_499(app):
+    async def hang(asked):
+        await asyncio.Event().wait()
+
+    async def leave():
+        connection = connected(app.front)
+        connection.say(b"GET /left HTTP/1.1\r\nHost: test\r\n\r\n")
+        await turn_over()
+        await connection.end()
+        await turn_over()
+        assert not connection.wire.written
+
+    app.link.handler = hang
+    asyncio.run(leave())
+    assert app.link.cancelled == 1
+    assert app.front.exchanges.in_flight == 0
+    assert app.log()[0]["status"] == 499
+
+
+# --- our own pages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("root_path", ["", "/api"])
+def test_health_is_success_once_there_is_a_route_table(app, root_path):
+    app.rebuild(root_path=root_path)
+    app.link.ready = False
+    unready = app.ask(target=f"{root_path}/-/healthz")
+    app.link.ready = True
+    ready = app.ask(target="/-/healthz")
+    assert (unready.status, unready["retry-after"]) == (503, "1")
+    assert (ready.status, ready.body) == (200, b"success")
+    assert not app.link.asked
+
+
+def test_readiness_names_the_applications_that_cannot_serve(app):
+    assert (app.ask(target="/-/readyz").status, app.ask(target="/-/readyz").body) == (200, b"ready")
+    app.link.missed = {
+        "shop#Tax": ("shop#Tax#2c0ffee",),
+        "shop#Shop": ("shop#Shop",),
+        "plain": ("plain:v1", "plain:v2"),
+        "lost#Lost": (),
+    }
+    unready = app.ask(target="/-/readyz")
+    assert (unready.status, unready["retry-after"]) == (503, "1")
+    assert unready.text.startswith(
+        "cannot serve: application 'shop' (no replica of Tax, Shop); "
+        "endpoint 'plain' (no replica of plain:v1, plain:v2); "
+        "application 'lost' (its record is damaged)\n"
+    )
+    assert app.ask(target="/-/healthz").status == 200, "this worker can take queries"
+    app.link.missed = None
+    assert "no route table yet" in app.ask(target="/-/readyz").text
+    app.link.missed, app.link.ready = {}, False
+    assert app.ask(target="/-/readyz").status == 503
+
+
+def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes(app):
+    app.front.drain()
+    for target in ("/-/healthz", "/-/readyz", "/"):
+        answer = app.ask(target=target)
+        assert (answer.status, answer["retry-after"], answer["connection"]) == (503, "1", "close")
+    assert not app.link.asked
+
+
+def test_routes_are_json_and_metrics_are_prometheus_text(app):
+    routes, metrics = app.ask(target="/-/routes"), app.ask(target="/-/metrics")
+    assert (routes.json, routes["content-type"]) == ({"/": "echo"}, "application/json")
+    assert metrics.body.startswith(b"# TYPE greenroom_fake gauge")
+    assert metrics["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_a_wrong_method_on_a_page_of_ours_is_405(app):
+    answer = app.ask("POST", "/-/healthz")
+    assert answer.status == 405
+    assert "GET" in answer["allow"]
+    assert answer["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "target", ["/-%2fmetrics", "/%2d/metrics", "/-/%6detrics", "/-%2Fhealthz", "/-/healthz/"]
+)
+def test_a_page_has_one_spelling(app, target):
+    assert app.ask(target=target).text == "ok"
+    assert app.link.asked[0].call.raw_path == target.encode(), "it is a query like any other"
+
+
+def test_a_router_that_does_not_answer_makes_a_page_503(app, monkeypatch):
+    monkeypatch.setattr("greenroom.http_front.app.PAGE_TIMEOUT_S", 0.01)
+    app.link.routes = lambda: asyncio.sleep(PAGE_TIMEOUT_S * 100)
+    answer = app.ask(target="/-/routes")
+    assert (answer.status, answer["retry-after"]) == (503, "1")
+
+
+def test_a_link_that_cannot_start_or_stop_ends_nothing(app, caplog):
+    async def fail():
+        raise OSError("no router")
+
+    async def live():
+        await app.front.start()
+        await app.front.stop()
+
+    asyncio.run(live())
+    assert (app.link.started, app.link.stopped) == (True, True)
+    app.link.start = app.link.stop = fail
+    asyncio.run(live())
+    assert caplog.text.count("OSError: no router") == 2

@@ -1,0 +1,278 @@
+"""The short way and the long one: the same bytes, and the same ends.
+
+Everything else in this folder goes one way, by default the short one where it applies:
+GREENROOM_HTTP_SHORT_WAY=off takes all of it the long way.
+"""
+
+import asyncio
+import re
+
+import pytest
+
+from greenroom.actors.caller.streams import Stream
+from greenroom.actors.messages.queries import (
+    FailedAnswer,
+    HttpAnswer,
+    Pieces,
+    Process,
+    StreamBegun,
+    StreamEnded,
+    StreamPart,
+)
+from greenroom.http_front import short_way
+from tests.http.wire import Conversation, connected, turn_over
+
+GET = b"GET %b HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n\r\n"
+FORMS = {
+    "a path": GET % b"/ok",
+    "an escaped path": GET % b"/ok%20%ff?a=b",
+    "a body": b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\nContent-Length: 2\r\n\r\nab",
+    "chunks": b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+    "head": (GET % b"/ok").replace(b"GET", b"HEAD"),
+    "HTTP/1.0": (GET % b"/ok").replace(b"/1.1", b"/1.0"),
+    "close": (GET % b"/ok").replace(b"Host", b"Connection: close\r\nHost"),
+    "many headers": GET % b"/headers",
+    "no body": GET % b"/204",
+    "nothing new": GET % b"/304",
+    "in pieces": GET % b"/pieces",
+    "a head of pieces": (GET % b"/pieces").replace(b"GET", b"HEAD"),
+    "in parts": GET % b"/parts",
+    "in parts of a known length": GET % b"/measured",
+    "in too few parts": GET % b"/short",
+    "in too many parts": GET % b"/long",
+    "a bad header in parts": GET % b"/bad-parts",
+    "a bad header": GET % b"/bad",
+    "a bad status": GET % b"/99",
+    "a failure": GET % b"/failure",
+    "a failure in JSON": (GET % b"/failure").replace(b"Host", b"Accept: application/json\r\nHost"),
+    "a bug": GET % b"/bug",
+    "a bad timeout": (GET % b"/ok").replace(b"Host", b"X-Request-Timeout-Seconds: x\r\nHost"),
+    "no host": b"GET /ok HTTP/1.1\r\nX-Request-ID: id\r\n\r\n",
+    "a bad host": (GET % b"/ok").replace(b": a", b": a b"),
+    "a URL": GET % b"http://a/ok",
+    "a page": GET % b"/-/healthz",
+    "a page that is none": GET % b"/-/none",
+    "too large": b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\nContent-Length: 99\r\n\r\n"
+    + b"x" * 99,
+    "two": GET % b"/ok" + GET % b"/failure",
+    "the stars": (GET % b"*").replace(b"GET", b"OPTIONS"),
+}
+
+
+class Source:
+    """The replica that a stream comes from."""
+
+    def __init__(self):
+        self.stopped = 0
+
+    def taken(self, size):
+        pass
+
+    def stop(self):
+        self.stopped += 1
+
+
+def stream(*parts, headers=(), source=None, is_over=True):
+    made = Stream(StreamBegun(0, 200, headers, Process(1, 1, "x")), source or Source())
+    for part in parts:
+        made.arrived(StreamPart(0, part))
+    if is_over:
+        made.ended(StreamEnded(0, 200))
+    return made
+
+
+def answer(asked):
+    name = asked.path.rpartition("/")[2]
+    length = ((b"content-length", b"4"),)
+    answers = {
+        "headers": HttpAnswer(0, 203, ((b"X-A", b"1"), (b"x-a", b"2"), (b"Link", b"\xe4")), b"b"),
+        "204": HttpAnswer(0, 204, (), b"ignored"),
+        "304": HttpAnswer(0, 304, ((b"etag", b"1"),), b""),
+        "99": HttpAnswer(0, 99, (), b""),
+        "bad": HttpAnswer(0, 200, ((b"a b", b"1"),), b""),
+        "pieces": HttpAnswer(0, 200, (), Pieces([memoryview(b"abc"), memoryview(b"de")])),
+        "parts": stream(b"one", b"two", headers=((b"x-a", b"1"),)),
+        "measured": stream(b"on", b"e2", headers=length),
+        "short": stream(b"one", headers=length),
+        "long": stream(b"one", b"two", headers=length),
+        "bad-parts": stream(b"one", headers=((b"a b", b"1"),)),
+        "failure": FailedAnswer(0, "BackPressureError", "full", 2.5),
+        "bug": None,
+    }
+    return answers.get(name, HttpAnswer(0, 200, ((b"content-type", b"a/b"),), asked.call.body))
+
+
+async def said(front, request):
+    connection = connected(front)
+    connection.say(request)
+    await turn_over()
+    await connection.end()
+    return re.sub(rb"date: [^\r]*", b"date: now", connection.wire.written)
+
+
+@pytest.mark.parametrize("request_bytes", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, is_draining):
+    app.link.handler = answer
+    seen = []
+    for has_short_way in (True, False):
+        app.rebuild(short_way=has_short_way, max_body_bytes=50)
+        if is_draining:
+            app.front.drain()
+        app.link.asked.clear()
+        written = asyncio.run(said(app.front, request_bytes))
+        app.front.access_log.flush()
+        fields = ("request_id", "method", "path", "status", "bytes")
+        lines = [{name: line[name] for name in fields} for line in app.log()]
+        (app.settings.logs_dir / "access.log").unlink()
+        asked = [each._replace(request_id="") for each in app.link.asked]
+        assert app.front.exchanges.in_flight == 0
+        seen.append((written, lines, asked))
+    assert seen[0] == seen[1]
+
+
+def test_middlewares_keep_requests_off_the_short_way(app):
+    assert short_way.beginning(app.rebuild(short_way=True).front) is not None
+    assert short_way.beginning(app.rebuild(cors=True).front) is None
+
+
+def test_without_a_router_a_request_waits_for_it_the_long_way(app):
+    app.rebuild(short_way=True)
+    app.link.submit = lambda _query, _on_answer: None
+    assert app.ask().text == "ok"
+    assert app.front.exchanges.in_flight == 0
+
+
+@pytest.mark.parametrize(("has_short_way", "begins"), [(True, True), (True, False), (False, True)])
+def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins):
+    source = Source()
+    app.rebuild(short_way=has_short_way)
+    app.link.handler = lambda _asked: stream(b"first", source=source, is_over=False)
+
+    async def leave():
+        connection = connected(app.front)
+        connection.say(GET % b"/")
+        if begins:
+            await turn_over()
+            assert b"first" in connection.wire.written
+        await connection.end()
+        await turn_over()
+
+    asyncio.run(leave())
+    assert app.front.exchanges.in_flight == 0
+    assert source.stopped == 1
+    assert [line["status"] for line in app.log()] == [499]
+
+
+@pytest.mark.parametrize("has_short_way", [True, False])
+def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(app, has_short_way):
+    source = Source()
+    app.rebuild(short_way=has_short_way)
+    headers = ((b"content-length", b"5"),)
+    app.link.handler = lambda _: stream(b"first", headers=headers, source=source, is_over=False)
+
+    async def leave():
+        connection = connected(app.front)
+        connection.say(GET % b"/")
+        await turn_over()
+        await connection.end()
+        await turn_over()
+
+    asyncio.run(leave())
+    assert source.stopped == 0
+
+
+# --- the connection's side ------------------------------------------------------------------------
+
+
+class Offered:
+    """A connection whose requests are kept, for the test to answer."""
+
+    def __init__(self, app):
+        self.requests = []
+        self.left = []
+        self.served = []
+        self.connection = Conversation(self.serve, app.settings.http, self.begin)
+        self.say, self.wire = self.connection.say, self.connection.wire
+
+    def begin(self, request, body):
+        self.requests.append(request)
+        return lambda: self.left.append(request)
+
+    async def serve(self, scope, receive, send):
+        self.served.append(scope["path"])
+        headers = [(b"content-length", b"1")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    def paths(self):
+        return [request.scope["path"] for request in self.requests]
+
+
+def offered(app, act):
+    async def run():
+        server = Offered(app)
+        await act(server)
+        await server.connection.end()
+
+    asyncio.run(run())
+
+
+def test_pipelined_requests_have_their_turns_one_after_the_other(app):
+    async def act(server):
+        server.say(b"".join(GET % b"/%d" % number for number in range(3)))
+        for number in range(3):
+            assert server.paths() == [f"/{each}" for each in range(number + 1)]
+            server.requests[-1].reply(200, [(b"content-length", b"1")], b"%d" % number)
+        answers = server.wire.written.split(b"HTTP/1.1 200 OK")[1:]
+        assert [each[-1:] for each in answers] == [b"0", b"1", b"2"]
+        assert not server.wire.closed
+
+    offered(app, act)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_client_that_leaves_before_its_response_cancels_it(app, is_answered):
+    async def act(server):
+        server.say(GET % b"/1")
+        (request,) = server.requests
+        if is_answered:
+            request.reply(200, [(b"content-length", b"0")], b"")
+        server.connection.protocol.connection_lost(None)
+        assert server.left == ([] if is_answered else [request])
+        if not is_answered:
+            request.reply(200, [(b"content-length", b"0")], b"")
+            assert not server.wire.written, "there is nobody to write to"
+
+    offered(app, act)
+
+
+def test_what_a_trusted_proxy_says_of_the_client_is_believed(app):
+    async def act(server):
+        server.say(
+            b"GET / HTTP/1.1\r\nHost: a\r\n"
+            b"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\n\r\n"
+        )
+        scope = server.requests[0].scope
+        assert (scope["client"], scope["scheme"]) == (("9.9.9.9", 0), "https")
+
+    offered(app, act)
+
+
+def test_a_body_on_its_way_needs_a_task_and_nothing_begins_while_nothing_can_be_written(app):
+    async def act(server):
+        server.say(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab")
+        assert not server.requests
+        await turn_over()
+        assert server.served == ["/"]
+        server.connection.protocol.pause_writing()
+        server.say(b"cd" + GET % b"/1")
+        await turn_over()
+        assert not server.requests
+        assert server.wire.paused
+        server.connection.protocol.resume_writing()
+        assert server.paths() == ["/1"]
+        assert not server.wire.paused
+
+    offered(app, act)

@@ -1,0 +1,101 @@
+"""A connection to a front in this process: the protocol, the application, and a fake link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from typing import Any
+
+from greenroom.http_front import short_way
+from greenroom.http_front.app import Front
+from greenroom.http_front.connections import Connections
+from greenroom.http_front.protocol import FrontProtocol
+
+OPEN = os.pipe()  # of which nobody leaves
+HAS_SHORT_WAY = os.environ.get("GREENROOM_HTTP_SHORT_WAY", "on") != "off"
+
+
+class WireSocket:
+    """What is watched while nothing is read of a wire."""
+
+    acknowledged = 0
+
+    def fileno(self) -> int:
+        return OPEN[0]
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return struct.pack("=120xQ", self.acknowledged)[:size]
+
+    def setsockopt(self, *option: Any) -> None:
+        pass
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.writes = 0
+        self.closed = False
+        self.paused = False
+        self.unsent = 0
+        self.socket = WireSocket()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        known = {"socket": self.socket, "peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 1)}
+        return known.get(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+        self.writes += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = write_eof = close
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+async def turn_over() -> None:
+    """Let everything on the loop happen that is ready to."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class Conversation:
+    """One connection to an application; to be made on a running loop."""
+
+    def __init__(self, app: Any, options: Any, begin: Any = None) -> None:
+        self.wire = Wire()
+        self.connections = Connections(app, options, 100, ["127.0.0.1"])
+        self.protocol = FrontProtocol(self.connections, begin)
+        self.protocol.connection_made(self.wire)
+        self.say = self.protocol.data_received
+
+    async def end(self) -> None:
+        self.protocol.connection_lost(None)
+        while self.connections.tasks:
+            await asyncio.wait(self.connections.tasks)
+        self.connections.departures.close()
+
+
+def connected(front: Front) -> Conversation:
+    return Conversation(front, front.options, short_way.beginning(front))
