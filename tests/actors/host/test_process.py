@@ -1,0 +1,128 @@
+"""The host process: starts that are interrupted, and what is left of dead processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from greenroom import serve
+from greenroom.actors.host.process import Unasked
+from greenroom.actors.host.records import HOST_ROLE, RunRecords, is_ready
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.processes import identify, is_alive, this_process
+from greenroom.serve.deployments import Application
+from greenroom.serve.handle import DeploymentHandle
+from tests.actors.conftest import deploy
+from tests.support.systems import RunningSystem, alive, running_system, wait_until
+
+ONE, TWO = Process(1, 10, ""), Process(2, 20, "")
+
+
+def test_only_what_is_unknown_at_two_looks_in_a_row_is_to_go() -> None:
+    unasked = Unasked()
+    assert unasked.look([ONE, TWO], {2}) == []
+    assert unasked.look([ONE, TWO], {1, 2}) == []  # it was told something meanwhile
+    assert unasked.look([ONE, TWO], {2}) == []
+    assert unasked.look([Process(1, 11, "")], set()) == []  # another process of that pid
+    assert unasked.look([Process(1, 11, ""), TWO], set()) == [Process(1, 11, "")]
+    assert unasked.look([], set()) == []
+
+
+def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> None:
+    """This process stands for the admin, and its children for actors, one of them another's."""
+    records, unasked, admin = RunRecords(tmp_path), Unasked(), this_process()
+    with named("Replica a") as known, named("Replica b") as unknown, named("Theirs c") as theirs:
+        process, other = identify(known.pid), identify(unknown.pid)
+        assert process is not None
+        records.add(process, "replica")
+        for _ in range(2):  # it is on no record itself
+            assert unasked.end(admin, records) == []
+        records.add(admin, "host")
+        assert unasked.end(admin, records) == []
+        assert unasked.end(admin, records) == [other]
+        wait_until(lambda: unknown.poll() is not None, 5, "its end")
+        assert is_alive(process)
+        assert theirs.poll() is None
+        known.kill()
+        theirs.kill()
+
+
+def named(title: str) -> subprocess.Popen[bytes]:
+    """Start a process that has this title."""
+    return subprocess.Popen([title, "600"], executable=shutil.which("sleep"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) -> None:
+    running = RunningSystem(tmp_path / "state")
+    records = RunRecords(running.settings.run_dir)
+    starter = subprocess.Popen(
+        [sys.executable, "-m", "greenroom.serve.cli.main", "start"],
+        env={**os.environ, **running.environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: records.with_role(HOST_ROLE), 10, "a host process")
+        starter.send_signal(number)
+        starter.wait()
+        (host,) = records.with_role(HOST_ROLE)
+        wait_until(lambda: is_ready(host), 10, "the system is up")
+        wait_until(lambda: not running.greenroom("status").returncode, 10, "all is healthy")
+        assert records.with_role(HOST_ROLE) == [host]
+    finally:
+        starter.kill()
+        starter.wait()
+        running.stop()
+
+
+class Starter:
+    def popen(self) -> int:
+        self.child = subprocess.Popen(["sleep", "600"])
+        return self.child.pid
+
+    def fork(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        return pid
+
+
+def test_processes_that_a_replica_started_end_with_it(
+    running: RunningSystem, deployed: Callable[[Application], DeploymentHandle], name: str
+) -> None:
+    handle = deployed(serve.deployment(Starter).bind())
+    pids = [handle.popen.remote().result(10), handle.fork.remote().result(10)]
+    assert all(map(alive, pids))
+    with running.as_default():
+        serve.delete(name)
+    wait_until(lambda: not any(map(alive, pids)), 5, "what the replica started ends")
+
+
+def test_what_a_killed_replica_started_ends_with_the_system_and_a_logger_with_the_admins(
+    tmp_path: Path,
+) -> None:
+    with running_system(tmp_path / "state") as running:
+        handle = deploy(running, serve.deployment(Starter, name="Logger").bind())
+        pids = [handle.popen.remote().result(10), handle.fork.remote().result(10)]
+        (replica,) = running.replica_pids()
+        before = running.pid_of("thespian logger")
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: not alive(before), 5, "the end of the logger")
+
+        def successor() -> int:
+            return next((pid for role, pid in running.pids() if role == "thespian logger"), 0)
+
+        wait_until(successor, 5, "another logger")
+        assert successor() != replica, "a deployment may be called Logger"
+        assert running.pid_of("replica") == replica
+        os.kill(replica, signal.SIGKILL)
+        wait_until(lambda: not alive(replica), 5, "the end of the replica")
+    wait_until(lambda: not any(map(alive, pids)), 5, "what the replica started ends")
