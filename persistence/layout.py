@@ -22,13 +22,17 @@ Later versions must keep the frame.
 from __future__ import annotations
 
 import base64
+import io
 import os
+import pickle
 import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
+
+from typing_extensions import Never
 
 from greenroom.persistence.kv import Batch, CorruptValueError, OtherFormatError
 
@@ -39,9 +43,6 @@ _MAGIC = b"GRNR"
 _HEADER = struct.Struct(">4sHQ")  # magic, version, bytes of payload
 _CHECKSUM = struct.Struct(">I")
 _OVERHEAD = _HEADER.size + _CHECKSUM.size
-_CHANGE = struct.Struct(">?BQ")  # a put (or a delete), bytes of key, bytes of value
-_ENTRY = struct.Struct(">QQQ")  # the numbers of an Entry, before its changes
-_HEAD = struct.Struct(">QQ")
 _MAX_NAME = 241  # file systems stop at 255 bytes, and a name may have to grow some day
 
 
@@ -94,59 +95,39 @@ def check_version(version: int, path: Path) -> None:
         )
 
 
-def encode_batch(batch: Batch) -> bytes:
-    """Return the change as bytes."""
-    parts = []
-    for key, value in batch.puts.items():
-        name = key.encode()
-        parts += [_CHANGE.pack(True, len(name), len(value)), name, value]
-    for key in batch.deletes:
-        name = key.encode()
-        parts += [_CHANGE.pack(False, len(name), 0), name]
-    return b"".join(parts)
-
-
-def decode_batch(payload: bytes) -> Batch:
-    """Return the change that ``encode_batch`` was given; its frame vouches for the payload."""
-    puts: dict[str, bytes] = {}
-    deletes: list[str] = []
-    at = 0
-    while at < len(payload):
-        is_put, key_size, value_size = _CHANGE.unpack_from(payload, at)
-        key_at = at + _CHANGE.size
-        value_at = key_at + key_size
-        at = value_at + value_size
-        key = payload[key_at:value_at].decode()
-        if is_put:
-            puts[key] = payload[value_at:at]
-        else:
-            deletes.append(key)
-    return Batch(puts=puts, deletes=tuple(deletes))
-
-
 def encode_entry(entry: Entry) -> bytes:
     """Return the payload of a file in the journal."""
-    return _ENTRY.pack(entry.number, entry.since, entry.keys) + encode_batch(entry.batch)
+    number, since, keys, batch = entry
+    return pickle.dumps((number, since, keys, dict(batch.puts), batch.deletes), protocol=5)
 
 
 def decode_entry(payload: bytes) -> Entry:
     """Return what ``encode_entry`` was given."""
-    if len(payload) < _ENTRY.size:
-        raise FrameError(f"holds {len(payload)} bytes, no entry of a journal")
-    number, since, keys = _ENTRY.unpack_from(payload)
-    return Entry(number, since, keys, decode_batch(payload[_ENTRY.size :]))
+    try:
+        number, since, keys, puts, deletes = _PlainUnpickler(io.BytesIO(payload)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError) as error:
+        raise FrameError(f"holds {len(payload)} bytes, not an entry of a journal") from error
+    return Entry(number, since, keys, Batch(puts=puts, deletes=deletes))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds numbers, text, bytes, tuples and dicts."""
+
+    def find_class(self, module: str, name: str) -> Never:
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
 
 
 def encode_head(number: int, keys: int) -> bytes:
     """Return the payload of the head: the last change that was carried out, and the keys since."""
-    return _HEAD.pack(number, keys)
+    return f"{number} {keys}".encode()
 
 
 def decode_head(payload: bytes) -> tuple[int, int]:
     """Return what ``encode_head`` was given."""
-    if len(payload) != _HEAD.size:
-        raise FrameError(f"holds {len(payload)} bytes, no head")
-    number, keys = _HEAD.unpack(payload)
+    try:
+        number, keys = map(int, payload.split())
+    except ValueError as error:
+        raise FrameError(f"holds {payload[:40]!r}, not a head") from error
     return number, keys
 
 
