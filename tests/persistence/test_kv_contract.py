@@ -42,60 +42,10 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVSto
     store.close()
 
 
-def test_a_new_store_is_empty(store: KVStore) -> None:
-    assert store.list() == []
-    assert store.get("a") is None
-
-
-def test_a_value_put_is_returned(store: KVStore) -> None:
-    store.apply({"a": b"1"})
-    assert store.get("a") == b"1"
-
-
-def test_the_last_value_put_counts(store: KVStore) -> None:
-    store.apply({"a": b"1"})
-    store.apply({"a": b"2"})
-    assert store.get("a") == b"2"
-
-
 def test_an_empty_value_is_not_an_absent_one(store: KVStore) -> None:
     store.apply({"a": b""})
     assert store.get("a") == b""
     assert store.list() == ["a"]
-
-
-def test_a_batch_puts_and_deletes(store: KVStore) -> None:
-    store.apply({"a": b"1", "b": b"2"})
-    store.apply({"b": b"3", "c": b"4"}, ["a"])
-    assert {key: store.get(key) for key in "abc"} == {"a": None, "b": b"3", "c": b"4"}
-    assert store.list() == ["b", "c"]
-
-
-def test_deleting_an_absent_key_does_nothing(store: KVStore) -> None:
-    store.apply({"a": b"1"}, ["b"])
-    store.apply({}, iter(["b", "b"]))
-    assert store.list() == ["a"]
-
-
-def test_an_empty_change_does_nothing(store: KVStore) -> None:
-    store.apply({})
-    assert store.list() == []
-
-
-def test_keys_are_listed_by_prefix_in_order(store: KVStore) -> None:
-    store.apply(dict.fromkeys(["b/2", "b/10", "a/1", "b", "c/b/1"], b""))
-    assert store.list("b/") == ["b/10", "b/2"]
-    assert store.list() == ["a/1", "b", "b/10", "b/2", "c/b/1"]
-    assert store.list("nothing") == []
-
-
-def test_any_text_may_be_a_key(store: KVStore) -> None:
-    values = {key: key.encode() for key in ODD_KEYS}
-    store.apply(values)
-    assert store.list() == sorted(ODD_KEYS)
-    assert {key: store.get(key) for key in ODD_KEYS} == values
-    store.apply({}, ODD_KEYS)
-    assert store.list() == []
 
 
 @pytest.mark.parametrize(
