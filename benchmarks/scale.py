@@ -20,7 +20,8 @@ from benchmarks import report, scale_plot
 from benchmarks.scale_proxy import proxy_updates
 from greenroom.actors.controller.requests import Requests
 from greenroom.actors.messages import admin as am
-from greenroom.core.cluster.state import Cluster
+from greenroom.core import operations as ops
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.effects import Check
 from greenroom.core.records import BackendRecord, EndpointRecord, Release, ReplicaRecord
@@ -67,7 +68,7 @@ class Bench:
         self.turn()
         self.cluster.advance(self.now + 2.5, 0.0)  # past its recovery
         for host in self.hosts:
-            self.cluster.long_poll.listen(host, 0)
+            self.cluster.listeners.listen(host, (1, 1, host), 0)
         self.proxies_take_news()
         self.turn()
 
@@ -98,13 +99,12 @@ class Bench:
         """Have every proxy say that it holds the newest tables: one message of each."""
         upto = self.cluster.long_poll._last
         for host in self.hosts:
-            self.cluster.long_poll.listen(host, upto)
-            self.cluster.listener_changed()
+            self.cluster.listeners.listen(host, (1, 1, host), upto)
 
     def change(self, request: Any, **fields: Any) -> float:
         """Return the seconds from a request to its answer, all proxies' words included."""
         self.requests_made += 1
-        made = request(request_id=f"r{self.requests_made}", **fields)
+        made = am.request_of(request(**fields), f"r{self.requests_made}")
         began = self.clock()
         self.requests.take(made, Client())
         answers = self.turn()
@@ -120,8 +120,8 @@ class Bench:
 
     def deleted(self) -> float:
         """Return the seconds of deleting a backend that is not used, after it was made."""
-        self.change(am.CreateBackend, tag="gone", code=CODE, code_hash="hash", config={})
-        seconds = self.change(am.DeleteBackend, tag="gone", force=True)
+        self.change(ops.CreateBackend, tag="gone", code=CODE, code_hash="hash", config={})
+        seconds = self.change(ops.DeleteBackend, tag="gone", force=True)
         for replica in list(self.cluster.backends["gone"].replicas):
             self.cluster.replica_exited(replica, self.now)
         self.now += 0.02
@@ -201,31 +201,31 @@ def measure(backends: int, hosts: int, disk: Path | None) -> dict[str, float]:
 
     figures = {
         "set_traffic": median(
-            lambda i: bench.change(am.SetTraffic, endpoint="e0", weights=split[(i + 1) % 2])
+            lambda i: bench.change(ops.SetTraffic, endpoint="e0", weights=split[(i + 1) % 2])
         ),
         "update_backend_config": median(
             lambda i: bench.change(
-                am.UpdateBackendConfig, tag="b1", changes={"max_queued_requests": i + 1}
+                ops.UpdateBackendConfig, tag="b1", changes={"max_queued_requests": i + 1}
             )
         ),
         "create_backend": median(
             lambda i: bench.change(
-                am.CreateBackend, tag=f"n{i}", code=CODE, code_hash="hash", config={}
+                ops.CreateBackend, tag=f"n{i}", code=CODE, code_hash="hash", config={}
             )
         ),
         "create_endpoint": median(
             lambda i: bench.change(
-                am.CreateEndpoint, name=f"n{i}", backend="b2", route=f"/n{i}", methods=("GET",)
+                ops.CreateEndpoint, name=f"n{i}", backend="b2", route=f"/n{i}", methods=("GET",)
             )
         ),
         "deploy_deployment": median(
             lambda i: bench.change(
-                am.DeployDeployment,
-                spec=am.DeploymentSpec(f"d{i}", CODE, "hash", "1", {}, {}),
+                ops.Deploy,
+                spec=ops.DeploymentSpec(name=f"d{i}", code=CODE, code_hash="hash", version="1"),
                 route_prefix=f"/d{i}",
             )
         ),
-        "delete_endpoint": median(lambda i: bench.change(am.DeleteEndpoint, name=f"e{9 - i % 5}")),
+        "delete_endpoint": median(lambda i: bench.change(ops.DeleteEndpoint, name=f"e{9 - i % 5}")),
         "delete_backend": median(lambda _: bench.deleted()),
         "idle pass": median(lambda _: bench.idle_pass()),
     }

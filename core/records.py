@@ -191,6 +191,7 @@ class HistoryRecord:
 # before.
 
 BACKEND, ENDPOINT, APPLICATION = KINDS = ("backend", "endpoint", "application")
+DEPLOYMENT = "deployment"  # a backend and the endpoint of its name; a goal may be about one
 
 Key = tuple[str, str]
 """Kind and name."""

@@ -14,7 +14,7 @@ from greenroom.actors.replica import context as user_context
 from greenroom.core.config import HTTPOptions, LoggingConfig, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.serve import local_testing
-from greenroom.serve.admin import operations, session
+from greenroom.serve.admin import applications, session
 from greenroom.serve.build import not_an_application
 from greenroom.serve.checks import check_name, check_path
 from greenroom.serve.deployments import Application
@@ -50,7 +50,7 @@ def run(
     """
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
-    operations.check_target(name, route_prefix)
+    applications.check_target(name, route_prefix)
     logging = None if logging_config is None else _logging_config(logging_config)
     if _local_testing_mode:
         return local_testing.run(target, name)
@@ -58,7 +58,7 @@ def run(
     connection = ours.ensure_running()
     ours.deployed(name)
     folder = None if working_dir is None else check_path("working_dir", working_dir)
-    handle = operations.deploy(
+    handle = applications.deploy(
         connection,
         target,
         name,
@@ -105,14 +105,14 @@ def delete(name: str) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
     check_name("name", name)
     if not local_testing.delete(name):
-        operations.delete(session.current().connect(), name)
+        applications.delete(session.current().connect(), name)
 
 
 def status() -> ServeStatus:
     """Return the state of all applications; an empty one when no system runs."""
     try:
         connection = session.current().connect()
-        return ServeStatus.of(operations.read_report(connection))
+        return ServeStatus.of(applications.read_report(connection))
     except NotRunningError:
         session.current().disconnect()
         return ServeStatus()
@@ -123,8 +123,8 @@ def get_app_handle(name: str) -> DeploymentHandle:
     check_name("name", name)
     ingress = local_testing.ingress_of(name)
     if ingress is None:
-        report = operations.read_report(session.current().connect())
-        ingress = operations.ingress_of(report, name)
+        report = applications.read_report(session.current().connect())
+        ingress = applications.ingress_of(report, name)
     return DeploymentHandle(ingress, name)
 
 
@@ -140,8 +140,8 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
         replica = user_context.replica_context()
         app_name = (replica.app_name if replica is not None else "") or "default"
     if not local_testing.has_deployment(app_name, deployment_name):
-        report = operations.read_report(session.current().connect())
-        operations.check_deployment(report, deployment_name, app_name)
+        report = applications.read_report(session.current().connect())
+        applications.check_deployment(report, deployment_name, app_name)
     return DeploymentHandle(deployment_name, app_name)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from greenroom.actors.messages.admin import DeploymentSpec
 from greenroom.core.config import LoggingConfig
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.operations import DeploymentSpec
 from greenroom.serve.code.packing import pack_code, packed
 from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
@@ -26,23 +26,26 @@ class BuiltApplication(NamedTuple):
 
     def working_in(self, folder: str) -> BuiltApplication:
         """Return a copy whose replicas work in a folder, named by the sha256 of its zip."""
-        specs = (
-            spec._replace(actor_options={**spec.actor_options, "working_dir": folder})
-            for spec in self.deployments
+        return self._with_each(
+            lambda spec: {
+                "actor_options": spec.actor_options.model_copy(update={"working_dir": folder})
+            }
         )
-        return self._replace(deployments=tuple(specs))
 
     def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
         """Return a copy whose deployments log as ``config`` says, but for those that say how."""
         if config is None:
             return self
-        values = config.model_dump()
-        specs = (
-            spec
-            if spec.config["logging_config"] is not None
-            else spec._replace(config={**spec.config, "logging_config": values})
-            for spec in self.deployments
+        return self._with_each(
+            lambda spec: (
+                {}
+                if spec.config.logging_config is not None
+                else {"config": spec.config.model_copy(update={"logging_config": config})}
+            )
         )
+
+    def _with_each(self, changes: Callable[[DeploymentSpec], dict[str, Any]]) -> BuiltApplication:
+        specs = (spec.model_copy(update=changes(spec)) for spec in self.deployments)
         return self._replace(deployments=tuple(specs))
 
 
@@ -101,7 +104,7 @@ class _Builder:
                 code_hash=code.hash,
                 version=deployment.version,
                 config=packed(what, deployment.config),
-                actor_options=deployment.actor_options.model_dump(),
+                actor_options=deployment.actor_options,
             )
         )
         handle = DeploymentHandle(name, self._application_name)

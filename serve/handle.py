@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import pickle
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -38,6 +37,7 @@ from greenroom.core.errors import (
     RequestCancelledError,
     UserCodeError,
     error_from,
+    with_note,
 )
 from greenroom.serve.checks import check_timeout
 from greenroom.serve.code.packing import pack_arguments
@@ -50,13 +50,6 @@ class Outcome(NamedTuple):
 
     value: Any = None
     error: BaseException | None = None
-
-
-class RemoteTraceback(Exception):  # noqa: N818  # shown as a cause, never caught
-    """Carries a traceback of another process as its text, for Python 3.10, which shows no notes."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
 
 
 def decode(answer: Answer | Stream, what: str) -> Outcome:
@@ -72,16 +65,6 @@ def decode(answer: Answer | Stream, what: str) -> Outcome:
         failed = UserCodeError(text)
         failed.__cause__ = error
         return Outcome(error=failed)
-
-
-def with_note(error: BaseException, note: str) -> BaseException:
-    """Add a note to the exception, to be shown below its traceback (above it, on Python 3.10)."""
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]  # from 3.11
-        error.__cause__ = RemoteTraceback(note)
-    return error
 
 
 def _error_of(answer: FailedAnswer, what: str) -> BaseException:

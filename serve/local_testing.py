@@ -23,7 +23,6 @@ from typing import NamedTuple
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.client import PendingQuery, QueryClient
 from greenroom.actors.caller.streams import Sender, Stream
-from greenroom.actors.messages.admin import DeploymentSpec
 from greenroom.actors.messages.queries import (
     MORE,
     Answer,
@@ -36,10 +35,11 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import ReplicaContext, Reply
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
-from greenroom.core.errors import DeployFailedError, UnknownNameError
+from greenroom.core.errors import DeployFailedError, UnknownNameError, with_note
+from greenroom.core.operations import DeploymentSpec
 from greenroom.serve.build import BuiltApplication, build
 from greenroom.serve.deployments import Application
-from greenroom.serve.handle import DeploymentHandle, with_note
+from greenroom.serve.handle import DeploymentHandle
 
 STOP_TIMEOUT_S = 5.0
 
@@ -72,7 +72,7 @@ class LocalClient(QueryClient):
         loaded: Future[Failure | None] = Future()
         user_code = UserCode(lambda callback: callback())
         user_code.start()
-        user_config = spec.config["user_config"]
+        user_config = spec.config.user_config
         _as(context).run(user_code.load, spec.code, user_config, loaded.set_result)
         failure = loaded.result()
         if failure is not None:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 
-from greenroom.actors.messages.admin import RequestReply, RotateKey
 from greenroom.actors.messages.control import GiveKey, HoldKeys, NeedKey
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, Exchange, KeyFiles, SealError
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
-from greenroom.core.cluster.state import Cluster
 from greenroom.core.errors import GreenroomError
 
 logger = logging.getLogger(__name__)
@@ -48,15 +47,14 @@ class KeyRotation:
             self._begun_by = request_id
         self._advance()
 
-    def rotated(self, request: RotateKey) -> RequestReply | None:
-        """Return the answer once all hosts that run hold the new key and no other."""
+    def rotated(self) -> dict[str, list[str]] | None:
+        """Return which hosts have the new key once all that run hold it and no other."""
         own = self._opened().ids()
         counted = self._counted()
         if own != KeyIds(own.current) or any(self._held.get(name) != own for name in counted):
             return None
         away = sorted(name for name in self._cluster.hosts.records if name not in counted)
-        hosts = [self._own_host, *sorted(counted)]
-        return RequestReply(request_id=request.request_id, value={"hosts": hosts, "away": away})
+        return {"hosts": [self._own_host, *sorted(counted)], "away": away}
 
     def reported(self, host: str, held: tuple[str, str, str], at: Address) -> None:
         """Take note of what a host holds; have it hold what this one does."""

@@ -16,7 +16,6 @@ from thespian.actors import ActorAddress
 
 from greenroom.actors.cluster.heartbeats import BeatListener
 from greenroom.actors.cluster.key_rotation import KeyRotation
-from greenroom.actors.messages import admin as am
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop
@@ -26,10 +25,11 @@ from greenroom.actors.runtime.settings import LOCAL_NAMES as LOOPBACK
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.cluster_key import KeyFiles
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.leader_lease import Lease
-from greenroom.core.cluster.state import Cluster
 from greenroom.core.errors import ConflictError
+from greenroom.core.operations import DrainHost
 from greenroom.core.records import HostRecord
 
 logger = logging.getLogger(__name__)
@@ -205,24 +205,24 @@ class Members:
 
     # --- What is asked for ----------------------------------------------------------------------
 
-    def drain(self, request: am.DrainHost) -> None:
+    def drain(self, request: DrainHost) -> None:
         """Begin to empty a host."""
         if request.leave:
             self._cluster.hosts.leave(request.host, time.monotonic())
         else:
             self._cluster.hosts.drain(request.host)
 
-    def drained(self, request: am.DrainHost) -> am.RequestReply | None:
-        """Return the answer once nothing is left on a host, or there is nobody to take it."""
+    def is_drained(self, request: DrainHost) -> bool:
+        """Return whether nothing is left on a host, or no other host can take it."""
         hosts, name = self._cluster.hosts, request.host
         may_stay = not request.leave and not hosts.can_take_over(name)
         if not (may_stay or hosts.is_empty(name)):
-            return None
+            return False
         if request.leave:
             hosts.forget(name, time.monotonic())
             self._reports.pop(name, None)
             self._host_processes.pop(name, None)
-        return am.RequestReply(request_id=request.request_id, value=True)
+        return True
 
     def succeed(self, former: Lease) -> None:
         """Take note of who led before, and why it does no more."""

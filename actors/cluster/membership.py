@@ -16,7 +16,7 @@ from greenroom.actors.cluster.key_rotation import KeyHolder
 from greenroom.actors.cluster.leader_lease import store_id
 from greenroom.actors.host.capacity import capacity_of
 from greenroom.actors.host.records import RunRecords
-from greenroom.actors.messages.admin import DrainHost, RequestReply
+from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
@@ -24,6 +24,7 @@ from greenroom.actors.runtime.processes import send_signal
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import BEATS_S
+from greenroom.core.operations import DrainHost
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ class Membership:
         if self._controller is None:
             return False
         request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
-        request = DrainHost(request_id=request_id, host=self._settings.host_name, leave=leave)
+        operation = DrainHost(host=self._settings.host_name, leave=leave)
+        request = request_of(operation, request_id)
         self._has_left = leave
         return await self._port.ask_until(
             lambda: self._controller, request, RequestReply, timeout_s

@@ -20,7 +20,7 @@ from greenroom.actors.cluster.leader_lease import NAMESPACE, LeaderLease, store_
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
 from greenroom.actors.controller.read_only import ReadOnlyController, saving
-from greenroom.actors.controller.requests import Requests, failure
+from greenroom.actors.controller.requests import PENDING, Later, Requests, failure
 from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.host.capacity import capacity_of
@@ -33,15 +33,16 @@ from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.loop import Timer
 from greenroom.actors.runtime.settings import LEADS, MAY_LEAD
 from greenroom.core import effects as fx
+from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.changes import Changes
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.leader_lease import RENEW_S
 from greenroom.core.cluster.long_poll import News, epoch_of
 from greenroom.core.cluster.placement import Placement
-from greenroom.core.cluster.state import Cluster
+from greenroom.core.cluster.state import SOFT
 from greenroom.core.effects import AskPolicy
 from greenroom.core.errors import StateNotSavedError
-from greenroom.core.lifecycle.lost import SOFT
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import (
@@ -55,13 +56,9 @@ from greenroom.persistence.writer import Claim
 
 logger = logging.getLogger(__name__)
 
-_OF_MORE = (  # requests that change more than records, from which one sees whether they did
-    am.StopCluster,
-    am.DrainHost,
-    am.RotateKey,
-    am.EvictHost,
-    am.RebalanceHosts,
-)
+# Operations that change more than records, so that nothing shows whether a failed one did.
+_OF_MORE = (ops.StopCluster, ops.DrainHost, ops.RotateKey, ops.EvictHost, ops.RebalanceHosts)
+_OF_MORE_KEYS = frozenset(kind.key for kind in _OF_MORE)
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
@@ -132,13 +129,16 @@ class Controller(LoopActor):
         self._policies = Policies(
             self.loop, self._cluster, self.settings, self.records, self._changed
         )
-        own_requests: dict[type[am.Request], Any] = {
-            am.GetStatus: lambda _: self._status(),
-            am.EvictHost: lambda r: self._cluster.hosts.evict(r.host, time.monotonic()),
-            am.ListHosts: lambda _: self._members.addresses(),
-            am.RebalanceHosts: lambda _: self._cluster.hosts.rebalance(),
-        }
-        self._requests = Requests(self._cluster, own_requests)
+        self._requests = Requests(
+            self._cluster,
+            {
+                ops.GetStatus: lambda _asked, _id: self._status(),
+                ops.ListHosts: lambda _asked, _id: self._members.addresses(),
+                ops.DrainHost: self._drain_host,
+                ops.RotateKey: self._rotate_key,
+                ops.StopCluster: self._stop_cluster,
+            },
+        )
         self._status_file = StatusFile(self.loop, self.settings.status_file, self._status)
         self._proxies: dict[Hashable, Address] = {}  # by the incarnation of each
         self._watched: set[str] = set()  # proxies
@@ -171,9 +171,9 @@ class Controller(LoopActor):
 
     def survives(self, message: Any, sender: Address, error: Exception) -> bool:
         """Answer a request that failed before it had changed anything."""
-        if not isinstance(message, am.Request) or isinstance(message, _OF_MORE):
+        if not isinstance(message, am.Request) or message.operation in _OF_MORE_KEYS:
             return False
-        if self._unsaved is None and self._cluster.is_torn:
+        if self._unsaved is None and self._cluster.state.is_torn:
             return False
         self.loop.send(sender, failure(message.request_id, error))
         return True
@@ -209,20 +209,11 @@ class Controller(LoopActor):
         if not self._may_act() and not isinstance(message, cm.Identify):
             self._refuse(message, sender)
             return
-        if isinstance(message, am.StopCluster):
-            self._stop_cluster(message, sender)
-        elif isinstance(message, am.DrainHost):
-            self._members.drain(message)
-            self._requests.park(message, sender, lambda: self._members.drained(message))
-        elif isinstance(message, am.RotateKey):
-            self._members.keys.begin(message.request_id)
-            self._requests.park(message, sender, lambda: self._members.keys.rotated(message))
-        elif isinstance(message, am.Request):
+        if isinstance(message, am.Request):
             self._requests.take(message, sender)
+            self._changed()
         else:
             super()._dispatch(message, sender)
-            return
-        self._changed()
 
     def _refuse(self, message: Any, sender: Address) -> None:
         """Say why nothing is done; by default whoever asks does so again, of who leads then."""
@@ -306,24 +297,30 @@ class Controller(LoopActor):
         """See :meth:`KeyRotation.asked`."""
         self._members.keys.asked(message, sender)
 
-    def _stop_cluster(self, message: am.StopCluster, sender: Address) -> None:
+    def _drain_host(self, asked: ops.DrainHost, _request_id: str) -> Later:
+        self._members.drain(asked)
+        return Later(lambda: True if self._members.is_drained(asked) else PENDING)
+
+    def _rotate_key(self, _asked: ops.RotateKey, request_id: str) -> Later:
+        keys = self._members.keys
+        keys.begin(request_id)
+        return Later(lambda: keys.rotated() or PENDING)
+
+    def _stop_cluster(self, asked: ops.StopCluster, _request_id: str) -> Any:
         """Stop all replicas without a change of the hard state, which a next start brings back."""
-        if message.forget:
+        if asked.forget:
             self._members.stop_all()
-            self._requests.park(message, sender, lambda: _done(message))
-            return
+            return True
         self._stopping = True
         self._supervisor.stop_all()
-        self._requests.park(
-            message, sender, lambda: None if self._supervisor.any_alive() else self._ended(message)
-        )
+        return Later(lambda: PENDING if self._supervisor.any_alive() else self._ended())
 
-    def _ended(self, message: am.StopCluster) -> am.RequestReply:
-        """Have another host lead, where one can: nothing is done from here any more."""
+    def _ended(self) -> bool:
+        """Make another host lead, where one can: nothing is done from here any more."""
         heir = self._members.heir()
         if self._reign is not None and heir:
             self._reign.give_up(heir, leaves=True)
-        return _done(message)
+        return True
 
     # --- Proxies --------------------------------------------------------------------------------
 
@@ -356,7 +353,7 @@ class Controller(LoopActor):
             return False
         if message.store == self._store.store_id:
             return epoch_of(message.seen) > self._epoch
-        return self._members.is_here(message.host) or self._cluster.is_empty
+        return self._members.is_here(message.host) or self._cluster.state.is_empty
 
     def _watch_proxy(self, process: m.Process, at: Address | None = None) -> None:
         if process.incarnation not in self._watched:
@@ -548,10 +545,6 @@ def log_changes(changes: Changes) -> None:
 
 def _described(claim: Claim) -> str:
     return f"store {claim.store_id or '?'} at epoch {claim.epoch}"
-
-
-def _done(message: am.Request) -> am.RequestReply:
-    return am.RequestReply(request_id=message.request_id, value=True)
 
 
 def _crash_for_a_test(when: str) -> None:

@@ -31,7 +31,7 @@ from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.autoscaling.config import AutoscalingPolicy
 from greenroom.core.backoff import pause_s
-from greenroom.core.cluster.state import Cluster
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.effects import AskPolicy
 
 logger = logging.getLogger(__name__)

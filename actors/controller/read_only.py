@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.cluster.leader_lease import NAMESPACE
+from greenroom.actors.controller.requests import not_saved
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.errors import StateNotSavedError
+from greenroom.core.operations import GetStatus, StopCluster
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreError
@@ -40,17 +41,6 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "rollouts": {},
     "resources": {},
 }
-
-
-def not_saved(request_id: str, error: Exception) -> am.RequestReply:
-    """Return the answer to a request whose change the store did not take; it says how sure that is.
-
-    Whether it was made is not known where the store failed while it was about to rename.
-    """
-    text = f"the state cannot be saved: {error}"
-    return am.RequestReply(
-        request_id=request_id, error_kind=StateNotSavedError.__name__, error=text
-    )
 
 
 class ReadOnlyController:
@@ -82,9 +72,9 @@ class ReadOnlyController:
         """
         if message.request_id in self._saved:
             return
-        if isinstance(message, am.GetStatus):
+        if message.operation == GetStatus.key:
             reply = am.RequestReply(request_id=message.request_id, value=self._status())
-        elif isinstance(message, am.StopCluster):  # there is nothing that it would have to save
+        elif message.operation == StopCluster.key:  # there is nothing that it would have to save
             reply = am.RequestReply(request_id=message.request_id, value=True)
         else:
             reply = not_saved(message.request_id, self._error)

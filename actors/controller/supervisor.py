@@ -18,7 +18,7 @@ from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Loop, Repeats
 from greenroom.actors.runtime.processes import is_alive, send_signal
 from greenroom.core import effects as fx
-from greenroom.core.cluster.state import Cluster
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_shown
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
@@ -222,7 +222,7 @@ class Supervisor:
             answer = cm.FolderFetched(digest=message.digest, content=content)
         except StoreError as error:
             logger.exception("a folder is lost")
-            self._cluster.code_use.lost.add(message.digest)
+            self._cluster.state.code_use.lost.add(message.digest)
             answer = cm.FolderFetched(digest=message.digest, content=None, error=str(error))
         self._loop.send(sender, answer)
 
@@ -238,7 +238,7 @@ class Supervisor:
             raise
         except StoreError as error:
             logger.exception("code is lost")
-            self._cluster.code_use.lost.add(digest)
+            self._cluster.state.code_use.lost.add(digest)
             return lost_code(str(error))
 
     def _load_code(self, digest: str) -> bytes:

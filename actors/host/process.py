@@ -56,7 +56,7 @@ from greenroom.actors.host.records import (
     role_of,
     show_title,
 )
-from greenroom.actors.messages.admin import RequestReply, StopCluster
+from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.replica import folders
@@ -77,6 +77,7 @@ from greenroom.actors.runtime.processes import (
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport import base
 from greenroom.core.errors import StartError
+from greenroom.core.operations import StopCluster
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreError, StoreMissingError
 
@@ -535,7 +536,7 @@ class Host:
         if self._controller.found is not None:
             controller = self._controller.found[0]
             self._controller.stop()  # whoever leads next is not for this host to follow
-            request = StopCluster(request_id=self._process.incarnation)
+            request = request_of(StopCluster(), self._process.incarnation)
             await self._port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
-from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -17,13 +16,14 @@ import cloudpickle
 from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.host.launcher import is_running
-from greenroom.actors.messages.admin import ListHosts, Request, RequestReply
+from greenroom.actors.messages.admin import Request, RequestReply, request_of
 from greenroom.actors.messages.queries import Address, AnswerQueries, AttachCallerReply
 from greenroom.actors.runtime.loop import Repeats
 from greenroom.actors.runtime.port import CONTROLLER, PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, way_to
 from greenroom.core.errors import NotRunningError, StateNotSavedError, error_from
+from greenroom.core.operations import ListHosts, Operation
 
 GONE_POLL_S = 0.05
 GONE_S = 15.0  # longer than any restart of the actor system takes
@@ -87,8 +87,8 @@ class Connection:
                 self._port.loop.post(self._proxy.start)
         return CallerClient(self._caller)
 
-    def request(self, request: Request, *, timeout_s: float | None = None) -> Any:
-        """Have the controller carry out ``request``; block until it is answered.
+    def request(self, operation: Operation, *, timeout_s: float | None = None) -> Any:
+        """Ask the controller to carry out an operation; block until it is answered.
 
         The request is repeated, with its id, when the controller was restarted or an answer is
         late. Raises the error that the controller names (with a failed constructor's own exception
@@ -96,8 +96,8 @@ class Connection:
         this connection was closed.
         """
         self._check_open()
-        request_id = request.request_id or secrets.token_hex(16)
-        request = replace(request, request_id=request_id, user=request.user or user_name())
+        request_id = secrets.token_hex(16)
+        request = request_of(operation, request_id, user_name())
         pending = self._pending[request_id] = _Pending(request)
         self._port.loop.post(lambda: self._send(request_id))
         try:
@@ -156,7 +156,7 @@ class Connection:
                 self._port.loop.post(lambda: self._send_again(request.request_id))
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"{type(request).__name__} was not answered within {timeout_s:g} s"
+                    f"{request.operation} was not answered within {timeout_s:g} s"
                     f"{self._absence()}; it may have been carried out"
                 )
             gone_since = None if self._port.is_answered() else gone_since or time.monotonic()
@@ -175,7 +175,7 @@ class Connection:
         """Learn of the cluster's other hosts, for when those that are known are gone."""
         if self._controller.found is not None:
             self._listing = secrets.token_hex(16)
-            request = ListHosts(request_id=self._listing)
+            request = request_of(ListHosts(), self._listing)
             self._port.loop.send(self._controller.found[0], request)
 
     def _send(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What a step of the controller changed and has to save, at once, before anybody sees it."""
+"""What a step of the controller has changed and must save, all at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Changes:
         return len(self.puts), len(self.deletes), len(self.code)
 
     def put(self, kind: str, name: str, record: Any) -> None:
-        """Have a record saved; the last one counts. None has it deleted."""
+        """Save a record; of several the last one. None deletes it."""
         if record is None:
             self.delete(kind, name)
             return
@@ -31,16 +31,22 @@ class Changes:
         self.puts[kind, name] = record
 
     def delete(self, kind: str, name: str) -> None:
-        """Have a record deleted."""
+        """Delete a record."""
         self.puts.pop((kind, name), None)
         self.deletes.add((kind, name))
 
     def put_code(self, digest: str, code: bytes) -> None:
-        """Have code saved under its digest."""
+        """Save code under its digest."""
         self.deletes.discard(("code", digest))
         self.code[digest] = code
 
     def delete_code(self, digest: str) -> None:
-        """Have code deleted that no backend runs."""
+        """Delete code that no backend runs."""
         self.code.pop(digest, None)
         self.deletes.add(("code", digest))
+
+    def take(self) -> Changes:
+        """Return all of this as an object of its own; nothing is left here."""
+        taken = Changes(self.puts, self.deletes, self.code)
+        self.puts, self.deletes, self.code = {}, set(), {}
+        return taken

@@ -15,14 +15,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from greenroom.core.cluster.long_poll import Listeners
+from greenroom.core.cluster.placement import Placement
+from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.records import HostRecord
-
-if TYPE_CHECKING:
-    from greenroom.core.cluster.state import Cluster
-
 
 # Which hosts are there, judged by their beats alone: a host is lost quickly and is back slowly.
 #
@@ -154,13 +152,30 @@ class _Heard:
     was_stable: bool = False  # when it was lost
 
 
+def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -> None:
+    """Tell the placement of recorded hosts, before there are backends with replicas there."""
+    for name, record in records.items():
+        if name != own:
+            placement.set_host(name, record.capacity, record.labels)
+            placement.close_host(name, _CLOSED[S.EXPECTED])
+
+
 class Hosts:
     """All hosts but the controller's own. ``now`` is always monotonic seconds."""
 
     def __init__(
-        self, cluster: Cluster, records: Mapping[str, HostRecord], own: str, now: float
+        self,
+        state: State,
+        listeners: Listeners,
+        records: Mapping[str, HostRecord],
+        own: str,
+        now: float,
     ) -> None:
-        self._cluster = cluster
+        self._backends = state.backends
+        self._placement = state.placement
+        self._changes = state.changes
+        self._touch = state.touch
+        self._listeners = listeners
         self._own = own
         self.records = {name: record for name, record in records.items() if name != own}
         self._own_record = records.get(own)
@@ -172,14 +187,6 @@ class Hosts:
         for name in self.records:
             self.liveness.expect(name, now, EXPECTED_S)
 
-    @staticmethod
-    def prepare(cluster: Cluster, records: Mapping[str, HostRecord], own: str) -> None:
-        """Tell the placement of recorded hosts, before there are backends with replicas there."""
-        for name, record in records.items():
-            if name != own:
-                cluster.placement.set_host(name, record.capacity, record.labels)
-                cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
-
     def state(self, name: str) -> HostState:
         """Return a host's state; the controller's own runs."""
         if name == self._own:
@@ -190,7 +197,7 @@ class Hosts:
         """Have the record of the controller's own host for one that will lead from elsewhere."""
         if self._own_record != record:
             self._own_record = record
-            self._cluster.save(HOST, record.name, record)
+            self._changes.put(HOST, record.name, record)
 
     def suspect(self, name: str, now: float) -> None:
         """Wait less long for a host than for others: a new controller leads because of it."""
@@ -217,8 +224,8 @@ class Hosts:
             if present is not None and present.id != record.id:
                 self.forget(name, now)  # a new one, in place of one that was lost
             self.records[name] = record
-            self._cluster.save(HOST, name, record)
-            self._cluster.placement.set_host(name, record.capacity, record.labels)
+            self._changes.put(HOST, name, record)
+            self._placement.set_host(name, record.capacity, record.labels)
         heard = self._heard[name]
         heard.running = frozenset(running)
         is_started_anew = heard.incarnation != incarnation
@@ -226,7 +233,7 @@ class Hosts:
             heard.incarnation, heard.since = incarnation, now
         if name not in self._states:
             self._states[name] = S.EXPECTED
-            self._cluster.placement.close_host(name, _CLOSED[S.EXPECTED])
+            self._placement.close_host(name, _CLOSED[S.EXPECTED])
             self.liveness.expect(name, now)
             self._look_at = now
         elif is_started_anew and heard.was_stable:  # it is not a link that comes and goes
@@ -273,21 +280,21 @@ class Hosts:
         was_lost, heard = self._states[name] is S.LOST, self._heard[name]
         heard.was_stable = False
         self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
-        self._cluster.placement.open_host(name)
-        for tag, backend in self._cluster.backends.items():
+        self._placement.open_host(name)
+        for tag, backend in self._backends.items():
             if was_lost and backend.is_at(name):
                 backend.host_back(name, heard.running, now)
-                self._cluster.touch(tag)
+                self._touch(tag)
 
     def _missed(self, name: str, now: float) -> None:
         self._states[name] = TRANSITIONS[self._states[name], E.MISSED]
         self._heard[name].was_stable = now - self._heard[name].since >= STABLE_S
-        self._cluster.placement.close_host(name, _CLOSED[S.LOST])
-        self._cluster.listeners.host_gone(name)
-        for tag, backend in self._cluster.backends.items():
+        self._placement.close_host(name, _CLOSED[S.LOST])
+        self._listeners.host_gone(name)
+        for tag, backend in self._backends.items():
             if backend.retries.host_lost(name, now) or backend.is_at(name):
                 backend.host_lost(name, now)
-                self._cluster.touch(tag)
+                self._touch(tag)
 
     # --- What is asked for ----------------------------------------------------------------------
 
@@ -299,39 +306,39 @@ class Hosts:
             self._states[name] = TRANSITIONS[S.RUNNING, E.DRAIN]
         elif name not in self._states:
             return  # it has left already
-        if self._cluster.placement.is_open(name):
-            self._cluster.placement.close_host(name, _CLOSED[S.DRAINING])
-        for tag, backend in self._cluster.backends.items():
+        if self._placement.is_open(name):
+            self._placement.close_host(name, _CLOSED[S.DRAINING])
+        for tag, backend in self._backends.items():
             if backend.is_at(name):
                 backend.move_from(name)
-                self._cluster.touch(tag)
+                self._touch(tag)
 
     def leave(self, name: str, now: float) -> None:
         """Have what is left on a host stop, finishing what it has, replaced or not."""
         self.drain(name)
-        for tag, backend in self._cluster.backends.items():
+        for tag, backend in self._backends.items():
             if backend.is_at(name):
                 backend.retire_from(name, now)
-                self._cluster.touch(tag)
+                self._touch(tag)
 
     def rebalance(self) -> int:
         """Have replicas moved to where there are fewer of their backend; return how many."""
         moved = 0
-        for tag, backend in self._cluster.backends.items():
+        for tag, backend in self._backends.items():
             moves = backend.rebalance()
             if moves:
                 moved += moves
-                self._cluster.touch(tag)
+                self._touch(tag)
         return moved
 
     def is_empty(self, name: str) -> bool:
         """Tell whether no replica is on a host any more."""
-        return not any(backend.is_at(name) for backend in self._cluster.backends.values())
+        return not any(backend.is_at(name) for backend in self._backends.values())
 
     def can_take_over(self, name: str) -> bool:
         """Tell whether there is any other host on which replicas may be placed."""
         names = {self._own, *self._states} - {name}
-        return any(self._cluster.placement.is_open(each) for each in names)
+        return any(self._placement.is_open(each) for each in names)
 
     def evict(self, name: str, now: float) -> None:
         """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
@@ -348,13 +355,13 @@ class Hosts:
         """Forget a host, and what was on it; harmless when it is forgotten."""
         if name not in self._states:
             return
-        for tag, backend in self._cluster.backends.items():
+        for tag, backend in self._backends.items():
             if backend.is_at(name):
                 backend.host_gone(name, now)
-                self._cluster.touch(tag)
+                self._touch(tag)
         del self._states[name], self.records[name]
         self._heard.pop(name, None)
         self.liveness.forget(name)
-        self._cluster.listeners.host_gone(name)
-        self._cluster.placement.drop_host(name)
-        self._cluster.save(HOST, name, None)
+        self._listeners.host_gone(name)
+        self._placement.drop_host(name)
+        self._changes.put(HOST, name, None)

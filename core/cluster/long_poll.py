@@ -18,14 +18,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
+from greenroom.core.cluster.changes import Changes
 from greenroom.core.records import ListenerRecord
-
-if TYPE_CHECKING:
-    from greenroom.core.cluster.state import Cluster
-
 
 IDS_PER_EPOCH = 2**32
 NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1
@@ -194,13 +191,24 @@ EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew
 class Listeners:
     """Who listens, and who is expected to. ``now`` is always monotonic seconds."""
 
-    def __init__(self, cluster: Cluster, records: Mapping[str, ListenerRecord], now: float) -> None:
-        self._cluster = cluster
+    def __init__(
+        self,
+        long_poll: LongPoll,
+        changes: Changes,
+        records: Mapping[str, ListenerRecord],
+        now: float,
+        *,
+        changed: Callable[[], None],
+    ) -> None:
+        """Call ``changed`` when a listener holds more, or is gone."""
+        self._long_poll = long_poll
+        self._changes = changes
+        self._changed = changed
         self._recorded = {name: record.host for name, record in records.items()}
         self._expected = dict(records)
         self._expected_until = now + EXPECTED_S
         for name in records:
-            cluster.long_poll.expect(name)
+            long_poll.expect(name)
 
     def expected(self) -> list[ListenerRecord]:
         """Return those of an earlier controller that have not been heard of yet."""
@@ -213,10 +221,10 @@ class Listeners:
         if name not in self._recorded:
             self._recorded[name] = host
             record = ListenerRecord(name=name, process=process, host=host)
-            self._cluster.save(LISTENER, name, record)
+            self._changes.put(LISTENER, name, record)
         self._expected.pop(name, None)
-        news = self._cluster.long_poll.listen(name, seen)
-        self._cluster.listener_changed()
+        news = self._long_poll.listen(name, seen)
+        self._changed()
         return news
 
     def gone(self, name: str) -> None:
@@ -225,9 +233,9 @@ class Listeners:
             return
         del self._recorded[name]
         self._expected.pop(name, None)
-        self._cluster.save(LISTENER, name, None)
-        self._cluster.long_poll.forget(name)
-        self._cluster.listener_changed()
+        self._changes.put(LISTENER, name, None)
+        self._long_poll.forget(name)
+        self._changed()
 
     def host_gone(self, host: str) -> None:
         """Wait no more for the proxies of a host that is lost; they begin anew when it is back."""

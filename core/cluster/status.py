@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from greenroom.core.cluster.state import Cluster
+from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.state import DAMAGED
 from greenroom.core.config import config_shown
-from greenroom.core.lifecycle.applications import qualified
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.deployments import get, names
-from greenroom.core.lifecycle.lost import DAMAGED
+from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
 
@@ -44,7 +43,7 @@ def _endpoint(record: EndpointRecord) -> dict[str, Any]:
 
 def differences(cluster: Cluster, name: str) -> dict[str, Any]:
     """Return shadow -> by what its answers are compared, and what was found; UnknownNameError."""
-    endpoint = cluster.endpoint(name)
+    endpoint = cluster.state.endpoint(name)
     return {
         tag: {"by": str(each), **cluster.differences.of((name, tag, each.id))}
         for tag, each in sorted(endpoint.compares.items())
@@ -76,12 +75,12 @@ def goals(cluster: Cluster) -> list[dict[str, Any]]:
 
 def deployments(cluster: Cluster) -> dict[str, Any]:
     """Return name -> settings and state of the deployments that stand alone."""
-    return {name: deployment(cluster, name) for name in names(cluster)}
+    return {name: deployment(cluster, name) for name in deployment_names(cluster.state)}
 
 
 def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
     """Return the settings and the state of a deployment that stands alone; UnknownNameError."""
-    record = get(cluster, name)
+    record = deployment_record(cluster.state, name)
     endpoint = cluster.endpoints.get(name)
     shown = backend_status(cluster, cluster.backends[name]) | cluster.loads.of(name)._asdict()
     route_prefix = endpoint.route if endpoint is not None else None
@@ -133,7 +132,7 @@ def application_status(cluster: Cluster, application: ApplicationRecord) -> dict
 def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
     backend = cluster.backends.get(tag)
     if backend is None:
-        is_lost = (BACKEND, tag) in cluster.lost
+        is_lost = (BACKEND, tag) in cluster.state.lost
         return {
             "status": "UNHEALTHY" if is_lost else "UPDATING",
             "message": DAMAGED if is_lost else "",

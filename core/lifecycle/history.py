@@ -12,27 +12,18 @@ where code is no longer stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from greenroom.core.cluster.changes import Changes
-from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.lifecycle.endpoints import check_free, users_of
+from greenroom.core.errors import UnknownNameError
 from greenroom.core.lifecycle.releases import digests_of
 from greenroom.core.records import (
-    APPLICATION,
-    BACKEND,
-    ENDPOINT,
     BackendDefinition,
-    Definition,
     Definitions,
-    EndpointRecord,
     HistoryRecord,
     Key,
     differences,
 )
-
-if TYPE_CHECKING:
-    from greenroom.core.cluster.state import Cluster
 
 KEPT = 200  # entries
 CODE_KEPT = 20  # entries whose code is kept
@@ -151,87 +142,3 @@ def described_changes(before: Definitions, after: Definitions) -> list[dict[str,
         fields = differences(old, new)
         told.append({"kind": key[0], "name": key[1], "change": does, "fields": fields})
     return told
-
-
-# --- Undo -----------------------------------------------------------------------------------------
-
-
-def undone(cluster: Cluster, entry: HistoryRecord) -> dict[Key, Definition | None]:
-    """Return what there should be without a change; ConflictError saying why that cannot be."""
-    wanted = {}
-    for key, before in entry.before.items():
-        now = cluster.definition(key)
-        if now == before:
-            continue
-        if now != entry.after[key]:
-            raise ConflictError(_told_later(cluster, entry, key))
-        wanted[key] = before
-    if not wanted:
-        raise ConflictError(
-            f"change {entry.id} ({entry.what}) is undone already, or its update was rolled back: "
-            "all is as it was before"
-        )
-    for (kind, name), definition in wanted.items():
-        if kind == BACKEND:
-            _check_backend(cluster, entry, name, definition, wanted)
-        elif kind == ENDPOINT and isinstance(definition, EndpointRecord):
-            _check_endpoint(cluster, entry, definition, wanted)
-        elif kind not in {ENDPOINT, APPLICATION}:
-            raise InvalidRequestError(f"change {entry.id} ({entry.what}): {kind} cannot be undone")
-    return wanted
-
-
-def _told_later(cluster: Cluster, entry: HistoryRecord, key: Key) -> str:
-    told = f"change {entry.id} ({entry.what}) cannot be undone: "
-    later = cluster.history.after(entry, key)
-    if later is None:
-        return told + f"{key[0]} {key[1]!r} is no longer as that change left it"
-    return told + (
-        f"change {later.id} ({later.what}) changed {key[0]} {key[1]!r} later; undo that first"
-    )
-
-
-def _check_backend(
-    cluster: Cluster,
-    entry: HistoryRecord,
-    tag: str,
-    definition: Definition | None,
-    wanted: Definitions,
-) -> None:
-    told = f"change {entry.id} ({entry.what}) cannot be undone: "
-    if isinstance(definition, BackendDefinition):
-        if not all(cluster.code_use.is_stored(digest) for digest in digests_of(definition)):
-            raise ConflictError(
-                told + f"the code that backend {tag!r} ran is no longer stored, for only that of "
-                f"the last {CODE_KEPT} changes is; deploy it from its source"
-            )
-        return
-    users = users_of(_endpoints_then(cluster, wanted), tag)
-    if users:
-        uses = ", ".join(f"{use} of endpoint {name!r}" for name, use in users.items())
-        raise ConflictError(told + f"backend {tag!r} has {uses}")
-
-
-def _check_endpoint(
-    cluster: Cluster, entry: HistoryRecord, endpoint: EndpointRecord, wanted: Definitions
-) -> None:
-    told = f"change {entry.id} ({entry.what}) cannot be undone: "
-    try:
-        check_free(_endpoints_then(cluster, wanted), endpoint.name, endpoint.route)
-    except ConflictError as error:
-        raise ConflictError(told + str(error)) from None
-    for tag in (*endpoint.traffic, *endpoint.shadows):
-        key = (BACKEND, tag)
-        if (wanted[key] if key in wanted else cluster.definition(key)) is None:
-            raise ConflictError(
-                told + f"endpoint {endpoint.name!r} used backend {tag!r}, which is gone"
-            )
-
-
-def _endpoints_then(cluster: Cluster, wanted: Definitions) -> Iterator[EndpointRecord]:
-    for name, endpoint in cluster.endpoints.items():
-        if (ENDPOINT, name) not in wanted:
-            yield endpoint
-    for definition in wanted.values():
-        if isinstance(definition, EndpointRecord):
-            yield definition

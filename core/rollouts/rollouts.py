@@ -28,22 +28,21 @@ the same (a change is undone, an application deployed), the rollout ends and lea
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.endpoints import check_known
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
+from greenroom.core.operations import StartRollout
 from greenroom.core.records import RolloutRecord
 from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import PlainTally, Sample, total
-from greenroom.core.rollouts.settings import check_settings, others_of, weights_at
+from greenroom.core.rollouts.settings import others_of, weights_at
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
-
-if TYPE_CHECKING:
-    from greenroom.core.cluster.state import Cluster
 
 ROLLOUT = "rollout"
 UNDER_WAY, PROMOTED, WENT_BACK, INTERRUPTED = "under way", "promoted", "went back", "interrupted"
@@ -88,12 +87,15 @@ class Rollouts:
     ``now`` is monotonic seconds, ``wall_now`` those of the epoch.
     """
 
-    def __init__(self, cluster: Cluster, records: Mapping[str, RolloutRecord]) -> None:
-        self._cluster = cluster
+    def __init__(self, state: State, records: Mapping[str, RolloutRecord]) -> None:
+        self._state = state
         self._records = dict(records)
+        for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
+            del self._records[name]
+            state.changes.delete(ROLLOUT, name)
         self._runs = {
             name: _Run(record, dict(record.counted))
-            for name, record in records.items()
+            for name, record in self._records.items()
             if record.state == UNDER_WAY
         }
         for run in self._runs.values():
@@ -101,40 +103,20 @@ class Rollouts:
 
     # --- Requests -------------------------------------------------------------------------------
 
-    def start(
-        self,
-        endpoint: str,
-        *,
-        to: str,
-        steps: Iterable[float],
-        hold_s: float,
-        abort_if: Mapping[str, float],
-        alpha: float,
-        min_samples: int,
-        ready_timeout_s: float,
-        wall_now: float,
-    ) -> str | None:
-        """Begin to move an endpoint's traffic to ``to``; return the goal, None if it is there.
+    def start(self, asked: StartRollout, wall_now: float) -> str | None:
+        """Begin to move an endpoint's traffic; return the goal, None if the traffic is there.
 
         The same call again while it is under way returns the same goal.
         """
-        cluster = self._cluster
-        present = cluster.endpoint(endpoint)
-        settings = check_settings(
-            to=to,
-            steps=steps,
-            hold_s=hold_s,
-            abort_if=abort_if,
-            alpha=alpha,
-            min_samples=min_samples,
-            ready_timeout_s=ready_timeout_s,
-        )
+        state, endpoint, to = self._state, asked.endpoint, asked.to
+        present = state.endpoint(endpoint)
+        settings = asked.model_dump(exclude={"endpoint"})
         run = self._runs.get(endpoint)
         if run is not None:
             if {name: getattr(run.record, name) for name in settings} == settings:
-                return cluster.goals.pending_for((ROLLOUT, endpoint))
+                return state.goals.pending_for((ROLLOUT, endpoint))
             raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
-        known = cluster.usable_backends(present.application)
+        known = state.usable_backends(present.application)
         check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
         if others_of(present.traffic, to) == {}:
             return None
@@ -142,15 +124,15 @@ class Rollouts:
             id=secrets.token_hex(8),
             endpoint=endpoint,
             before=dict(present.traffic),
-            release=cluster.backends[to].record.newest.number,
+            release=state.backends[to].record.newest.number,
             started_at=wall_now,
             **settings,
         )
         self._runs[endpoint] = _Run(record)
         self._put(record)
         # With its weight of 0 the new backend is in use, and cannot be deleted.
-        cluster.put_endpoint(replace(present, traffic=weights_at(record)))
-        return cluster.goals.create((ROLLOUT, endpoint), f"roll out to {to}", wall_now)
+        state.put_endpoint(replace(present, traffic=weights_at(record)))
+        return state.new_goal((ROLLOUT, endpoint), f"roll out to {to}")
 
     def abort(self, endpoint: str, wall_now: float) -> None:
         """Go back now; harmless when that has happened."""
@@ -163,7 +145,7 @@ class Rollouts:
             self._end(run, PROMOTED, "it was promoted by request", wall_now)
 
     def _asked(self, endpoint: str, state: str) -> _Run | None:
-        self._cluster.endpoint(endpoint)
+        self._state.endpoint(endpoint)
         run = self._runs.get(endpoint)
         if run is None and getattr(self._records.get(endpoint), "state", "") != state:
             known = ", ".join(sorted(self._runs)) or "none"
@@ -210,12 +192,12 @@ class Rollouts:
         """End an endpoint's rollout without a word, for the endpoint is deleted."""
         if self._records.pop(endpoint, None) is not None:
             self._runs.pop(endpoint, None)
-            self._cluster.save(ROLLOUT, endpoint, None)
-            self._cluster.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
+            self._state.changes.put(ROLLOUT, endpoint, None)
+            self._state.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
 
     def _advance(self, run: _Run, now: float, wall_now: float) -> None:
         record = run.record
-        if self._cluster.endpoints[record.endpoint].traffic != weights_at(record):
+        if self._state.endpoints[record.endpoint].traffic != weights_at(record):
             self._interrupt(run, "the traffic was changed otherwise")
         elif reason := self._broken(run, now):
             self._end(run, WENT_BACK, reason, wall_now)
@@ -240,7 +222,7 @@ class Rollouts:
 
     def _broken(self, run: _Run, now: float) -> str:
         """Say why the new backend is out of the question; empty where it is not."""
-        record, backend = run.record, self._cluster.backends.get(run.record.to)
+        record, backend = run.record, self._state.backends.get(run.record.to)
         if backend is None or backend.record.deleting:
             return f"backend {record.to!r} was deleted"
         if backend.record.newest.number != record.release:
@@ -259,7 +241,7 @@ class Rollouts:
 
     def _begin_hold(self, run: _Run, now: float) -> None:
         if run.held_since is None and run.record.step >= 0:
-            held = self._cluster.long_poll.held_by_all
+            held = self._state.long_poll.held_by_all
             keys = (ENDPOINT_PREFIX + run.record.endpoint, ROLLOUT_PREFIX + run.record.endpoint)
             if all(held(key) for key in keys):
                 run.held_since = now - run.record.held_s
@@ -285,7 +267,7 @@ class Rollouts:
 
     def _unready(self, run: _Run) -> str:
         """Say what the new backend lacks for more traffic; empty where it lacks nothing."""
-        backend = self._cluster.backends[run.record.to]
+        backend = self._state.backends[run.record.to]
         if backend.settled:
             return ""
         told = f"{backend.running} of {backend.wanted} replicas run"
@@ -328,13 +310,13 @@ class Rollouts:
         del self._runs[record.endpoint]
         traffic = {record.to: 1.0} if state == PROMOTED else dict(record.before)
         self._change(record, traffic, f"{state}: {reason}", wall_now)
-        self._cluster.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
+        self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
 
     def _interrupt(self, run: _Run, reason: str) -> None:
         record = replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
         del self._runs[record.endpoint]
         self._put(record)
-        self._cluster.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
+        self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
 
     def _change(
         self, record: RolloutRecord, traffic: dict[str, float], told: str, wall_now: float
@@ -343,10 +325,10 @@ class Rollouts:
 
         def make() -> None:
             self._put(record)
-            present = self._cluster.endpoints[record.endpoint]
-            self._cluster.put_endpoint(replace(present, traffic=traffic))
+            present = self._state.endpoints[record.endpoint]
+            self._state.put_endpoint(replace(present, traffic=traffic))
 
-        self._cluster.change(BY_ITSELF, f"{_named(record)}: {told}", make, wall_now)
+        self._state.change(BY_ITSELF, f"{_named(record)}: {told}", make, wall_now)
 
     def _save_counted(self, run: _Run, now: float) -> None:
         if run.held_since is None:
@@ -363,11 +345,11 @@ class Rollouts:
         self._records[record.endpoint] = record
         if record.endpoint in self._runs:
             self._runs[record.endpoint].record = record
-        self._cluster.save(ROLLOUT, record.endpoint, record)
+        self._state.changes.put(ROLLOUT, record.endpoint, record)
 
     def _publish(self, record: RolloutRecord) -> None:
         if record.step >= 0:
-            self._cluster.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, _token(record))
+            self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, _token(record))
 
     # --- What is told of them -------------------------------------------------------------------
 
@@ -376,7 +358,7 @@ class Rollouts:
         record = self._records.get(endpoint)
         if record is None or record.state == UNDER_WAY:
             return Progress(done=record is None)
-        if not self._cluster.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
+        if not self._state.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
             return Progress()
         if record.state == PROMOTED:
             return Progress(done=True)
@@ -398,7 +380,7 @@ class Rollouts:
             "why": run.why if record.state == UNDER_WAY else record.reason,
             "step": record.step + 1,
             "steps": list(record.steps),
-            "traffic": dict(self._cluster.endpoints[endpoint].traffic),
+            "traffic": dict(self._state.endpoints[endpoint].traffic),
             "held_s": round(run.held_s(now), 1),
             "hold_s": record.hold_s,
             "min_samples": record.min_samples,

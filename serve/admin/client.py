@@ -12,58 +12,21 @@ import click
 from typing_extensions import Self
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.messages.admin import (
-    AbortRollout,
-    CreateBackend,
-    CreateEndpoint,
-    DeleteBackend,
-    DeleteDeployment,
-    DeleteEndpoint,
-    DeployDeployment,
-    DeploymentSpec,
-    GetBackendConfig,
-    GetDeployment,
-    GetDifferences,
-    ListBackends,
-    ListDeployments,
-    ListEndpoints,
-    ListHistory,
-    ListRollouts,
-    PromoteRollout,
-    SetTraffic,
-    ShadowTraffic,
-    StartRollout,
-    StopCluster,
-    UndoChange,
-    UpdateBackendConfig,
-)
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig, Settings, validated
-from greenroom.core.errors import (
-    GreenroomError,
-    InvalidRequestError,
-    UnknownNameError,
-)
-from greenroom.core.lifecycle.endpoints import (
-    check_methods,
-    check_proportion,
-    check_retryable,
-    check_route,
-    check_weights,
-)
-from greenroom.core.rollouts.judging import DEFAULT_RULES
+from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
 from greenroom.core.rollouts.settings import (
     DEFAULT_ALPHA,
     DEFAULT_HOLD_S,
     DEFAULT_MIN_SAMPLES,
     DEFAULT_READY_TIMEOUT_S,
     DEFAULT_STEPS,
-    check_settings,
 )
-from greenroom.serve.admin import operations
-from greenroom.serve.admin.operations import new
+from greenroom.serve.admin import applications
+from greenroom.serve.admin.session import delete_everything, wait_for_goal
 from greenroom.serve.checks import (
     check_answers_http,
     check_list,
@@ -94,7 +57,7 @@ def packed_compare(what: str, compare: object) -> Compare:
 
 def show(connection: Connection, endpoint: str, *, as_json: bool) -> None:
     """Print what comparing an endpoint's shadows has found."""
-    found: dict[str, Any] = connection.request(new(GetDifferences, endpoint=endpoint))
+    found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=endpoint))
     if as_json:
         click.echo(json.dumps(found, indent=2, default=str))
         return
@@ -194,17 +157,17 @@ class Client:
         what = f"backend {tag!r}"
         options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, _callable(what, func_or_class), init_args, {}, version)
-        request = new(
-            CreateBackend,
-            tag=tag,
-            config=packed(f"backend {tag!r}", _made(BackendConfig, config)),
-            actor_options=options,
-            version=version,
-            code=code.pickled,
-            code_hash=code.hash,
-            folders=folders,
+        return self._goal(
+            ops.CreateBackend.of(
+                tag=tag,
+                config=packed(what, _made(BackendConfig, config)),
+                actor_options=options,
+                version=version,
+                code=code.pickled,
+                code_hash=code.hash,
+                folders=folders,
+            )
         )
-        return self._goal(request)
 
     def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
@@ -214,19 +177,19 @@ class Client:
         if not isinstance(config, BackendConfig):
             check_mapping("config", config)
         changes = packed_changes(f"backend {tag!r}", config)
-        return self._goal(new(UpdateBackendConfig, tag=tag, changes=changes))
+        return self._goal(ops.UpdateBackendConfig(tag=tag, changes=changes))
 
     def get_backend_config(self, tag: str) -> BackendConfig:
         """Return a backend's settings."""
-        return BackendConfig(**self._connection.request(new(GetBackendConfig, tag=tag)))
+        return BackendConfig(**self._connection.request(ops.GetBackendConfig(tag=tag)))
 
     def list_backends(self) -> dict[str, Any]:
         """Return all backends by tag, with settings and state."""
-        return dict(self._connection.request(new(ListBackends)))
+        return dict(self._connection.request(ops.ListBackends()))
 
     def delete_backend(self, tag: str, force: bool = False) -> str | None:
         """Stop a backend, at once with ``force``; refused while an endpoint names it."""
-        return self._goal(new(DeleteBackend, tag=tag, force=force))
+        return self._goal(ops.DeleteBackend(tag=tag, force=force))
 
     def create_endpoint(
         self,
@@ -242,25 +205,19 @@ class Client:
         ``retryable``: whether a query may be run again when its replica died under it; None leaves
         it to the backend's own setting, and where there is none to the HTTP method.
         """
-        check_name("name", name)
-        check_name("backend", backend)
-        request = new(
-            CreateEndpoint,
-            name=name,
-            backend=backend,
-            route=check_route("route", route),
-            methods=check_methods(methods),
-            retryable=check_retryable(name, retryable),
+        self._connection.request(
+            ops.CreateEndpoint.of(
+                name=name, backend=backend, route=route, methods=methods, retryable=retryable
+            )
         )
-        self._connection.request(request)
 
     def delete_endpoint(self, name: str) -> None:
         """Forget an endpoint; returns when nothing routes to it any more."""
-        self._connection.request(new(DeleteEndpoint, name=name))
+        self._connection.request(ops.DeleteEndpoint(name=name))
 
     def list_endpoints(self) -> dict[str, dict[str, Any]]:
         """Return all endpoints by name: route, methods, traffic and shadows."""
-        return dict(self._connection.request(new(ListEndpoints)))
+        return dict(self._connection.request(ops.ListEndpoints()))
 
     def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """Give an endpoint's traffic to backends by weight; returns when every proxy knows it.
@@ -268,9 +225,7 @@ class Client:
         Each weight is from 0 to 1, and they sum to 1. Queries with a shard key stay where they are,
         as far as the weights allow; the others are drawn.
         """
-        check_name("endpoint", endpoint)
-        checked = check_weights(endpoint, weights)
-        self._connection.request(new(SetTraffic, endpoint=endpoint, weights=checked))
+        self._connection.request(ops.SetTraffic.of(endpoint=endpoint, weights=weights))
 
     def shadow_traffic(
         self,
@@ -290,22 +245,19 @@ class Client:
         of both answers, each with ``status``, ``headers``, ``body``, ``value`` and ``json()``. It
         returns None or True for no difference, else a text that names it, or False.
         """
-        check_name("endpoint", endpoint)
-        check_name("backend", backend)
-        checked = check_proportion(endpoint, backend, proportion)
         what = f"shadow {backend!r} of endpoint {endpoint!r}"
-        request = new(
-            ShadowTraffic,
-            endpoint=endpoint,
-            backend=backend,
-            proportion=checked,
-            compare=None if compare is None else packed_compare(what, compare).model_dump(),
+        self._connection.request(
+            ops.ShadowTraffic.of(
+                endpoint=endpoint,
+                backend=backend,
+                proportion=proportion,
+                compare=None if compare is None else packed_compare(what, compare),
+            )
         )
-        self._connection.request(request)
 
     def diff(self, endpoint: str) -> dict[str, dict[str, Any]]:
         """Return by shadow what comparing its answers has found: counts, causes and examples."""
-        return dict(self._connection.request(new(GetDifferences, endpoint=endpoint)))
+        return dict(self._connection.request(ops.GetDifferences(endpoint=endpoint)))
 
     def rollout(
         self,
@@ -329,29 +281,30 @@ class Client:
         backend which keeps all limits is sent back for its evidence is at most ``alpha``. The page
         docs/rollouts.md has the method.
         """
-        check_name("endpoint", endpoint)
-        settings = check_settings(
-            to=to,
-            steps=steps,
-            hold_s=hold_s,
-            abort_if=DEFAULT_RULES if abort_if is None else abort_if,
-            alpha=alpha,
-            min_samples=min_samples,
-            ready_timeout_s=ready_timeout_s,
+        return self._goal(
+            ops.StartRollout.of(
+                endpoint=endpoint,
+                to=to,
+                steps=steps,
+                hold_s=hold_s,
+                abort_if=abort_if,
+                alpha=alpha,
+                min_samples=min_samples,
+                ready_timeout_s=ready_timeout_s,
+            )
         )
-        return self._goal(new(StartRollout, endpoint=endpoint, **settings))
 
     def abort_rollout(self, endpoint: str) -> None:
         """Go back to the traffic before the rollout; returns when every proxy knows it."""
-        self._connection.request(new(AbortRollout, endpoint=endpoint))
+        self._connection.request(ops.AbortRollout(endpoint=endpoint))
 
     def promote_rollout(self, endpoint: str) -> None:
         """Give the new backend all traffic now; returns when every proxy knows it."""
-        self._connection.request(new(PromoteRollout, endpoint=endpoint))
+        self._connection.request(ops.PromoteRollout(endpoint=endpoint))
 
     def list_rollouts(self) -> dict[str, dict[str, Any]]:
         """Return where the last rollout of each endpoint stands, and why."""
-        return dict(self._connection.request(new(ListRollouts)))
+        return dict(self._connection.request(ops.ListRollouts()))
 
     def deploy(
         self,
@@ -387,8 +340,6 @@ class Client:
             if value is not None:
                 check_name(field, value)
         route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
-        if route_prefix is not _BY_NAME:  # else it is the name that is wrong
-            check_route("route_prefix", route)
         check_list("init_args", init_args)
         if init_kwargs is not None:
             check_mapping("init_kwargs", init_kwargs)
@@ -400,38 +351,33 @@ class Client:
             check_answers_http(what, target, allow_method_header=may_name)
         options, folders = self._working_in(working_dir, actor_options)
         code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
-        spec = DeploymentSpec(
-            name=name,
-            code=code.pickled,
-            code_hash=code.hash,
-            version=version,
-            config=made_config.model_dump(),
-            actor_options=options,
+        spec = {
+            "name": name,
+            "code": code.pickled,
+            "code_hash": code.hash,
+            "version": version,
+            "config": packed(what, made_config),
+            "actor_options": options,
+        }
+        return self._goal(
+            ops.Deploy.of(spec=spec, route_prefix=route, prev_version=prev_version, folders=folders)
         )
-        request = new(
-            DeployDeployment,
-            spec=spec,
-            route_prefix=route,
-            prev_version=prev_version,
-            folders=folders,
-        )
-        return self._goal(request)
 
     def delete_deployment(self, name: str) -> str | None:
         """Delete a deployment and its endpoint; returns the goal's id, None if there was none."""
-        return self._goal(new(DeleteDeployment, name=name))
+        return self._goal(ops.DeleteDeployment(name=name))
 
     def get_deployment_info(self, name: str) -> dict[str, Any]:
         """Return a deployment's version, route, settings and state; UnknownNameError if none."""
-        return dict(self._connection.request(new(GetDeployment, name=name)))
+        return dict(self._connection.request(ops.GetDeployment(name=name)))
 
     def list_deployments(self) -> dict[str, dict[str, Any]]:
         """Return by name what :meth:`get_deployment_info` tells of each."""
-        return dict(self._connection.request(new(ListDeployments)))
+        return dict(self._connection.request(ops.ListDeployments()))
 
     def history(self) -> list[dict[str, Any]]:
         """Return the changes that are kept, oldest first: id, at, user, address, what, changes."""
-        return list(self._connection.request(new(ListHistory)))
+        return list(self._connection.request(ops.ListHistory()))
 
     def undo(self, change_id: int | None = None) -> dict[str, Any]:
         """Restore what was before a change, by default the last one, as a new change.
@@ -439,7 +385,7 @@ class Client:
         Returns what was undone, with the goal's id as ``goal``. Raises ConflictError saying why
         where that cannot be, and UnknownNameError for a change that is not kept.
         """
-        return dict(self._connection.request(new(UndoChange, change_id=change_id)))
+        return dict(self._connection.request(ops.UndoChange(change_id=change_id)))
 
     def get_handle(self, endpoint: str, missing_ok: bool = False) -> DeploymentHandle:
         """Return a handle of an endpoint; UnknownNameError if it is missing, unless that is ok."""
@@ -457,11 +403,11 @@ class Client:
         Raises TimeoutError, or what made the change fail: the constructor's exception, say.
         """
         check_timeout("timeout_s", timeout_s)
-        operations.wait_for_goal(self._connection, goal_id, timeout_s)
+        wait_for_goal(self._connection, goal_id, timeout_s)
 
     def status(self) -> ServeStatus:
         """Return the state of all applications."""
-        return ServeStatus.of(operations.read_report(self._connection))
+        return ServeStatus.of(applications.read_report(self._connection))
 
     def shutdown(self) -> list[str]:
         """Delete everything, stop the system, and delete its state.
@@ -470,7 +416,7 @@ class Client:
         what it had, or was ended after its time limit. What takes more than a minute, or a
         controller that does not answer, is not waited for: the processes are killed then.
         """
-        goals = operations.delete_everything(self._connection, system.STOP_TIMEOUT_S)
+        goals = delete_everything(self._connection, system.STOP_TIMEOUT_S)
         self._stop()
         return goals
 
@@ -479,7 +425,7 @@ class Client:
             self.close()
             system.stop(self._settings, forget=True)
             return
-        self._connection.request(new(StopCluster, forget=True))
+        self._connection.request(ops.StopCluster(forget=True))
         gone = self._connection.wait_gone(system.STOP_TIMEOUT_S)
         self.close()
         if not gone:
@@ -497,8 +443,8 @@ class Client:
         options = _made(ActorOptions, actor_options).model_dump()
         if working_dir is None:
             return options, ()
-        folder = operations.packed(check_path("working_dir", working_dir))
-        folders = operations.missing_of(self._connection, folder)
+        folder = applications.packed(check_path("working_dir", working_dir))
+        folders = applications.missing_of(self._connection, folder)
         return {**options, "working_dir": folder.digest}, folders
 
     def _goal(self, request: Any) -> str | None:

@@ -12,17 +12,16 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.messages.admin import DeleteApplication
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
 from greenroom.core.config import HTTPOptions
-from greenroom.core.errors import GreenroomError, NotRunningError
-from greenroom.serve.admin import operations
-from greenroom.serve.admin.operations import new
+from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError, with_note
+from greenroom.core.operations import DeleteApplication, DeleteEverything, WaitForGoal
 
 _UNDO_TIMEOUT_S = 10.0
 _lock = threading.Lock()
@@ -97,7 +96,7 @@ class Session:
             atexit.unregister(self.undo)
             goals: list[str] = []
             with contextlib.suppress(GreenroomError, TimeoutError):
-                goals = operations.delete_everything(self.connect(), system.STOP_TIMEOUT_S)
+                goals = delete_everything(self.connect(), system.STOP_TIMEOUT_S)
             self.disconnect()
             system.stop(self.settings, forget=True)
             return goals
@@ -111,7 +110,7 @@ class Session:
             # Without this, the state that stays on disk would bring them up with the next start.
             with contextlib.suppress(GreenroomError, TimeoutError):
                 for name in self._deployed:
-                    self._request(new(DeleteApplication, application=name))
+                    self._request(DeleteApplication(application=name))
             self.disconnect()
             system.stop(self.settings)
 
@@ -119,6 +118,37 @@ class Session:
         if self._connection is None:  # opening one takes a thread, too late at a process's end
             raise NotRunningError("not connected")
         self._connection.request(request, timeout_s=_UNDO_TIMEOUT_S)
+
+
+def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
+    """Wait until a change is done; None is the goal of a change that was none."""
+    if goal is None:
+        return
+    try:
+        connection.request(WaitForGoal(goal_id=goal), timeout_s=timeout_s)
+    except TimeoutError:
+        raise TimeoutError(
+            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `greenroom status` "
+            "shows how far it is"
+        ) from None
+    except DeployFailedError as error:
+        if error.__cause__ is None:
+            raise
+        raise with_note(error.__cause__, str(error)) from None
+
+
+def delete_everything(connection: Connection, timeout_s: float) -> list[str]:
+    """Delete all there is, before the system stops; return the goals of that, once reached.
+
+    What takes longer, or a controller that does not answer, is not waited for.
+    """
+    deadline = time.monotonic() + timeout_s
+    goals: list[str] = []
+    with contextlib.suppress(TimeoutError, NotRunningError):
+        goals = connection.request(DeleteEverything(), timeout_s=timeout_s)
+        for goal in goals:
+            wait_for_goal(connection, goal, deadline - time.monotonic())
+    return goals
 
 
 def current() -> Session:

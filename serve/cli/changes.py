@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from greenroom.actors.messages.admin import ListHistory, PlanApplication, UndoChange
 from greenroom.actors.runtime.connection import Connection
 from greenroom.core.errors import GreenroomError
-from greenroom.serve.admin import operations
-from greenroom.serve.admin.operations import build_in, check_needs, new
+from greenroom.core.operations import ListHistory, PlanApplication, UndoChange
+from greenroom.serve.admin.applications import build_in, check_needs
+from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.deployments import Application
 
@@ -33,14 +33,13 @@ def plan(
     """Return what deploying an application would change."""
     built, _ = build_in(working_dir, application, name, route_prefix)
     check_needs(connection, built)
-    request = new(
-        PlanApplication,
+    operation = PlanApplication(
         application=name,
         ingress=built.ingress,
         route_prefix=route_prefix,
         deployments=built.deployments,
     )
-    return list(connection.request(request))
+    return list(connection.request(operation))
 
 
 def show_plan(changes: list[dict[str, Any]], name: str) -> None:
@@ -53,7 +52,7 @@ def show_plan(changes: list[dict[str, Any]], name: str) -> None:
 
 def show_history(connection: Connection, *, as_json: bool, most: int) -> None:
     """Print the changes that are kept, the newest last."""
-    entries = list(connection.request(new(ListHistory)))[-most:]
+    entries = list(connection.request(ListHistory()))[-most:]
     if as_json:
         click.echo(json.dumps(entries, indent=2, default=str))
         return
@@ -81,12 +80,12 @@ def told_of_user_code(what: str) -> Iterator[None]:
 
 def undo(connection: Connection, change_id: int | None) -> None:
     """Undo a change, say what that changed, and wait until it is done."""
-    undone = connection.request(new(UndoChange, change_id=change_id))
+    undone = connection.request(UndoChange(change_id=change_id))
     for line in lines_of(undone["changes"]):
         click.echo(line)
     told = f"change {undone['id']} could not be undone"
     with told_of_user_code(told), Progress(f"undoing change {undone['id']}"):
-        operations.wait_for_goal(connection, undone["goal"])
+        wait_for_goal(connection, undone["goal"])
     click.echo(f"undid change {undone['id']}: {undone['what']}")
 
 

@@ -8,20 +8,26 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.host.records import RunRecords
-from greenroom.actors.messages.admin import EvictHost, RebalanceHosts, RotateKey, StopCluster
 from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.operations import (
+    EvictHost,
+    RebalanceHosts,
+    RotateKey,
+    StartRollout,
+    StopCluster,
+)
+from greenroom.serve.admin import applications
 from greenroom.serve.admin import client as differences
-from greenroom.serve.admin import operations
+from greenroom.serve.admin.session import delete_everything
 from greenroom.serve.cli import changes
 from greenroom.serve.cli import display as rollouts
 from greenroom.serve.cli.display import (
@@ -59,9 +65,9 @@ def shutdown(settings: HostSettings) -> None:
     """Delete everything, stop the system and delete its state."""
     with Progress("stopping"):
         with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
-            operations.delete_everything(connection, system.STOP_TIMEOUT_S)
-            if len(operations.read_report(connection).get("hosts") or ()) > 1:
-                stop_all = operations.new(StopCluster, forget=True)
+            delete_everything(connection, system.STOP_TIMEOUT_S)
+            if len(applications.read_report(connection).get("hosts") or ()) > 1:
+                stop_all = StopCluster(forget=True)
                 connection.request(stop_all, timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)
     click.echo("stopped; its state is deleted" if stopped else "nothing was running")
@@ -92,12 +98,10 @@ def undo(settings: HostSettings, change_id: int | None) -> None:
         changes.undo(connection, change_id)
 
 
-def start_rollout(
-    settings: HostSettings, endpoint: str, asked: dict[str, Any], *, wait: bool
-) -> None:
+def start_rollout(settings: HostSettings, asked: StartRollout, *, wait: bool) -> None:
     """Move an endpoint's traffic to another backend step by step."""
     with connected(settings) as connection:
-        rollouts.start(connection, endpoint, asked, wait=wait)
+        rollouts.start(connection, asked, wait=wait)
 
 
 def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None:
@@ -115,14 +119,14 @@ def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
 def delete(settings: HostSettings, name: str) -> None:
     """Delete an application and wait until it is gone."""
     with connected(settings) as connection, Progress(f"deleting {name!r}"):
-        found = operations.delete(connection, name)
+        found = applications.delete(connection, name)
     click.echo(f"deleted {name!r}" if found else f"no application is named {name!r}")
 
 
 def evict(settings: HostSettings, host: str) -> None:
     """Have the cluster forget a host that is lost."""
     with connected(settings) as connection:
-        connection.request(operations.new(EvictHost, host=host), timeout_s=STATUS_TIMEOUT_S)
+        connection.request(EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
     click.echo(f"forgot host {host!r}")
 
 
@@ -130,7 +134,7 @@ def rotate_key(settings: HostSettings) -> None:
     """Have all hosts take another key."""
     with connected(settings) as connection, Progress("replacing the cluster's key"):
         try:
-            done = connection.request(operations.new(RotateKey), timeout_s=ROTATE_TIMEOUT_S)
+            done = connection.request(RotateKey(), timeout_s=ROTATE_TIMEOUT_S)
         except TimeoutError:
             raise GreenroomError(
                 f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
@@ -149,7 +153,7 @@ def rotate_key(settings: HostSettings) -> None:
 def rebalance(settings: HostSettings) -> None:
     """Move replicas to hosts that have fewer."""
     with connected(settings) as connection:
-        moved = connection.request(operations.new(RebalanceHosts), timeout_s=STATUS_TIMEOUT_S)
+        moved = connection.request(RebalanceHosts(), timeout_s=STATUS_TIMEOUT_S)
     click.echo(f"moving {moved} replicas" if moved else "nothing to move")
 
 
@@ -159,7 +163,7 @@ def status(settings: HostSettings, *, as_json: bool) -> bool:
     silent = silence.silent_among(here)
     try:
         with connected(settings) as connection, Progress("asking the controller"):
-            report = operations.read_report(connection, STATUS_TIMEOUT_S)
+            report = applications.read_report(connection, STATUS_TIMEOUT_S)
     except (GreenroomError, TimeoutError) as error:
         if not silent:
             raise
@@ -175,7 +179,7 @@ def status(settings: HostSettings, *, as_json: bool) -> bool:
 def autoscaling(settings: HostSettings, *, as_json: bool) -> None:
     """Print what autoscaling goes by and has decided."""
     with connected(settings) as connection, Progress("asking the controller"):
-        report = operations.read_autoscaling(connection, STATUS_TIMEOUT_S)
+        report = applications.read_autoscaling(connection, STATUS_TIMEOUT_S)
     if as_json:
         click.echo(json.dumps(report, indent=2, default=str))
     else:
@@ -221,7 +225,7 @@ class Source:
         self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
         with usage():
             self.arguments = read_arguments(arguments)
-            operations.check_target(name, self.route_prefix)
+            applications.check_target(name, self.route_prefix)
             if self.working_dir is not None and not self.working_dir.is_dir():
                 raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
             if target.endswith((".yaml", ".yml")):
@@ -243,7 +247,7 @@ def bring_up(connection: Connection, application: Application, source: Source) -
         changes.told_of_user_code(f"{source.name!r} could not be deployed"),
         Progress(text) as progress,
     ):
-        operations.deploy(
+        applications.deploy(
             connection,
             application,
             source.name,
@@ -257,5 +261,5 @@ def bring_up(connection: Connection, application: Application, source: Source) -
 def _where(connection: Connection, route_prefix: str | None) -> str:
     if route_prefix is None:
         return " without a route"
-    url = front_url(operations.read_report(connection, STATUS_TIMEOUT_S))
+    url = front_url(applications.read_report(connection, STATUS_TIMEOUT_S))
     return f" at {url.rstrip('/')}{route_prefix}" if url else f" at {route_prefix}"

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import Self
 
-from greenroom.actors.messages.admin import AbortRollout, PromoteRollout, StartRollout
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.liveness import told as told_of_silence
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.rollouts.judging import DEFAULT_RULES, RULES
-from greenroom.core.rollouts.settings import check_settings
-from greenroom.serve.admin import operations
-from greenroom.serve.admin.operations import new
+from greenroom.core.operations import AbortRollout, PromoteRollout, StartRollout
+from greenroom.core.rollouts.judging import RULES
+from greenroom.serve.admin.session import wait_for_goal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -415,16 +413,18 @@ def _state(value: Any) -> str:
 # The command about rollouts, and what ``greenroom status`` shows of them.
 
 
-def settings_from(to: str, steps: str, abort_if: Sequence[str], **numbers: float) -> dict[str, Any]:
-    """Read a rollout's settings from flags; InvalidRequestError naming what is wrong."""
+def rollout_from(
+    endpoint: str, to: str, steps: str, abort_if: Sequence[str], **numbers: Any
+) -> StartRollout:
+    """Read a rollout from flags; InvalidRequestError naming what is wrong."""
     try:
         shares = [float(step) for step in steps.split(",")]
     except ValueError:
         raise InvalidRequestError(
             f"--steps {steps!r}: expected shares with commas between, such as 0.01,0.1,1"
         ) from None
-    rules = dict(_rule(text) for text in abort_if) or DEFAULT_RULES
-    return check_settings(to=to, steps=shares, abort_if=rules, **numbers)
+    rules = dict(_rule(text) for text in abort_if) or None
+    return StartRollout.of(endpoint=endpoint, to=to, steps=shares, abort_if=rules, **numbers)
 
 
 def _rule(text: str) -> tuple[str, float]:
@@ -437,26 +437,24 @@ def _rule(text: str) -> tuple[str, float]:
         ) from None
 
 
-def start(
-    connection: Connection, endpoint: str, settings: Mapping[str, Any], *, wait: bool
-) -> None:
+def start(connection: Connection, rollout: StartRollout, *, wait: bool) -> None:
     """Begin a rollout; with ``wait`` also see it through, and fail when it goes back."""
-    goal = connection.request(new(StartRollout, endpoint=endpoint, **settings))
+    goal = connection.request(rollout)
     if goal is None:
-        click.echo(f"{settings['to']!r} has all traffic of {endpoint!r} already")
+        click.echo(f"{rollout.to!r} has all traffic of {rollout.endpoint!r} already")
         return
     if not wait:
         click.echo(f"began, with goal {goal}; see it with: greenroom status")
         return
-    with Progress(f"rolling out {settings['to']!r} at {endpoint!r}"):
-        operations.wait_for_goal(connection, goal)
-    click.echo(f"{settings['to']!r} has all traffic of {endpoint!r}")
+    with Progress(f"rolling out {rollout.to!r} at {rollout.endpoint!r}"):
+        wait_for_goal(connection, goal)
+    click.echo(f"{rollout.to!r} has all traffic of {rollout.endpoint!r}")
 
 
 def end(connection: Connection, endpoint: str, *, promote: bool) -> None:
     """End a rollout now."""
     kind = PromoteRollout if promote else AbortRollout
-    connection.request(new(kind, endpoint=endpoint))
+    connection.request(kind(endpoint=endpoint))
     click.echo(f"{'promoted' if promote else 'went back'} at {endpoint!r}")
 
 

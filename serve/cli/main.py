@@ -262,7 +262,8 @@ def rollout(
         commands.end_rollout(settings, endpoint, promote=promote)
         return
     with usage():
-        asked = rollouts.settings_from(
+        asked = rollouts.rollout_from(
+            endpoint,
             to,
             steps,
             abort_if,
@@ -271,7 +272,7 @@ def rollout(
             min_samples=min_samples,
             ready_timeout_s=ready_timeout_s,
         )
-    commands.start_rollout(settings, endpoint, asked, wait=wait)
+    commands.start_rollout(settings, asked, wait=wait)
 
 
 @_command(*_ANYWHERE)

@@ -17,7 +17,7 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError
-from greenroom.serve.admin import operations
+from greenroom.serve.admin import applications
 from greenroom.serve.cli.commands import Source, bring_up, print_line
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.logs import Logs
@@ -170,12 +170,12 @@ def _print(logs: Logs, over: threading.Event) -> None:
 
 
 def _exists(connection: Connection, name: str) -> bool:
-    return name in (operations.read_report(connection).get("applications") or {})
+    return name in (applications.read_report(connection).get("applications") or {})
 
 
 def _delete(connection: Connection, name: str) -> None:
     with contextlib.suppress(GreenroomError, TimeoutError), Progress(f"deleting {name!r}"):
-        operations.delete(connection, name)
+        applications.delete(connection, name)
 
 
 def _file_name(name: Any) -> str:

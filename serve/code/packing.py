@@ -203,27 +203,22 @@ def _short(value: Any) -> str:
 # Autoscaling settings on their way to the controller: a policy of the user's travels as bytes.
 
 
-def packed(what: str, config: BackendConfig) -> dict[str, Any]:
-    """Return all fields of a config as plain values; ``what`` names its owner in errors."""
-    return _with_code(what, config, config.model_dump())
+def packed(what: str, config: BackendConfig) -> BackendConfig:
+    """Return a config whose autoscaling policy travels by value; ``what`` owns it, in errors."""
+    scaling = config.autoscaling_config
+    if scaling is None or not scaling.policy.is_custom or scaling.policy.code:
+        return config
+    scaling = scaling.model_copy(update={"policy": _packed_policy(what, scaling.policy)})
+    return config.model_copy(update={"autoscaling_config": scaling})
 
 
 def packed_changes(what: str, config: BackendConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that ``config`` gives, validated, and no others."""
     if isinstance(config, BackendConfig):
-        return _with_code(what, config, config.model_dump(exclude_unset=True))
-    made = BackendConfig().updated(config)
-    values = made.model_dump()
+        return packed(what, config).model_dump(exclude_unset=True)
+    made = packed(what, BackendConfig().updated(config))
     names = {"autoscaling_config" if config[n] == "auto" else n for n in config}
-    return _with_code(what, made, {name: values[name] for name in names})
-
-
-def _with_code(what: str, config: BackendConfig, values: dict[str, Any]) -> dict[str, Any]:
-    scaling = config.autoscaling_config
-    if scaling is None or not scaling.policy.is_custom or scaling.policy.code:
-        return values
-    packed_policy = _packed_policy(what, scaling.policy).model_dump()
-    return {**values, "autoscaling_config": {**scaling.model_dump(), "policy": packed_policy}}
+    return {name: value for name, value in made.model_dump().items() if name in names}
 
 
 def _packed_policy(what: str, policy: AutoscalingPolicy) -> AutoscalingPolicy:

@@ -12,7 +12,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.messages.control import StopReplica
-from greenroom.serve.admin import operations
+from greenroom.serve.admin import applications
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.by_hand import Hand
@@ -63,7 +63,7 @@ def deploy(
     running: RunningSystem, application: Application, name: str = "default", route: str | None = "/"
 ) -> DeploymentHandle:
     """Do what ``serve.run`` does, on this system."""
-    return operations.deploy(running.connection, application, name, route)
+    return applications.deploy(running.connection, application, name, route)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def deployed(
         return deploy(running, application, name, f"/{name}")
 
     yield bring_up
-    operations.delete(running.connection, name)
+    applications.delete(running.connection, name)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def deployed_once(running: RunningSystem) -> Iterator[Callable[[Application], st
         return f"/{name}"
 
     yield bring_up
-    operations.delete(running.connection, name)
+    applications.delete(running.connection, name)
 
 
 @pytest.fixture

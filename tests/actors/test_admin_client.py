@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve.admin import operations
+from greenroom.serve.admin import applications
 from greenroom.serve.config import BackendConfig
 from greenroom.serve.exceptions import GreenroomError, NotRunningError
 from tests.support.systems import RunningSystem, alive, wait_until
@@ -334,7 +334,7 @@ def test_a_goal_is_still_answered_when_very_many_newer_ones_have_ended(
 
 
 def raw_goals(client: serve.Client) -> list[dict[str, Any]]:
-    return operations.read_report(client._connection)["goals"]
+    return applications.read_report(client._connection)["goals"]
 
 
 def exchange(

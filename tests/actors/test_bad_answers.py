@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from greenroom import serve
-from greenroom.serve.admin import operations
+from greenroom.serve.admin import applications
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem
 
@@ -167,7 +167,7 @@ def raw(running: RunningSystem) -> Iterator[Raw]:
 
     yield ask
     for name in NAMES:
-        operations.delete(running.connection, name)
+        applications.delete(running.connection, name)
 
 
 def statuses(received: bytes) -> list[int]:

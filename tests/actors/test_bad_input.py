@@ -27,8 +27,9 @@ from greenroom.actors.messages import control as cm
 from greenroom.actors.messages import queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
+from greenroom.core import operations as ops
 from greenroom.persistence.layout import FORMAT_VERSION
-from greenroom.serve.admin import operations
+from greenroom.serve.admin import applications
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
@@ -116,11 +117,6 @@ def stranger(victim: RunningSystem) -> Iterator[Hand]:
     hand.close()
 
 
-@dataclass(frozen=True)
-class UnknownRequest(am.Request):
-    """A request of a newer client."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class UnknownMessage(m.Message):
     what: str = "?"
@@ -149,66 +145,45 @@ def test_messages_of_no_known_kind_are_ignored(
     assert stranger.identify(address)[0] == process
 
 
-def test_an_unknown_admin_request_is_answered_with_an_error_that_names_it(
-    victim: RunningSystem, stranger: Hand
-) -> None:
-    controller = stranger.locate(*CONTROLLER)
-    reply = stranger.request(controller, am.Request(request_id="1"))
-    assert reply.error_kind == "InvalidRequestError"
-    assert "Request" in reply.error
-
-
 @pytest.mark.parametrize(
-    ("request_", "kind"),
+    ("operation", "fields", "kind"),
     [
-        (am.CreateBackend(request_id="a", tag=5, code=b"", code_hash="", config={}), None),
-        (am.CreateBackend(request_id="b", tag="t", code=None, code_hash="", config={}), None),
-        (am.CreateBackend(request_id="c", tag="t", code=b"", code_hash="", config=None), None),
-        (am.UpdateBackendConfig(request_id="d", tag="t", changes=None), None),
-        (am.DeleteBackend(request_id="e", tag=["x"]), None),
-        (am.CreateEndpoint(request_id="f", name=None, backend=None, route=3, methods=7), None),
-        (am.SetTraffic(request_id="g", endpoint={}, weights=None), None),
-        (am.SetTraffic(request_id="l", endpoint="e", weights=[1]), None),  # type: ignore[arg-type]
-        (am.ShadowTraffic(request_id="m", endpoint=[], backend="b", proportion=1), None),  # type: ignore[arg-type]
+        ("no_such_operation", {}, "InvalidRequestError"),
+        ("create_backend", {"tag": "t", "code": None, "code_hash": ""}, "InvalidRequestError"),
+        ("set_traffic", {"endpoint": {}, "weights": None}, "InvalidRequestError"),
         (
-            am.ShadowTraffic(request_id="n", endpoint="nobody", backend="b", proportion=1),
+            "shadow_traffic",
+            {"endpoint": "nobody", "backend": "b", "proportion": 1},
             "UnknownNameError",
         ),
-        (am.WaitForGoal(request_id="h", goal_id="no such goal"), "UnknownNameError"),
+        ("wait_for_goal", {"goal_id": "no such goal"}, "UnknownNameError"),
         (
-            am.DeployApplication(
-                request_id="i", application="x", ingress="y", route_prefix="/x", deployments=()
-            ),
+            "deploy_application",
+            {"application": "x", "ingress": "y", "route_prefix": "/x", "deployments": ()},
             "InvalidRequestError",
         ),
         (
-            am.DeployApplication(
-                request_id="j", application="x", ingress="y", route_prefix="/x", deployments=None
-            ),
-            None,
-        ),
-        (
-            am.DeployApplication(
-                request_id="k",
-                application="x",
-                ingress="y",
-                route_prefix="/x",
-                deployments=(
-                    am.DeploymentSpec("y", b"", "hash", None, {}, {}),
-                    am.DeploymentSpec("z", None, None, None, {}, {}),  # type: ignore[arg-type]
+            "deploy_application",
+            {
+                "application": "x",
+                "ingress": "y",
+                "route_prefix": "/x",
+                "deployments": (
+                    {"name": "y", "code": b"", "code_hash": "hash"},
+                    {"name": "z", "code": None, "code_hash": None},
                 ),
-            ),
-            None,
+            },
+            "InvalidRequestError",
         ),
     ],
-    ids=lambda value: f"{value} {value.request_id}" if isinstance(value, am.Request) else "",
 )
-def test_requests_with_values_of_wrong_types_are_answered_and_change_nothing(
-    victim: RunningSystem, stranger: Hand, request_: am.Request, kind: str | None
+def test_requests_that_make_no_sense_are_answered_and_change_nothing(
+    victim: RunningSystem, stranger: Hand, operation: str, fields: dict[str, Any], kind: str
 ) -> None:
     before = {key: victim.status()[key] for key in ("applications", "backends", "endpoints")}
-    reply = stranger.request(stranger.locate(*CONTROLLER), request_)
-    assert reply.error_kind == kind if kind else reply.error_kind
+    request = am.Request(request_id=secrets.token_hex(4), operation=operation, fields=fields)
+    reply = stranger.request(stranger.locate(*CONTROLLER), request)
+    assert reply.error_kind == kind
     assert reply.error
     status = victim.status()
     assert {key: status[key] for key in before} == before
@@ -250,17 +225,18 @@ def test_code_that_cannot_be_unpickled_fails_its_deployment_with_the_reason(
     victim: RunningSystem, stranger: Hand
 ) -> None:
     controller = stranger.locate(*CONTROLLER)
+
+    def ask(request_id: str, operation: ops.Operation) -> am.RequestReply:
+        return stranger.request(controller, am.request_of(operation, request_id))
+
     blob = b"\x80\x05cno_such_module\nname\n."
-    created = stranger.request(
-        controller,
-        am.CreateBackend(request_id="p", tag="blob", code=blob, code_hash="blob", config={}),
-    )
-    reply = stranger.request(controller, am.WaitForGoal(request_id="q", goal_id=created.value))
+    created = ask("p", ops.CreateBackend(tag="blob", code=blob, code_hash="blob"))
+    reply = ask("q", ops.WaitForGoal(goal_id=created.value))
     assert reply.error_kind == "DeployFailedError"
     assert "cannot be unpickled on host" in reply.error
     assert "no_such_module" in reply.error
-    deleted = stranger.request(controller, am.DeleteBackend(request_id="r", tag="blob"))
-    stranger.request(controller, am.WaitForGoal(request_id="s", goal_id=deleted.value))
+    deleted = ask("r", ops.DeleteBackend(tag="blob"))
+    ask("s", ops.WaitForGoal(goal_id=deleted.value))
 
 
 def send(
@@ -606,6 +582,6 @@ def test_bad_options_of_a_deployment_are_named_all_at_once() -> None:
 
 def test_what_is_no_application_is_refused(victim: RunningSystem) -> None:
     with pytest.raises(ValueError, match="bind"):
-        operations.deploy(victim.connection, Victim, "x", "/x")
+        applications.deploy(victim.connection, Victim, "x", "/x")
     with pytest.raises(ValueError, match="taken by"):
         deploy(victim, Victim.bind(""), "second", "/")

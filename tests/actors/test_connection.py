@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.messages.admin import ListBackends, RequestReply
+from greenroom.actors.messages.admin import Request, RequestReply, request_of
 from greenroom.actors.runtime import connection as connection_module
 from greenroom.actors.runtime.connection import Connection
 from greenroom.core.errors import NotRunningError
+from greenroom.core.operations import ListBackends
 
 GONE_S = 0.4
 
@@ -27,6 +28,7 @@ class Port:
         self.loop = SimpleNamespace(post=lambda _callback: None, asyncio=None)
         self.is_there = True
         self.probes = 0
+        self.asked: list[Request] = []
         self.handlers: dict[type, Callable[[Any, Any], None]] = {}
 
     def on(self, message_class: type, handler: Callable[[Any, Any], None]) -> None:
@@ -36,8 +38,8 @@ class Port:
         self.probes += 1
         return self.is_there
 
-    def answer(self, request: ListBackends) -> None:
-        reply = RequestReply(request_id=request.request_id, value={})
+    def answer(self) -> None:
+        reply = RequestReply(request_id=self.asked.pop(0).request_id, value={})
         self.handlers[RequestReply](reply, None)
 
 
@@ -45,13 +47,20 @@ class Port:
 def port(monkeypatch: pytest.MonkeyPatch) -> Port:
     monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
     monkeypatch.setattr(connection_module, "REPEAT_S", 0.01)
-    return Port()
+    port = Port()
+
+    def noted(*of: Any) -> Request:
+        port.asked.append(request_of(*of))
+        return port.asked[-1]
+
+    monkeypatch.setattr(connection_module, "request_of", noted)
+    return port
 
 
 def seconds_until_gone(connection: Connection) -> float:
     began_at = time.monotonic()
     with pytest.raises(NotRunningError, match="is gone"):
-        connection.request(ListBackends(request_id="another"))
+        connection.request(ListBackends())
     return time.monotonic() - began_at
 
 
@@ -63,12 +72,11 @@ def test_a_system_that_does_not_answer_is_gone_after_a_while(port: Port) -> None
 def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
     connection = Connection(port)  # type: ignore[arg-type]
     port.is_there = False
-    asked = ListBackends(request_id="one")
-    request = threading.Thread(target=connection.request, args=(asked,), daemon=True)
+    request = threading.Thread(target=connection.request, args=(ListBackends(),), daemon=True)
     request.start()
     while not port.probes:
         time.sleep(0.001)
-    port.answer(asked)  # it was only restarted
+    port.answer()  # it was only restarted
     request.join(10)
     time.sleep(GONE_S)  # long ago, by now
     assert seconds_until_gone(connection) >= GONE_S

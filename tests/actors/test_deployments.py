@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve.admin import operations, session
+from greenroom.serve.admin import applications, session
 from greenroom.serve.deployments import Application
 from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle
@@ -349,7 +349,7 @@ def test_a_deleted_application_frees_its_route_and_its_processes(
 ) -> None:
     handle = deploy(running, Sickly.bind(), name, f"/{name}")
     pid = handle.remote().result(10)
-    operations.delete(running.connection, name)
+    applications.delete(running.connection, name)
     assert running.get(f"/{name}")[0] == 404
     assert not alive(pid)
     assert name not in running.status()["applications"]

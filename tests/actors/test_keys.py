@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from greenroom.actors.cluster import key_rotation as keys
-from greenroom.actors.messages.admin import RotateKey
 from greenroom.actors.messages.control import GiveKey, HoldKeys, NeedKey
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import cluster_key as key_files
@@ -103,12 +102,10 @@ class Cluster:
             assert all(host.keys[0] in other.keys for other in present)
 
     def rotate(self, request_id: str = "1") -> Any:
-        request = RotateKey(request_id=request_id)
         rotation = self.hosts["a"].rotation
         rotation.begin(request_id)
         self.settle()
-        reply = rotation.rotated(request)
-        return reply and reply.value
+        return rotation.rotated()
 
 
 @pytest.fixture
@@ -207,7 +204,7 @@ def test_a_lost_host_is_not_waited_for(cluster: Cluster) -> None:
 def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster: Cluster) -> None:
     cluster.lost = {"c"}
     cluster.hosts["a"].rotation.begin("1")  # b has not answered yet
-    assert cluster.hosts["a"].rotation.rotated(RotateKey(request_id="1")) is None
+    assert cluster.hosts["a"].rotation.rotated() is None
     cluster.lost = set()
     assert cluster.rotate("1") == {"hosts": ["a", "b", "c"], "away": []}
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.controller.requests import Requests
+from greenroom.actors.controller.requests import Later, Requests
 from greenroom.actors.messages import admin as am
-from greenroom.core.cluster.state import Cluster
+from greenroom.core import operations as ops
+from greenroom.core.cluster.cluster import Cluster
 
 
 class Client:
@@ -27,15 +28,13 @@ def ask(requests: Requests, request: am.Request) -> am.RequestReply:
     return reply
 
 
-def create(number: int, code: bytes = b"code") -> am.CreateBackend:
-    hash_of = code.decode()
-    return am.CreateBackend(
-        request_id=f"{number}", tag="b", code=code, code_hash=hash_of, config={}
-    )
+def create(number: int, code: bytes = b"code") -> am.Request:
+    made = ops.CreateBackend(tag="b", code=code, code_hash=code.decode())
+    return am.request_of(made, f"{number}")
 
 
-def delete(number: int) -> am.DeleteBackend:
-    return am.DeleteBackend(request_id=f"{number}", tag="b", force=True)
+def delete(number: int) -> am.Request:
+    return am.request_of(ops.DeleteBackend(tag="b", force=True), f"{number}")
 
 
 def cluster_with_requests() -> tuple[Cluster, Requests]:
@@ -80,7 +79,8 @@ def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(
     goal = ask(requests, create(1)).value
 
     def wait(number: int) -> None:
-        requests.take(am.WaitForGoal(request_id=f"wait {number}", goal_id=goal), Client())
+        asked = am.request_of(ops.WaitForGoal(goal_id=goal), f"wait {number}")
+        requests.take(asked, Client())
 
     wait(0)
     for number in range(1, 1_000):
@@ -88,8 +88,6 @@ def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(
         wait(0)  # repeats, as clients do
         wait(number)  # gave up soon
         assert requests.take_answers() == []
-    parked: Any = requests._parked
-    assert len(parked) == 32
     requests.take(delete(2), Client())  # a later goal of the same backend ends this one
     answered = {reply.request_id for _, reply in requests.take_answers()}
     assert answered > {"2", "wait 0", "wait 999"}
@@ -101,67 +99,49 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
     _, requests = cluster_with_requests()
     for number in range(1_010):
         ask(requests, delete(number))
-    ask(requests, am.ListBackends(request_id="read"))
-    kept: Any = requests._settled
-    assert len(kept) == 1_000
-    assert "read" not in kept
-    assert ("9" in kept, "10" in kept, "1009" in kept) == (False, True, True)
+    ask(requests, create(2_000))
+    read = am.request_of(ops.ListBackends(), "read")
+    assert list(ask(requests, read).value) == ["b"]
+    assert ask(requests, delete(1_009)).value is None, "the answer is repeated"
+    ask(requests, delete(2_001))
+    assert ask(requests, delete(9)).value is not None, "it was forgotten, and is made anew"
 
 
 @pytest.mark.parametrize(
-    ("request_of", "told"),
+    ("operation", "fields", "told"),
     [
-        (am.DeleteEndpoint(request_id="1", name=5), "name=5: must be a string"),  # type: ignore[arg-type]
-        (am.DeleteEndpoint(request_id="1", name=None), "name=None: must be a string"),  # type: ignore[arg-type]
-        (am.GetBackendConfig(request_id="1", tag=["b"]), "tag=['b']: must be a string"),  # type: ignore[arg-type]
-        (am.WaitForGoal(request_id="1", goal_id=7), "goal_id=7: must be a string"),  # type: ignore[arg-type]
-        (
-            am.DeleteBackend(request_id="1", tag="b", force="no"),  # type: ignore[arg-type]
-            "force='no': must be True or False",
-        ),
-        (
-            am.UndoChange(request_id="1", change_id="1"),  # type: ignore[arg-type]
-            "change_id='1': must be a whole number or None",
-        ),
-        (
-            am.UndoChange(request_id="1", change_id=True),
-            "change_id=True: must be a whole number or None",
-        ),
-        (
-            am.CreateBackend(
-                request_id="1",
-                tag="c",
-                code=b"",
-                code_hash="",
-                config={},
-                version=2,  # type: ignore[arg-type]
-            ),
-            "version=2: must be a string or None",
-        ),
-        (
-            am.AbortRollout(request_id="1", endpoint=b"e"),  # type: ignore[arg-type]
-            "endpoint=b'e': must be a string",
-        ),
+        ("no_such", {}, "the controller does not know an operation 'no_such'"),
+        (["x"], {}, "the controller does not know an operation ['x']"),
+        ("get_status", None, "expected its fields as a dict, not None"),
+        ("get_status", {5: 5}, "expected its fields as a dict, not {5: 5}"),
+        ("list_backends", {"colour": 1}, "colour=1: Extra inputs are not permitted"),
+        ("delete_endpoint", {"name": 5}, "name=5: Input should be a valid string"),
+        ("delete_endpoint", {}, "name: Field required"),
+        ("wait_for_goal", {"goal_id": 7}, "goal_id=7: Input should be a valid string"),
+        ("delete_backend", {"tag": "b", "force": "no"}, "force='no': Input should be a valid bool"),
+        ("undo_change", {"change_id": True}, "change_id=True: Input should be a valid integer"),
+        ("abort_rollout", {"endpoint": b"e"}, "endpoint=b'e': Input should be a valid string"),
     ],
 )
-def test_fields_of_a_wrong_type_are_refused_by_name_and_value(
-    request_of: am.Request, told: str
+def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(
+    operation: Any, fields: Any, told: str
 ) -> None:
     cluster, requests = cluster_with_requests()
     ask(requests, create(0))
     cluster.take_changes()
-    reply = ask(requests, request_of)
-    assert (reply.error_kind, reply.error) == ("InvalidRequestError", told)
+    reply = ask(requests, am.Request(request_id="1", operation=operation, fields=fields))
+    assert reply.error_kind == "InvalidRequestError"
+    assert told in reply.error
     assert not cluster.take_changes()
 
 
 def test_an_answer_that_cannot_be_made_is_an_error_for_its_client_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, requests = cluster_with_requests()
-    waiting, good = am.WaitForGoal(request_id="1", goal_id="g"), delete(2)
-    requests.park(waiting, Client(), lambda: {}["gone"])
-    requests.take(good, Client())
+    broken = Later(lambda: {}["gone"])
+    requests = Requests(Cluster({}, 1, 0.0), {ops.RotateKey: lambda _asked, _id: broken})
+    requests.take(am.request_of(ops.RotateKey(), "1"), Client())
+    requests.take(delete(2), Client())
     replies = [reply for _, reply in requests.take_answers()]
     assert [(r.request_id, r.error_kind, r.error) for r in replies] == [
         ("2", "", ""),

@@ -26,7 +26,7 @@ from starlette.responses import (
 )
 
 from greenroom import serve
-from greenroom.serve.admin import operations
+from greenroom.serve.admin import applications
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until
 
@@ -165,7 +165,7 @@ def ask(running: RunningSystem, folder: Path) -> Iterator[Ask]:
 
     yield get
     connection.close()
-    operations.delete(running.connection, NAME)
+    applications.delete(running.connection, NAME)
 
 
 TEXT, BYTES, JSON = "text/plain; charset=utf-8", "application/octet-stream", "application/json"

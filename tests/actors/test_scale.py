@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from greenroom import serve
-from greenroom.actors.messages.admin import DeployApplication
-from greenroom.serve.admin import operations
+from greenroom.core.operations import DeployApplication
+from greenroom.serve.admin import applications
+from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import build
 from tests.support.systems import alive, running_system
 
@@ -34,8 +35,7 @@ def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_pa
             built = build(One.bind(number), f"app{number}")
             goals.append(
                 running.connection.request(
-                    operations.new(
-                        DeployApplication,
+                    DeployApplication(
                         application=f"app{number}",
                         ingress=built.ingress,
                         route_prefix=f"/{number}",
@@ -45,7 +45,7 @@ def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_pa
             )
         asked_s = time.monotonic() - begun
         for goal in goals:
-            operations.wait_for_goal(running.connection, goal, 60)
+            wait_for_goal(running.connection, goal, 60)
         deployed_s = time.monotonic() - begun
         answers = [running.get(f"/{number}") for number in range(DEPLOYMENTS)]
         assert answers == [(200, str(number).encode()) for number in range(DEPLOYMENTS)]
@@ -89,7 +89,7 @@ def test_an_application_of_fifty_deployments_comes_up_whole(tmp_path: Path) -> N
     with running_system(tmp_path / "state") as running:
         others = [One.options(name=f"One{n}").bind(n) for n in range(DEPLOYMENTS - 1)]
         begun = time.monotonic()
-        operations.deploy(running.connection, Front.bind(*others), "all", "/")
+        applications.deploy(running.connection, Front.bind(*others), "all", "/")
         print(f"one application of {DEPLOYMENTS} deployments: {time.monotonic() - begun:.2f} s")
         total = sum(range(DEPLOYMENTS - 1))
         assert running.get() == (200, str(total).encode())

@@ -20,11 +20,11 @@ HEARD = b"default#Who"  # in all that is said of the application
 
 def replace_key() -> Any:
     """Have the key replaced, by the connection of ``read_status``. Called on a host."""
-    from greenroom.actors.messages.admin import RotateKey  # noqa: PLC0415
+    from greenroom.core.operations import RotateKey  # noqa: PLC0415
     from tests.support import cluster  # noqa: PLC0415  # on the host
 
     assert cluster._connection is not None
-    return cluster._connection.request(RotateKey(request_id="replace"), timeout_s=100)
+    return cluster._connection.request(RotateKey(), timeout_s=100)
 
 
 @pytest.fixture

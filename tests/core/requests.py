@@ -1,56 +1,95 @@
-"""Shorthands for requests to a Cluster, with what a test does not care about filled in."""
+"""Shorthands for operations on a Cluster, with what a test does not care about filled in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.core.cluster.state import Cluster
-from greenroom.core.lifecycle import deploying
+from greenroom.core import operations as ops
+from greenroom.core.cluster.admin import CARRIED_OUT, Now
+from greenroom.core.cluster.cluster import Cluster
 
 from .worlds import Spec  # noqa: TID251 - the tests' own folder
 
 Request = Callable[[Cluster], Any]
 
 
+def do(kind: type[ops.Operation], **fields: Any) -> Request:
+    """Return what carries out an operation, without an entry in the history."""
+    return lambda cluster: CARRIED_OUT[kind](cluster, kind(**fields), Now(1.0, 1.0))
+
+
 def create(tag: str, code: bytes = b"code", hash_of: str = "", **config: Any) -> Request:
-    return lambda cluster: cluster.create_backend(
-        tag,
-        code=code,
-        code_hash=hash_of or f"hash-of-{code.decode()}",
-        config=config,
-        actor_options={},
-        version=None,
-        wall_now=1.0,
-    )
+    code_hash = hash_of or f"hash-of-{code.decode()}"
+    return do(ops.CreateBackend, tag=tag, code=code, code_hash=code_hash, config=config)
 
 
 def update(tag: str, **changes: Any) -> Request:
-    return lambda cluster: cluster.update_backend_config(tag, changes, 2.0)
+    return do(ops.UpdateBackendConfig, tag=tag, changes=changes)
 
 
 def delete(tag: str, *, force: bool = False) -> Request:
-    return lambda cluster: cluster.delete_backend(tag, force=force, wall_now=3.0)
+    return do(ops.DeleteBackend, tag=tag, force=force)
 
 
 def endpoint(
     name: str, backend: str, route: str | None = None, methods: tuple[str, ...] = ("GET",)
 ) -> Request:
-    return lambda cluster: cluster.create_endpoint(
-        name, backend=backend, route=route, methods=methods
+    return do(ops.CreateEndpoint, name=name, backend=backend, route=route, methods=methods)
+
+
+def unname(name: str) -> Request:
+    return do(ops.DeleteEndpoint, name=name)
+
+
+def traffic(name: str, weights: dict[str, float]) -> Request:
+    return do(ops.SetTraffic, endpoint=name, weights=weights)
+
+
+def shadow(name: str, backend: str, proportion: float, compare: Any = None) -> Request:
+    return do(
+        ops.ShadowTraffic, endpoint=name, backend=backend, proportion=proportion, compare=compare
     )
 
 
-def deploy(app: str, *specs: Spec, route: str | None = "/", ingress: str = "") -> Request:
-    return lambda cluster: deploying.deploy_application(
-        cluster,
-        app,
-        ingress=ingress or specs[0].name,
-        route_prefix=route,
-        specs=specs,
-        wall_now=4.0,
-    )
+def deploy(
+    app: str,
+    *specs: Spec,
+    route: str | None = "/",
+    ingress: str = "",
+    folders: tuple[bytes, ...] = (),
+) -> Request:
+    return do(ops.DeployApplication, **_application(app, specs, route, ingress), folders=folders)
+
+
+def plan(app: str, *specs: Spec, route: str | None = "/", ingress: str = "") -> Request:
+    return do(ops.PlanApplication, **_application(app, specs, route, ingress))
+
+
+def _application(
+    app: str, specs: tuple[Spec, ...], route: str | None, ingress: str
+) -> dict[str, Any]:
+    return {
+        "application": app,
+        "ingress": ingress or specs[0].name,
+        "route_prefix": route,
+        "deployments": tuple(spec.fields for spec in specs),
+    }
 
 
 def undeploy(app: str) -> Request:
-    return lambda cluster: deploying.delete_application(cluster, app, 5.0)
+    return do(ops.DeleteApplication, application=app)
+
+
+def deploy_alone(
+    spec: Spec, route: str | None = None, prev_version: str | None = None, **given: Any
+) -> Request:
+    return do(ops.Deploy, spec=spec.fields, route_prefix=route, prev_version=prev_version, **given)
+
+
+def undeploy_alone(name: str) -> Request:
+    return do(ops.DeleteDeployment, name=name)
+
+
+def undo(change_id: int | None = None) -> Request:
+    return do(ops.UndoChange, change_id=change_id)

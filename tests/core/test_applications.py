@@ -86,7 +86,7 @@ def test_a_new_version_that_cannot_start_is_rolled_back(world: World) -> None:
     before = world.running(D)
     goal = world.request(version(BROKEN))
     world.settle()
-    ended = world.cluster.goal(goal)
+    ended = world.cluster.state.goal(goal)
     assert (ended.state, ended.exception) == ("failed", b"pickled boom")
     assert ended.error == "deployment 'd' of application 'app': boom"
     assert world.running(D) == before

@@ -345,7 +345,7 @@ def test_scaling_is_no_change_in_the_history() -> None:
     world = Scaled()
     author = Author("somebody", "here", "request 1")
     world.request(
-        lambda cluster: cluster.change(author, "deploy", lambda: deploy(b"one")(cluster), 1)
+        lambda cluster: cluster.state.change(author, "deploy", lambda: deploy(b"one")(cluster), 1)
     )
     world.settle()
     world.set_load("app#d", 0, 8)

@@ -48,9 +48,7 @@ def running_world(**config: object) -> World:
 
 def test_a_replica_is_saved_before_its_process_is_asked_for() -> None:
     world = World()
-    world.cluster.create_backend(
-        "b", code=b"c", code_hash="h", config={}, actor_options={}, version=None, wall_now=0.0
-    )
+    ask.create("b")(world.cluster)
     effects = world.cluster.advance(world.now)
     saved = world.cluster.take_changes().puts["backend", "b"]
     assert [effect.replica for effect in effects if isinstance(effect, Start)] == list(
@@ -211,8 +209,8 @@ def test_code_that_cannot_start_is_given_up_after_so_many_tries(
     assert tries == retries
     if retries == 20:
         assert 120 < world.now - began_at < 150, "the pauses grow to ten seconds"
-    assert world.cluster.goal(goal).error == "boom"
-    assert world.cluster.goal(goal).exception == b"pickled boom"
+    assert world.cluster.state.goal(goal).error == "boom"
+    assert world.cluster.state.goal(goal).exception == b"pickled boom"
     world.settle()
     assert world.processes == {}
     assert world.table("backend/b").unavailable == "it could not be started"

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
-from greenroom.core.lifecycle import deploying
 from greenroom.core.lifecycle.history import Author
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
@@ -37,7 +36,9 @@ class CrashingCluster(RuleBasedStateMachine):
     def change(self, make: ask.Request) -> None:
         """Make a request under an id of its own, which repeats after a crash keep."""
         author = Author("ada", "here", f"request {next(self.requests)}")
-        self.world.request(lambda cluster: cluster.change(author, "", lambda: make(cluster), 9.0))
+        self.world.request(
+            lambda cluster: cluster.state.change(author, "", lambda: make(cluster), 9.0)
+        )
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -62,14 +63,14 @@ class CrashingCluster(RuleBasedStateMachine):
         if tag not in self.backends:
             return
         if name in self.endpoints:
-            self.change(lambda cluster: cluster.set_traffic(name, {tag: 1.0}))
+            self.change(ask.traffic(name, {tag: 1.0}))
         else:
             self.change(ask.endpoint(name, tag, route=f"/{name}"))
         self.endpoints[name] = tag
 
     @rule(name=st.sampled_from(["x", "y"]))
     def delete_endpoint(self, name: str) -> None:
-        self.change(lambda cluster: cluster.delete_endpoint(name))
+        self.change(ask.unname(name))
         self.endpoints.pop(name, None)
 
     @rule(code=CODES, replicas=REPLICAS)
@@ -90,7 +91,7 @@ class CrashingCluster(RuleBasedStateMachine):
             return
         entry = entries[-1 - back]
         try:
-            self.change(lambda cluster: deploying.undo(cluster, entry.id, 10.0))
+            self.change(ask.undo(entry.id))
         except ConflictError:
             return
         for (kind, name), definition in entry.before.items():

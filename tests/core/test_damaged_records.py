@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from greenroom.core import operations as ops
 from greenroom.core.cluster import status
-from greenroom.core.cluster.state import Cluster
-from greenroom.core.lifecycle import deploying
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
 from greenroom.core.routing.tickets import Refuse
@@ -40,9 +40,9 @@ def populated(saved: Callable[[World], None] = lambda _: None) -> World:
         ask.deploy("other", Spec("C", b"c", {}), route="/s"),
         ask.update("v2", num_replicas=2),
         ask.endpoint("gone", "v2"),
-        lambda cluster: cluster.delete_endpoint("gone"),
-        lambda cluster: cluster.shadow_traffic("e", "v2", 0.5),
-        lambda cluster: cluster.shadow_traffic("e", "v2", 0.0),
+        ask.unname("gone"),
+        ask.shadow("e", "v2", 0.5),
+        ask.shadow("e", "v2", 0.0),
         start(),
         ask.deploy("other", Spec("C", b"c2", {}), route="/s"),
     ]
@@ -171,7 +171,7 @@ def test_no_lost_record_stops_a_controller(world: World) -> None:
         for shown in (status.applications, status.backends, status.endpoints, status.goals):
             shown(cluster)
         cluster.rollouts.status(world.now)
-        deploying.delete_everything(cluster, 9.0)
+        ask.do(ops.DeleteEverything)(cluster)
         cluster.advance(world.now + 500.0)
 
 
@@ -204,7 +204,7 @@ def test_a_deploy_brings_back_what_is_lost(world: World, kind: str) -> None:
     cluster.advance(world.now)
     changes = cluster.take_changes()
     assert (kind, "other#C") in changes.puts
-    assert not cluster.lost
+    assert not cluster.state.lost
     assert "damaged" not in str(answer(cluster, "/s"))
 
 
@@ -215,7 +215,7 @@ def test_an_application_that_is_lost_in_part_can_be_deleted(world: World) -> Non
     cluster.advance(world.now)
     assert cluster.take_changes().deletes >= set(lost)
     assert cluster.backends["other#C"].record.deleting
-    assert not cluster.lost
+    assert not cluster.state.lost
 
 
 def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
@@ -223,7 +223,7 @@ def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
     cluster = without(world, (CODE, digest))
     ask.create("v1", b"one")(cluster)
     assert cluster.take_changes().code == {digest: b"one"}
-    assert not cluster.lost
+    assert not cluster.state.lost
 
 
 def test_what_is_lost_is_a_problem_of_the_status() -> None:

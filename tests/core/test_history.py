@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.core.cluster.state import Cluster
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.lifecycle import deploying
 from greenroom.core.lifecycle.history import Author, described
 from greenroom.core.records import HistoryRecord
 
@@ -22,11 +20,13 @@ _numbers = itertools.count(1)
 
 def change(world: World, make: ask.Request, what: str = "a change", request: str = "") -> Any:
     author = Author("ada", "10.0.0.1", request or f"request {next(_numbers)}")
-    return world.request(lambda cluster: cluster.change(author, what, lambda: make(cluster), 7.0))
+    return world.request(
+        lambda cluster: cluster.state.change(author, what, lambda: make(cluster), 7.0)
+    )
 
 
 def undo(world: World, entry_id: int | None = None) -> Any:
-    return change(world, lambda cluster: deploying.undo(cluster, entry_id, 8.0), "undo")
+    return change(world, ask.undo(entry_id), "undo")
 
 
 def deploy(code: bytes = b"one", name: str = "d", **config: object) -> ask.Request:
@@ -46,7 +46,7 @@ def picture(world: World) -> Any:
         "application": cluster.applications,
     }
     keys = [(kind, name) for kind, known in names.items() for name in sorted(known)]
-    definitions = {key: cluster.definition(key) for key in keys}
+    definitions = {key: cluster.state.definition(key) for key in keys}
     return {key: definition for key, definition in definitions.items() if definition is not None}
 
 
@@ -164,7 +164,7 @@ def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: as
 def test_an_endpoint_is_undone_too(world: World) -> None:
     change(world, ask.create("b"))
     change(world, ask.endpoint("e", "b", route="/e"))
-    change(world, lambda cluster: cluster.delete_endpoint("e"))
+    change(world, ask.unname("e"))
     assert undo(world)["goal"] is not None
     world.settle()
     assert world.table("endpoint/e").route == "/e"
@@ -223,9 +223,7 @@ def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> Non
 
 def deploy_alone(code: bytes) -> ask.Request:
     spec = Spec("alone", code, {})
-    return lambda cluster: deploying.deploy(
-        cluster, spec, route_prefix="/alone", prev_version=None, wall_now=1.0
-    )
+    return ask.deploy_alone(spec, "/alone")
 
 
 def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(world: World) -> None:
@@ -242,15 +240,7 @@ def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(worl
 
 def works_in(folder: bytes, *given: bytes) -> ask.Request:
     options = {"working_dir": hashlib.sha256(folder).hexdigest()}
-    return lambda cluster: deploying.deploy_application(
-        cluster,
-        "app",
-        ingress="d",
-        route_prefix="/",
-        specs=(Spec("d", b"one", {}, None, options),),
-        folders=given,
-        wall_now=4.0,
-    )
+    return ask.deploy("app", Spec("d", b"one", {}, None, options), folders=given)
 
 
 def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world: World) -> None:
@@ -275,7 +265,7 @@ def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
     digest = world.cluster.backends["app#d"].record.newest.code_digest
     change(world, deploy(b"two"))
     world.settle()
-    world.cluster.code_use.lost.add(digest)
+    world.cluster.state.code_use.lost.add(digest)
     refused(world, 2, "no longer stored")
 
 
@@ -289,7 +279,7 @@ def test_undo_is_refused_where_a_backend_came_into_use(world: World) -> None:
     change(world, ask.create("b"), "create b")
     change(world, ask.endpoint("e", "b"))
     refused(world, 2, "backend 'b' has traffic of endpoint 'e'")
-    change(world, lambda cluster: cluster.delete_endpoint("e"))
+    change(world, ask.unname("e"))
     change(world, ask.delete("b"))
     refused(world, 4, "endpoint 'e' used backend 'b', which is gone")
 
@@ -303,11 +293,7 @@ def test_a_plan_tells_what_a_deploy_would_change_and_changes_nothing(world: Worl
     before, saved = picture(world), dict(world.records["backend"])
     specs = (Spec("d", b"two", {"num_replicas": 2}), Spec("e", b"one", {}))
 
-    def plan(cluster: Cluster) -> Any:
-        return deploying.plan_application(
-            cluster, "app", ingress="e", route_prefix="/", specs=specs
-        )
-
+    plan = ask.plan("app", *specs, ingress="e")
     told = world.request(plan)
     assert (picture(world), world.records["backend"]) == (before, saved)
     assert [(c["kind"], c["name"], c["change"]) for c in told] == [
@@ -330,9 +316,7 @@ def test_a_plan_is_refused_as_the_deploy_would_be(world: World) -> None:
     change(world, ask.create("b"))
     change(world, ask.endpoint("e", "b", route="/e"))
     with pytest.raises(ConflictError, match="route '/e' is taken by endpoint 'e'"):
-        deploying.plan_application(
-            world.cluster, "app", ingress="d", route_prefix="/e", specs=(Spec("d", b"one", {}),)
-        )
+        world.request(ask.plan("app", Spec("d", b"one", {}), route="/e"))
 
 
 # --- Deployments that stand alone -----------------------------------------------------------------
@@ -342,9 +326,7 @@ def alone(
     code: bytes = b"one", version: str | None = None, prev: str | None = None, **config: object
 ) -> ask.Request:
     spec = Spec("m", code, dict(config), version=version)
-    return lambda cluster: deploying.deploy(
-        cluster, spec, route_prefix="/m", prev_version=prev, wall_now=1.0
-    )
+    return ask.deploy_alone(spec, "/m", prev)
 
 
 def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
@@ -358,12 +340,12 @@ def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
     with pytest.raises(ConflictError, match="backend 'm' belongs to deployment 'm'"):
         change(world, ask.delete("m"))
     with pytest.raises(ConflictError, match="endpoint 'm' belongs to deployment 'm'"):
-        change(world, lambda cluster: cluster.delete_endpoint("m"))
-    goal = change(world, lambda cluster: deploying.delete_deployment(cluster, "m", 1.0))
+        change(world, ask.unname("m"))
+    goal = change(world, ask.undeploy_alone("m"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
     assert (world.cluster.backends, world.cluster.endpoints) == ({}, {})
-    assert change(world, lambda cluster: deploying.delete_deployment(cluster, "m", 1.0)) is None
+    assert change(world, ask.undeploy_alone("m")) is None
 
 
 def test_a_prev_version_that_is_not_deployed_is_refused_naming_both() -> None:
@@ -409,4 +391,4 @@ def test_a_deployment_with_traffic_of_another_endpoint_is_not_deleted() -> None:
     change(world, alone())
     change(world, ask.endpoint("e", "m"))
     with pytest.raises(ConflictError, match="deployment 'm' has traffic of endpoint 'e'"):
-        change(world, lambda cluster: deploying.delete_deployment(cluster, "m", 1.0))
+        change(world, ask.undeploy_alone("m"))

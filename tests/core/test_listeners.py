@@ -33,7 +33,7 @@ def held(world: World) -> bool:
 def test_a_new_controller_waits_for_proxies_that_it_has_not_heard_of() -> None:
     world = with_two_proxies()
     restart_but_for(world, 1)
-    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.request(ask.unname("e"))
     world.flush()
     assert not held(world)
     world._listen(world.proxies[1])
@@ -72,7 +72,7 @@ def test_a_proxy_of_which_nothing_is_heard_counts_as_gone_after_a_while() -> Non
 def test_replicas_are_not_stopped_while_a_proxy_that_is_expected_may_send_to_them() -> None:
     world = with_two_proxies()
     restart_but_for(world, 1)
-    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.request(ask.unname("e"))
     world.request(ask.delete("b"))
     world.flush()
     (process,) = world.running("b")

@@ -98,7 +98,7 @@ def test_a_version_that_starts_and_then_dies_goes_back_too() -> None:
             break
         world.now += 1.0
     world.settle()
-    assert "died" in world.cluster.goal(goal).error
+    assert "died" in world.cluster.state.goal(goal).error
     assert [process.code for process in world.running(D)] == [b"one"] * 3
 
 
@@ -117,7 +117,7 @@ def test_a_version_that_fails_its_health_checks_goes_back() -> None:
             world.die(process.tag)
         world.wait(0.5)
     world.settle()
-    assert "failed 3 health checks" in world.cluster.goal(goal).error
+    assert "failed 3 health checks" in world.cluster.state.goal(goal).error
     assert [process.code for process in world.running(D)] == [b"one"]
 
 
@@ -278,7 +278,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     before = world.running(D)
     goal = world.request(version(b"one", num_replicas=2, user_config=REFUSED))
     world.settle()
-    ended = world.cluster.goal(goal)
+    ended = world.cluster.state.goal(goal)
     assert (ended.state, ended.exception) == ("failed", b"pickled no such")
     assert ended.error == "deployment 'd' of application 'app': no such"
     assert world.running(D) == before
@@ -339,11 +339,11 @@ def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended()
     world.request(version(b"two", num_replicas=None, autoscaling_config=scaling))
     world.flush()
     world.cluster.backends[D].rescale(0)
-    world.cluster.touch(D)
+    world.cluster.state.touch(D)
     world.settle()
     assert world.processes == {}
     world.cluster.backends[D].rescale(1)
-    world.cluster.touch(D)
+    world.cluster.state.touch(D)
     world.flush()
     assert {process.code for process in world.processes.values()} == {b"two"}
     world.settle()

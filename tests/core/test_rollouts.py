@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from greenroom.core import operations as ops
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.lifecycle import deploying
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.rollouts.judging import Tally
 
@@ -28,16 +28,18 @@ def start(to: str = "v2", endpoint: str = "e", **settings: Any) -> ask.Request:
         "min_samples": 100,
         "ready_timeout_s": 60.0,
     } | settings
-    return lambda cluster: cluster.rollouts.start(endpoint, to=to, wall_now=5.0, **asked)
+    return ask.do(ops.StartRollout, endpoint=endpoint, to=to, **asked)
 
 
 def set_traffic(weights: Any) -> ask.Request:
-    return lambda cluster: cluster.set_traffic("e", weights)
+    return ask.traffic("e", weights)
 
 
 def change(world: World, make: ask.Request, what: str = "a change") -> Any:
     author = Author("ada", "10.0.0.1", f"request {next(_numbers)}")
-    return world.request(lambda cluster: cluster.change(author, what, lambda: make(cluster), 7.0))
+    return world.request(
+        lambda cluster: cluster.state.change(author, what, lambda: make(cluster), 7.0)
+    )
 
 
 def abort(world: World) -> None:
@@ -169,7 +171,7 @@ def test_it_goes_back_when_errors_show_and_the_goal_says_why(world: World) -> No
     assert told["evidence"] >= 100
     assert "5 of 100 queries were bad, 0 of 900 with the old one" in told["why"]
     assert world.goal_state(goal) == "failed"
-    assert "rollout of endpoint 'e' to 'v2' went back" in world.cluster.goal(goal).error
+    assert "rollout of endpoint 'e' to 'v2' went back" in world.cluster.state.goal(goal).error
     assert world.table("rollout/e") is None
     world.request(ask.delete("v2"))
 
@@ -264,9 +266,7 @@ def test_a_crash_of_the_new_backend_is_borne_for_a_while(world: World) -> None:
 
 def test_new_code_of_the_new_backend_ends_it(world: World) -> None:
     def redeploy(code: bytes) -> Any:
-        return lambda cluster: deploying.deploy(
-            cluster, Spec("d", code, {}), route_prefix=None, prev_version=None, wall_now=1.0
-        )
+        return ask.deploy_alone(Spec("d", code, {}))
 
     world.request(redeploy(b"one"))
     world.settle()
@@ -370,7 +370,7 @@ def test_nobody_else_sets_the_traffic_or_deletes_the_backends_meanwhile(world: W
             world.request(change)
         assert "rollout of endpoint 'e' to 'v4'" in str(caught.value)
         assert "abort_rollout('e') or promote_rollout('e') first" in str(caught.value)
-    world.request(lambda cluster: cluster.shadow_traffic("e", "v3", 0.5))
+    world.request(ask.shadow("e", "v3", 0.5))
     world.flush()
     assert world.table("endpoint/e").shadows == {"v3": 0.5}
     abort(world)
@@ -384,7 +384,7 @@ def test_it_is_ended_by_hand_either_way_and_that_may_be_repeated(world: World) -
     abort(world)
     abort(world)
     assert traffic(world) == {"v1": 1.0}
-    assert "it was aborted by request" in world.cluster.goal(goal).error
+    assert "it was aborted by request" in world.cluster.state.goal(goal).error
     assert [entry.what for entry in world.cluster.history][-1] == "abort rollout 'e'"
     with pytest.raises(UnknownNameError, match="no rollout of endpoint 'e' is under way"):
         promote(world)
@@ -403,7 +403,7 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
     world.flush()
     entries = [entry.what for entry in world.cluster.history]
     assert entries == ["rollout 'e'", "rollout of endpoint 'e' to 'v2': step 1 of 3, 0.1"]
-    world.request(lambda cluster: deploying.undo(cluster, None, 8.0))
+    world.request(ask.undo(None))
     world.flush()
     assert traffic(world) == {"v1": 1.0, "v2": 0.0}
     assert state(world)["state"] == "interrupted"
@@ -412,7 +412,7 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
 
 def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
     goal = begun(world)
-    world.request(lambda cluster: cluster.delete_endpoint("e"))
+    world.request(ask.unname("e"))
     world.settle()
     assert world.cluster.rollouts.status(world.now) == {}
     assert world.records["rollout"] == {}
@@ -424,24 +424,24 @@ def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
 
 BAD = [
     ({"to": "v9"}, "to: no backend is named 'v9'; it could be: v1, v2, v3"),
-    ({"to": ""}, "to='': must be a backend's name"),
+    ({"to": ""}, "to='': String should have at least 1 character"),
     ({"steps": ()}, "steps=(): must be at most 50 numbers above 0 that grow and end with 1"),
     ({"steps": (0.1, 0.1, 1.0)}, "that grow and end with 1"),
     ({"steps": (0.1, 0.5)}, "that grow and end with 1"),
     ({"steps": (0, 1)}, "numbers above 0"),
     ({"steps": 1}, "steps=1: must be"),
-    ({"hold_s": 0}, "hold_s=0: must be a number of seconds above 0"),
+    ({"hold_s": 0}, "hold_s=0: Input should be greater than 0"),
     ({"hold_s": "1"}, "hold_s='1'"),
     ({"hold_s": float("nan")}, "hold_s=nan"),
     ({"ready_timeout_s": -1}, "ready_timeout_s=-1"),
-    ({"alpha": 0}, "alpha=0: must be a number above 0 and at most 0.5"),
-    ({"min_samples": 0}, "min_samples=0: must be a whole number above 0"),
+    ({"alpha": 0}, "alpha=0: Input should be greater than 0"),
+    ({"min_samples": 0}, "min_samples=0: Input should be greater than or equal to 1"),
     ({"abort_if": {}}, "abort_if={}: must be a dict with at least one of error_rate"),
     ({"abort_if": {"p99": 1}}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
     ({"abort_if": {"error_rate": 0}}, "abort_if['error_rate']=0: must be a number above 0 and"),
     ({"abort_if": {"error_rate": True}}, "abort_if['error_rate']=True"),
     ({"abort_if": {"p95_latency_ratio": 0.9}}, "must be a number from 1 and below 100"),
-    ({"alpha": 1, "min_samples": 1.5}, "alpha=1: must be a number above 0 and at most 0.5; min_s"),
+    ({"alpha": 1, "min_samples": 1.5}, "alpha=1: Input should be less than or equal to 0.5; min_s"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenroom.core.cluster.state import Schedule
+from greenroom.core.cluster.cluster import Schedule
 
 
 def test_what_is_due_is_taken_once_and_the_rest_stays() -> None:

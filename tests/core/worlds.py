@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.long_poll import NOTHING_SEEN, News
 from greenroom.core.cluster.placement import anywhere
-from greenroom.core.cluster.state import Cluster
 from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
 from greenroom.core.lifecycle.releases import numbered
 
@@ -41,6 +41,11 @@ class Spec(NamedTuple):
     @property
     def code_hash(self) -> str:
         return f"hash-of-{self.code.decode()}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of an operation's DeploymentSpec."""
+        return {**self._asdict(), "code_hash": self.code_hash}
 
 
 @dataclass(eq=False)
@@ -362,7 +367,7 @@ class World:
         ]
 
     def goal_state(self, goal_id: str) -> str:
-        return self.cluster.goal(goal_id).state
+        return self.cluster.state.goal(goal_id).state
 
     def table(self, key: str) -> Any:
         """Return what the first proxy holds."""

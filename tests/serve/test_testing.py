@@ -97,7 +97,7 @@ def test_nothing_of_it_runs_when_the_session_is_over(run: Run, tmp_path: Path) -
         APP
         + """
 import pathlib
-from greenroom.actors.runtime.processes import RunRecords
+from greenroom.actors.host.records import RunRecords
 
 def test_it(greenroom_run, greenroom_system):
     greenroom_run(Greeter.bind())

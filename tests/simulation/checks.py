@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from greenroom.actors.controller.actor import KINDS
 from greenroom.actors.messages import admin as am
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S
+from greenroom.core import operations as ops
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.silence import TICK_S
 from greenroom.persistence.kv import StoreError
@@ -32,14 +33,14 @@ VERSION_BYTES = 4  # before the pickle of a record
 BACK_S = 20.0  # within which a host that had trouble is back
 RESUMES_S = 0.1  # within which a process that was stopped takes its next turn
 HELD = (
-    am.CreateEndpoint,
-    am.DeleteEndpoint,
-    am.SetTraffic,
-    am.ShadowTraffic,
-    am.AbortRollout,
-    am.PromoteRollout,
+    ops.CreateEndpoint,
+    ops.DeleteEndpoint,
+    ops.SetTraffic,
+    ops.ShadowTraffic,
+    ops.AbortRollout,
+    ops.PromoteRollout,
 )
-READS = (am.GetDeployment, am.ListHistory)
+READS = (ops.GetDeployment, ops.ListHistory)
 REFUSALS = {"ConflictError", "UnknownNameError", "InvalidRequestError"}
 
 
@@ -50,7 +51,8 @@ class Checks:
         self.simulation = simulation
         self.on_disk: dict[tuple[str, str], Any] = {}  # (kind, name) -> record
         self._owned: dict[int, Owned] = {}
-        self._asked: dict[int, am.Request] = {}
+        self._asked: dict[int, ops.Operation] = {}
+        self._asked_with: dict[int, str] = {}  # the ids of their requests
         self._based_on: Counter[str] = Counter()  # versions of the shared deployment
         self._rolled_back = False
         self._before_step: dict[str, Any] = {}  # endpoint -> its record before the rollout's step
@@ -123,8 +125,9 @@ class Checks:
             self._before_step[name] = old[1]
 
     def _follow_undo(self, entry: Any) -> None:
-        for request in self._asked.values():
-            if isinstance(request, am.UndoChange) and request.request_id == entry.request_id:
+        for client, request in self._asked.items():
+            is_it = self._asked_with[client] == entry.request_id
+            if is_it and isinstance(request, ops.UndoChange):
                 self.history.undone(request, entry)
                 for (kind, name), definition in entry.after.items():
                     self._adopt(kind, name, definition)
@@ -151,9 +154,10 @@ class Checks:
         """Return what a client has by what it was told."""
         return self._owned.setdefault(client, Owned())
 
-    def asked(self, client: int, request: am.Request) -> None:
+    def asked(self, client: int, request_id: str, request: ops.Operation) -> None:
         """A client is about to ask for this."""
         self.owned(client)
+        self._asked_with[client] = request_id
         self._asked[client] = request
         self._blocked[client] = self._is_blocked(client, request)
         code = getattr(request, "code", None) or getattr(
@@ -162,10 +166,10 @@ class Checks:
         if code is not None:
             self._kinds[hashlib.sha256(code).hexdigest()] = code.split()[0]
 
-    def _is_blocked(self, client: int, request: am.Request) -> bool:
+    def _is_blocked(self, client: int, request: ops.Operation) -> bool:
         return self.rollouts.blocks(request, self.on_disk.get(("rollout", f"c{client}e")))
 
-    def pending(self, name: str) -> am.Request | None:
+    def pending(self, name: str) -> ops.Operation | None:
         """Return what the owner of a thing asks for at present."""
         return self._asked.get(int(name[1]))
 
@@ -174,33 +178,33 @@ class Checks:
         record = self.on_disk.get(("backend", backend))
         return self._kinds.get(record.newest.code_digest, b"") if record is not None else b""
 
-    def not_saved(self, request: am.Request, reply: am.RequestReply) -> None:
+    def not_saved(self, request: ops.Operation, reply: am.RequestReply) -> None:
         """A client hears that the state cannot be saved: what was not made is not on disk."""
         certain = "Nothing was changed" in reply.error
         self.counts[f"not saved, {'certainly' if certain else 'perhaps'}"] += 1
         if certain:
-            self.history.is_not_made(request)
+            self.history.is_not_made(request, reply.request_id)
 
-    def told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:
+    def told(self, client: int, request: ops.Operation, reply: am.RequestReply) -> None:
         """A client has its answer: what that says is on disk."""
         del self._asked[client]
-        self.counts[f"{type(request).__name__} {reply.error_kind or 'done'}"] += 1
-        if isinstance(request, am.WaitForGoal):
+        self.counts[f"{request.key} {reply.error_kind or 'done'}"] += 1
+        if isinstance(request, ops.WaitForGoal):
             self._goal_ended(request, reply)
-        elif isinstance(request, am.DeployDeployment) and request.spec.name == SHARED:
+        elif isinstance(request, ops.Deploy) and request.spec.name == SHARED:
             self._share_told(request, reply)
             self.history.told(request, reply, changed=True)
-        elif isinstance(request, am.GetDifferences):
+        elif isinstance(request, ops.GetDifferences):
             self.comparisons.told(request, reply)
-        elif isinstance(request, am.UndoChange):
+        elif isinstance(request, ops.UndoChange):
             self.history.told(request, reply, changed=True)
-        elif isinstance(request, am.AbortRollout | am.PromoteRollout):
+        elif isinstance(request, ops.AbortRollout | ops.PromoteRollout):
             self.rollouts.told(request, reply)
             self._is_acknowledged(request, reply)
         elif not isinstance(request, READS):
             self._change_told(client, request, reply)
 
-    def _change_told(self, client: int, request: am.Request, reply: am.RequestReply) -> None:
+    def _change_told(self, client: int, request: ops.Operation, reply: am.RequestReply) -> None:
         refused = reply.error_kind in REFUSALS
         owned = self._owned[client]
         after = owned.after(request)
@@ -215,30 +219,30 @@ class Checks:
             self._owned[client] = after
         for kind, names in _names(request):
             self._compare(kind, names)
-        if isinstance(request, am.DeleteBackend) and reply.value:
+        if isinstance(request, ops.DeleteBackend) and reply.value:
             self._deletes[reply.value] = request.tag
         self._is_acknowledged(request, reply)
 
     def _where_blocked(
-        self, client: int, request: am.Request, after: Owned | None, *, refused: bool
+        self, client: int, request: ops.Operation, after: Owned | None, *, refused: bool
     ) -> Owned | None:
         """Return what a request leads to that a rollout forbade, when it was asked or is now."""
         if refused:
             self.expect(self._blocked[client] or after is None, f"{request} was refused too early")
             return None
         record = self.on_disk.get(("rollout", f"c{client}e"))
-        if isinstance(request, am.SetTraffic) and record is not None:
+        if isinstance(request, ops.SetTraffic) and record is not None:
             held = dict(self.on_disk["endpoint", request.endpoint].traffic)
             if request.weights == {record.to: 0.0, **record.before}:  # no change, at the beginning
                 return after if held == request.weights else self._owned[client]
         self.expect(not self._is_blocked(client, request), f"{request} was done amid {record}")
         return after
 
-    def _is_acknowledged(self, request: am.Request, reply: am.RequestReply) -> None:
+    def _is_acknowledged(self, request: ops.Operation, reply: am.RequestReply) -> None:
         if isinstance(request, HELD) and not reply.error_kind:
             self._is_held(request)
 
-    def _share_told(self, request: am.DeployDeployment, reply: am.RequestReply) -> None:
+    def _share_told(self, request: ops.Deploy, reply: am.RequestReply) -> None:
         record = self.on_disk.get(("backend", SHARED))
         if reply.error_kind:
             self.expect(reply.error_kind == "ConflictError", f"shared: {reply}")
@@ -251,7 +255,7 @@ class Checks:
             lost = self._based_on[request.prev_version] > 1 and not self._rolled_back
             self.expect(not lost, f"two deploys were made on top of {request.prev_version}")
 
-    def _goal_ended(self, request: am.WaitForGoal, reply: am.RequestReply) -> None:
+    def _goal_ended(self, request: ops.WaitForGoal, reply: am.RequestReply) -> None:
         kinds = {"", "DeployFailedError", "UnknownNameError"}
         self.expect(reply.error_kind in kinds, f"a goal ended with {reply}")
         tag = self._deletes.get(request.goal_id)
@@ -261,7 +265,7 @@ class Checks:
         left = [p for p in left if not (p.was_stopped or self._is_lost(p))]
         self.expect(not left, f"backend {tag} is deleted, and {left} live")
 
-    def _is_held(self, request: am.Request) -> None:
+    def _is_held(self, request: ops.Operation) -> None:
         name: str = getattr(request, "name", "") or getattr(request, "endpoint", "")
         record = self.on_disk.get(("endpoint", name))
         for process in self.simulation.proxies():
@@ -336,11 +340,11 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _names(request: Any) -> list[tuple[str, str]]:
-    if isinstance(request, (am.CreateBackend, am.UpdateBackendConfig, am.DeleteBackend)):
+    if isinstance(request, (ops.CreateBackend, ops.UpdateBackendConfig, ops.DeleteBackend)):
         return [("backend", request.tag)]
-    if isinstance(request, (am.DeployDeployment, am.DeleteDeployment)):
-        name = request.spec.name if isinstance(request, am.DeployDeployment) else request.name
+    if isinstance(request, (ops.Deploy, ops.DeleteDeployment)):
+        name = request.spec.name if isinstance(request, ops.Deploy) else request.name
         return [("backend", name), ("endpoint", name)]
-    if isinstance(request, (am.SetTraffic, am.ShadowTraffic, am.StartRollout)):
+    if isinstance(request, (ops.SetTraffic, ops.ShadowTraffic, ops.StartRollout)):
         return [("endpoint", request.endpoint)]
     return [("endpoint", request.name)]

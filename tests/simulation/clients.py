@@ -8,12 +8,12 @@ disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.controller.requests import FAILED
 from greenroom.actors.messages import admin as am
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
+from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
 from tests.simulation.channels import Address
 from tests.simulation.links import OUTSIDE, PORT
@@ -46,6 +46,7 @@ class Client:
         self._goals: list[str] = []
         self._rollout_goals: list[str | None] = []
         self._pending: am.Request | None = None
+        self._asked: ops.Operation | None = None  # with that request
         self._script = self._work()
         self.process = simulation.spawn("client", OUTSIDE)
         simulation.world.run_as(self.process, self._begin)
@@ -73,9 +74,10 @@ class Client:
             self.process.call_later(wanted, lambda: self._go_on(None))
             return
         self._requests += 1
-        self._pending = replace(wanted, request_id=f"client {self.number}.{self._requests}")
+        self._pending = am.request_of(wanted, f"client {self.number}.{self._requests}")
+        self._asked = wanted
         self._asked_epoch = 0
-        self.checks.asked(self.number, self._pending)
+        self.checks.asked(self.number, self._pending.request_id, wanted)
         self._send()
         self._repeat(self._pending)
 
@@ -91,8 +93,8 @@ class Client:
             self.process.call_later(REPEAT_S, lambda: self._repeat(request))
 
     def _replied(self, reply: am.RequestReply, sender: Address) -> None:
-        request = self._pending
-        if request is None or reply.request_id != request.request_id:
+        pending, request = self._pending, self._asked
+        if pending is None or request is None or reply.request_id != pending.request_id:
             return
         if reply.error_kind == "StateNotSavedError":  # its repeat, some time later, is the same
             if self._controller.is_latest(sender, self._asked_epoch):
@@ -103,11 +105,11 @@ class Client:
             return
         self._pending = None
         self.checks.told(self.number, request, reply)
-        if isinstance(request, am.StartRollout):  # it may go on for as long as it is let
+        if isinstance(request, ops.StartRollout):  # it may go on for as long as it is let
             self._rollout_goals.append(reply.value)
         elif isinstance(reply.value, str):
             self._goals.append(reply.value)
-        elif isinstance(request, am.UndoChange) and not reply.error_kind:
+        elif isinstance(request, ops.UndoChange) and not reply.error_kind:
             self._goals.append(reply.value["goal"])
         self._go_on(reply)
 
@@ -153,10 +155,10 @@ class Client:
             yield from self._await_goal()
 
     def _leave(self) -> Script:
-        yield am.DeleteEndpoint(request_id="", name=self.endpoint)
-        yield am.DeleteDeployment(request_id="", name=self.deployment)
+        yield ops.DeleteEndpoint(name=self.endpoint)
+        yield ops.DeleteDeployment(name=self.deployment)
         for tag in self.backends:
-            yield am.DeleteBackend(request_id="", tag=tag, force=self.rng.random() < 0.3)
+            yield ops.DeleteBackend(tag=tag, force=self.rng.random() < 0.3)
 
     def _tag(self, *, there: bool) -> str:
         """Pick a backend, mostly one that is there, or is not."""
@@ -169,7 +171,7 @@ class Client:
         kind = self.rng.choice([PLAIN, PLAIN, PLAIN, SLOW, FLAKY, DEADLY, BROKEN, FAILING])
         return kind + b" %d.%d" % (self.number, self._codes)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> BackendConfig:
         rng = self.rng
         given = {
             "num_replicas": rng.randint(1, 3),
@@ -182,12 +184,11 @@ class Client:
             "health_check_timeout_s": rng.choice([1.0, 5.0]),
             "max_constructor_retry_count": rng.choice([2, 5]),  # more take minutes
         }
-        return BackendConfig(**given).model_dump()
+        return BackendConfig(**given)
 
     def _create(self) -> Script:
         tag, code = self._tag(there=False), self._code()
-        yield am.CreateBackend(
-            request_id="",
+        yield ops.CreateBackend(
             tag=tag,
             code=code,
             code_hash=f"hash of {code.decode()}",
@@ -197,19 +198,17 @@ class Client:
     def _update(self) -> Script:
         settings = self._settings()
         fields = self.rng.sample(["num_replicas", "user_config", "max_ongoing_requests"], 2)
-        yield am.UpdateBackendConfig(
-            request_id="",
+        yield ops.UpdateBackendConfig(
             tag=self._tag(there=True),
-            changes={field: settings[field] for field in fields},
+            changes={field: getattr(settings, field) for field in fields},
         )
 
     def _delete(self) -> Script:
         force = self.rng.random() < 0.3
-        yield am.DeleteBackend(request_id="", tag=self._tag(there=True), force=force)
+        yield ops.DeleteBackend(tag=self._tag(there=True), force=force)
 
     def _name(self) -> Script:
-        yield am.CreateEndpoint(
-            request_id="",
+        yield ops.CreateEndpoint(
             name=self.endpoint,
             backend=self._tag(there=True),
             route=f"/{self.endpoint}",
@@ -221,11 +220,10 @@ class Client:
         weights = dict.fromkeys(some, 1.0 / len(some))
         if len(some) > 1 and self.rng.random() < 0.3:
             weights |= {some[0]: 0.0, some[1]: weights[some[1]] + weights[some[0]]}
-        yield am.SetTraffic(request_id="", endpoint=self.endpoint, weights=weights)
+        yield ops.SetTraffic(endpoint=self.endpoint, weights=weights)
 
     def _shadow(self) -> Script:
-        yield am.ShadowTraffic(
-            request_id="",
+        yield ops.ShadowTraffic(
             endpoint=self.endpoint,
             backend=self._tag(there=True),
             proportion=self.rng.choice([0.0, 0.5, 1.0]),
@@ -233,30 +231,32 @@ class Client:
         )
 
     def _look(self) -> Script:
-        yield am.GetDifferences(request_id="", endpoint=self.endpoint)
+        yield ops.GetDifferences(endpoint=self.endpoint)
 
     def _unname(self) -> Script:
-        yield am.DeleteEndpoint(request_id="", name=self.endpoint)
+        yield ops.DeleteEndpoint(name=self.endpoint)
 
     def _deploy(self) -> Script:
         yield self._deploying(self.deployment, self._code(), None)
 
-    def _deploying(self, name: str, code: bytes, prev_version: str | None) -> am.DeployDeployment:
-        spec = am.DeploymentSpec(
-            name, code, f"hash of {code.decode()}", code.decode(), self._settings(), {}
+    def _deploying(self, name: str, code: bytes, prev_version: str | None) -> ops.Deploy:
+        spec = ops.DeploymentSpec(
+            name=name,
+            code=code,
+            code_hash=f"hash of {code.decode()}",
+            version=code.decode(),
+            config=self._settings(),
         )
-        return am.DeployDeployment(
-            request_id="", spec=spec, route_prefix=f"/{name}", prev_version=prev_version
-        )
+        return ops.Deploy(spec=spec, route_prefix=f"/{name}", prev_version=prev_version)
 
     def _undeploy(self) -> Script:
-        yield am.DeleteDeployment(request_id="", name=self.deployment)
+        yield ops.DeleteDeployment(name=self.deployment)
         if self.rng.random() < 0.5:  # while the replicas of the old one are about to go
             yield from self._deploy()
 
     def _share(self) -> Script:
         """Change what others change too, on top of what is there."""
-        reply = yield am.GetDeployment(request_id="", name=SHARED)
+        reply = yield ops.GetDeployment(name=SHARED)
         version = None if reply.error_kind else reply.value["version"]
         self._codes += 1
         code = b"plain %d.%d" % (self.number, self._codes)
@@ -266,8 +266,7 @@ class Client:
         rng = self.rng
         rules = [{"error_rate": 0.2}, {"error_rate_increase": 0.0}, {"p95_latency_s": 1.0}]
         some = rng.sample(rules, rng.randint(1, 2))
-        yield am.StartRollout(
-            request_id="",
+        yield ops.StartRollout(
             endpoint=self.endpoint,
             to=self._tag(there=True),
             steps=rng.choice([(0.37, 1.0), (0.13, 0.61, 1.0), (1.0,)]),
@@ -281,22 +280,22 @@ class Client:
             yield rng.uniform(1.0, 5.0)
 
     def _end_rollout(self) -> Script:
-        kind = self.rng.choice([am.AbortRollout, am.AbortRollout, am.PromoteRollout])
-        yield kind(request_id="", endpoint=self.endpoint)
+        kind = self.rng.choice([ops.AbortRollout, ops.AbortRollout, ops.PromoteRollout])
+        yield kind(endpoint=self.endpoint)
         self._goals += [goal for goal in self._rollout_goals if goal is not None]
         self._rollout_goals.clear()
 
     def _undo(self) -> Script:
         """Undo one of the last changes of things of its own."""
-        reply = yield am.ListHistory(request_id="")
+        reply = yield ops.ListHistory()
         mine = [
             entry["id"]
             for entry in reply.value
             if all(change["name"].startswith(f"c{self.number}") for change in entry["changes"])
         ]
         if mine:
-            yield am.UndoChange(request_id="", change_id=self.rng.choice(mine[-6:]))
+            yield ops.UndoChange(change_id=self.rng.choice(mine[-6:]))
 
     def _await_goal(self) -> Script:
         if self._goals:
-            yield am.WaitForGoal(request_id="", goal_id=self._goals.pop())
+            yield ops.WaitForGoal(goal_id=self._goals.pop())

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import admin as am
+from greenroom.core import operations as ops
 from greenroom.core.comparing.differences import MAX_CAUSES, MAX_EXAMPLES
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ComparisonChecks:
         """User code fails, streams, is cancelled, or gives another answer than others."""
         self._odd.add(uid)
 
-    def told(self, request: am.GetDifferences, reply: am.RequestReply) -> None:
+    def told(self, request: ops.GetDifferences, reply: am.RequestReply) -> None:
         """A client has asked what was found."""
         if not reply.error_kind:
             self._checks.counts["comparisons told"] += bool(reply.value)

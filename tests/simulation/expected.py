@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from greenroom.actors.messages import admin as am
+from greenroom.core import operations as ops
 from greenroom.core.records import BackendRecord, EndpointRecord
 
 Version = tuple[str, dict[str, Any]]  # the code's digest, the settings
@@ -33,7 +33,7 @@ class Owned:
     backends: dict[str, list[Version]] = field(default_factory=dict)
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
 
-    def after(self, request: am.Request) -> Owned | None:
+    def after(self, request: ops.Operation) -> Owned | None:
         """Return what a request leads to; None where it is to be refused."""
         return _RULES.get(type(request), _unchanged)(self, request)
 
@@ -95,26 +95,26 @@ def _with_endpoint(owned: Owned, name: str, endpoint: Endpoint | None) -> Owned:
     return replace(owned, endpoints=endpoints | ({} if endpoint is None else {name: endpoint}))
 
 
-def _create_backend(owned: Owned, r: am.CreateBackend) -> Owned | None:
+def _create_backend(owned: Owned, r: ops.CreateBackend) -> Owned | None:
     if r.tag in owned.backends:
         return None
-    return _with_backend(owned, r.tag, [_version(r.code, r.config)])
+    return _with_backend(owned, r.tag, [_version(r.code, r.config.model_dump())])
 
 
-def _update_backend(owned: Owned, r: am.UpdateBackendConfig) -> Owned | None:
+def _update_backend(owned: Owned, r: ops.UpdateBackendConfig) -> Owned | None:
     if r.tag not in owned.backends:
         return None
     digest, config = owned.backends[r.tag][0]
     return _with_backend(owned, r.tag, [(digest, {**config, **r.changes})])
 
 
-def _delete_backend(owned: Owned, r: am.DeleteBackend) -> Owned | None:
+def _delete_backend(owned: Owned, r: ops.DeleteBackend) -> Owned | None:
     if any(r.tag in e.traffic or r.tag in e.shadows for e in owned.endpoints.values()):
         return None
     return _with_backend(owned, r.tag, None)
 
 
-def _create_endpoint(owned: Owned, r: am.CreateEndpoint) -> Owned | None:
+def _create_endpoint(owned: Owned, r: ops.CreateEndpoint) -> Owned | None:
     present = owned.endpoints.get(r.name)
     if present is not None:
         return owned if present.made_with == r.backend else None
@@ -123,14 +123,14 @@ def _create_endpoint(owned: Owned, r: am.CreateEndpoint) -> Owned | None:
     return _with_endpoint(owned, r.name, Endpoint({r.backend: 1.0}, r.backend))
 
 
-def _set_traffic(owned: Owned, r: am.SetTraffic) -> Owned | None:
+def _set_traffic(owned: Owned, r: ops.SetTraffic) -> Owned | None:
     present = owned.endpoints.get(r.endpoint)
     if present is None or not r.weights.keys() <= owned.backends.keys():
         return None
     return _with_endpoint(owned, r.endpoint, replace(present, traffic=dict(r.weights)))
 
 
-def _shadow_traffic(owned: Owned, r: am.ShadowTraffic) -> Owned | None:
+def _shadow_traffic(owned: Owned, r: ops.ShadowTraffic) -> Owned | None:
     present = owned.endpoints.get(r.endpoint)
     if present is None or (r.proportion and r.backend not in owned.backends):
         return None
@@ -140,32 +140,32 @@ def _shadow_traffic(owned: Owned, r: am.ShadowTraffic) -> Owned | None:
     return _with_endpoint(owned, r.endpoint, replace(present, shadows=shadows))
 
 
-def _start_rollout(owned: Owned, r: am.StartRollout) -> Owned | None:
+def _start_rollout(owned: Owned, r: ops.StartRollout) -> Owned | None:
     return owned if r.endpoint in owned.endpoints and r.to in owned.backends else None
 
 
-def _deploy(owned: Owned, r: am.DeployDeployment) -> Owned:
+def _deploy(owned: Owned, r: ops.Deploy) -> Owned:
     name = r.spec.name
-    versions = [_version(r.spec.code, r.spec.config), *owned.backends.get(name, [])]
+    versions = [_version(r.spec.code, r.spec.config.model_dump()), *owned.backends.get(name, [])]
     owned = _with_backend(owned, name, versions)
     return (
         owned if name in owned.endpoints else _with_endpoint(owned, name, Endpoint({name: 1.0}, ""))
     )
 
 
-def _undeploy(owned: Owned, r: am.DeleteDeployment) -> Owned:
+def _undeploy(owned: Owned, r: ops.DeleteDeployment) -> Owned:
     return _with_backend(_with_endpoint(owned, r.name, None), r.name, None)
 
 
-_RULES: dict[type[am.Request], Callable[[Owned, Any], Owned | None]] = {
-    am.CreateBackend: _create_backend,
-    am.UpdateBackendConfig: _update_backend,
-    am.DeleteBackend: _delete_backend,
-    am.CreateEndpoint: _create_endpoint,
-    am.SetTraffic: _set_traffic,
-    am.ShadowTraffic: _shadow_traffic,
-    am.StartRollout: _start_rollout,
-    am.DeleteEndpoint: lambda owned, r: _with_endpoint(owned, r.name, None),
-    am.DeployDeployment: _deploy,
-    am.DeleteDeployment: _undeploy,
+_RULES: dict[type[ops.Operation], Callable[[Owned, Any], Owned | None]] = {
+    ops.CreateBackend: _create_backend,
+    ops.UpdateBackendConfig: _update_backend,
+    ops.DeleteBackend: _delete_backend,
+    ops.CreateEndpoint: _create_endpoint,
+    ops.SetTraffic: _set_traffic,
+    ops.ShadowTraffic: _shadow_traffic,
+    ops.StartRollout: _start_rollout,
+    ops.DeleteEndpoint: lambda owned, r: _with_endpoint(owned, r.name, None),
+    ops.Deploy: _deploy,
+    ops.DeleteDeployment: _undeploy,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import admin as am
+from greenroom.core import operations as ops
 from greenroom.core.lifecycle import releases
 from greenroom.core.records import BACKEND, backend_definition
 
@@ -41,7 +42,7 @@ class HistoryChecks:
             found = self._now(key)
             expect(found == now[key], f"{key} is {found}, and the history says {now[key]}")
 
-    def undone(self, request: am.UndoChange, entry: Any) -> None:
+    def undone(self, request: ops.UndoChange, entry: Any) -> None:
         """A change was undone: each thing that differs is as it was before."""
         asked = self._checks.on_disk.get(("history", f"{request.change_id:010d}"))
         self._checks.expect(asked is not None, f"{request} undid what is not in the history")
@@ -53,14 +54,14 @@ class HistoryChecks:
     def _now(self, key: tuple[str, str]) -> Any:
         return _definition(key, self._checks.on_disk.get(key))
 
-    def is_not_made(self, request: am.Request) -> None:
+    def is_not_made(self, request: ops.Operation, request_id: str) -> None:
         """A client was told that its change was not made."""
-        entry = self._by_request.get(request.request_id)
+        entry = self._by_request.get(request_id)
         self._checks.expect(entry is None, f"{request} was not made, it is said, and is: {entry}")
 
-    def told(self, request: am.Request, reply: am.RequestReply, *, changed: bool) -> None:
+    def told(self, request: ops.Operation, reply: am.RequestReply, *, changed: bool) -> None:
         """A client has its answer: what it changed is an entry, and what was refused is none."""
-        entry = self._by_request.get(request.request_id)
+        entry = self._by_request.get(reply.request_id)
         if reply.error_kind and reply.error_kind != "GreenroomError":
             self._checks.expect(entry is None, f"{request} was refused, and {entry} is there")
         elif changed:

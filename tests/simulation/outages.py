@@ -16,10 +16,10 @@ from typing import Any
 
 from greenroom.actors.cluster import membership
 from greenroom.actors.controller import read_only as unsaved
-from greenroom.actors.messages import admin as am
 from greenroom.actors.proxy import actor as proxy
 from greenroom.actors.runtime import actor as crash_loop
 from greenroom.actors.runtime import loop, port
+from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle import replicas as retries
 from tests.simulation import hosts, processes
@@ -51,16 +51,14 @@ class Operator(Client):
     """Brings up what the outage is about, and waits until it serves."""
 
     def _work(self) -> Script:
-        config = BackendConfig(num_replicas=1, health_check_period_s=900).model_dump()
-        yield am.CreateBackend(
-            request_id="",
+        config = BackendConfig(num_replicas=1, health_check_period_s=900)
+        yield ops.CreateBackend(
             tag=self.backends[0],
             code=DEPENDENT + b" 1",
             code_hash="1",
             config=config,
         )
-        yield am.CreateEndpoint(
-            request_id="",
+        yield ops.CreateEndpoint(
             name=self.endpoint,
             backend=self.backends[0],
             route=f"/{self.endpoint}",

@@ -58,7 +58,7 @@ from greenroom.actors.runtime.liveness import Seen
 from greenroom.actors.transport import addresses, base
 from greenroom.actors.transport import cluster_key as key_files
 from greenroom.actors.transport.admission import Trouble
-from greenroom.core.cluster.state import Cluster
+from greenroom.core.cluster.state import State
 from greenroom.core.routing.router import Router
 from greenroom.core.silence import TICK_S, Doing
 from greenroom.persistence import writer
@@ -188,8 +188,8 @@ class _Os:
         """A pidfd is only a number."""
 
 
-def _fallible_cluster(simulation: Simulation) -> type[Cluster]:
-    """Return the core's Cluster, in which a turn may raise between one change and the next."""
+def _fallible_state(simulation: Simulation) -> type[State]:
+    """Return the core's State, in which a turn may raise between one change and the next."""
 
     world = simulation.world
 
@@ -199,22 +199,18 @@ def _fallible_cluster(simulation: Simulation) -> type[Cluster]:
             if in_change:
                 world.current.may_raise_in_change()
 
-    class FallibleCluster(Cluster):
+    class FallibleState(State):
         def note(self, key: Any) -> None:
-            may_raise(self._before is not None)
+            may_raise(self.is_changing)
             super().note(key)
 
         def touch(self, backend: str) -> None:
-            may_raise(self._before is not None)
+            may_raise(self.is_changing)
             super().touch(backend)
 
         def put_endpoint(self, record: Any) -> None:
             super().put_endpoint(record)
-            may_raise(self._before is not None)
-
-        def save(self, kind: str, name: str, record: Any) -> None:
-            may_raise(self._before is not None)
-            super().save(kind, name, record)
+            may_raise(self.is_changing)
 
         def take_changes(self) -> Any:
             if simulation.broken == "turns" and world.current is not None:
@@ -223,7 +219,7 @@ def _fallible_cluster(simulation: Simulation) -> type[Cluster]:
             may_raise(in_change=False)
             return super().take_changes()
 
-    return FallibleCluster
+    return FallibleState
 
 
 METRICS = ("ended", "dropped", "repeated", "not_repeated")
@@ -394,7 +390,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (capacity.capacity_of, lambda _: CAPACITY),
         (FileStore, simulation.disk),
         (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
-        (Cluster, _fallible_cluster(simulation)),
+        (State, _fallible_state(simulation)),
         (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
         (metrics.Metrics, lambda: SimpleNamespace(**dict.fromkeys(METRICS, nothing))),
     ]

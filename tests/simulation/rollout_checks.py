@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import admin as am
+from greenroom.core import operations as ops
 from greenroom.core.routing.tickets import Ended, Repeated
 from tests.simulation.scripted_code import FAILING
 
@@ -22,7 +23,10 @@ UNDER_WAY, PROMOTED, WENT_BACK = "under way", "promoted", "went back"
 INTERRUPTED = "interrupted"
 CANCELLED_STATUS = 499
 QUERIES, ERRORS = 0, 1  # of a tally
-_STATES: dict[type[am.Request], str] = {am.AbortRollout: WENT_BACK, am.PromoteRollout: PROMOTED}
+_STATES: dict[type[ops.Operation], str] = {
+    ops.AbortRollout: WENT_BACK,
+    ops.PromoteRollout: PROMOTED,
+}
 
 
 class RolloutChecks:
@@ -79,7 +83,7 @@ class RolloutChecks:
         asked = self._checks.pending(name)
         told = f"began as {new}, after {old}, and {asked} was asked for"
         self._expect(name, old is None or old.state != UNDER_WAY, told)
-        self._expect(name, isinstance(asked, am.StartRollout), told)
+        self._expect(name, isinstance(asked, ops.StartRollout), told)
         wanted = (asked.to, asked.steps, asked.hold_s, dict(old_endpoint.traffic))
         self._expect(name, (new.to, new.steps, new.hold_s, dict(new.before)) == wanted, told)
         self._reset(name)
@@ -109,7 +113,7 @@ class RolloutChecks:
                 self._expect(name, new.steps[old.step + 1] == 1, f"was promoted at {old.step}")
                 self._advanced(old)
         elif new.state == INTERRUPTED:
-            self._expect(name, not isinstance(asked, am.SetTraffic), f"gave way to {asked}")
+            self._expect(name, not isinstance(asked, ops.SetTraffic), f"gave way to {asked}")
         elif new.state == WENT_BACK:
             self._expect(name, traffic == dict(new.before), f"went back, with {traffic}")
             if new.reason.startswith("error_rate"):
@@ -140,13 +144,13 @@ class RolloutChecks:
 
     # --- Answers ----------------------------------------------------------------------------------
 
-    def blocks(self, request: am.Request, record: Any) -> bool:
+    def blocks(self, request: ops.Operation, record: Any) -> bool:
         """Tell whether a rollout, as it is on disk, forbids a request."""
         if record is None or record.state != UNDER_WAY:
             return False
-        if isinstance(request, am.DeleteBackend):
+        if isinstance(request, ops.DeleteBackend):
             return request.tag in (record.to, *record.before)
-        if isinstance(request, am.StartRollout):
+        if isinstance(request, ops.StartRollout):
             mine = (request.to, request.steps, request.hold_s, request.min_samples)
             same = (record.to, record.steps, record.hold_s, record.min_samples)
             settings = (request.abort_if, request.alpha, request.ready_timeout_s)
@@ -154,7 +158,7 @@ class RolloutChecks:
                 same,
                 (dict(record.abort_if), record.alpha, record.ready_timeout_s),
             )
-        return isinstance(request, am.SetTraffic)
+        return isinstance(request, ops.SetTraffic)
 
     def told(self, request: Any, reply: am.RequestReply) -> None:
         """A client was told that its rollout was ended, or that there is none to end."""

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.messages.admin import GetStatus
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
+from greenroom.core.operations import GetStatus
 from tests.support import logs, switch
 from tests.support.load import GetLoad, Tally
 from tests.support.namespaces import Host, forks, run_ip
@@ -75,7 +75,7 @@ def read_status(environ: dict[str, str]) -> dict[str, Any]:
         if _connection is None:
             _connection = Connection.open(read_settings(environ))
         try:
-            return _connection.request(GetStatus(request_id=""), timeout_s=10)  # type: ignore[no-any-return]
+            return _connection.request(GetStatus(), timeout_s=10)  # type: ignore[no-any-return]
         except (GreenroomError, TimeoutError):  # of a system that has ended meanwhile
             _connection.close()
             _connection = None

@@ -21,10 +21,10 @@ from typing import Any
 from greenroom import serve
 from greenroom.actors.host import launcher as system
 from greenroom.actors.host.records import RunRecords
-from greenroom.actors.messages.admin import GetStatus
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core.operations import GetStatus
 from greenroom.serve.admin import session
 from tests.support import logs
 
@@ -145,7 +145,7 @@ class RunningSystem:
 
     def status(self) -> dict[str, Any]:
         """Return what ``greenroom status --json`` prints."""
-        return self.connection.request(GetStatus(request_id=""), timeout_s=20)  # type: ignore[no-any-return]
+        return self.connection.request(GetStatus(), timeout_s=20)  # type: ignore[no-any-return]
 
     def replica_pids(self, application: str = "default") -> list[int]:
         """Return the pids of the running replicas of an application."""

@@ -17,9 +17,9 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import ensure_key
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.cluster.placement import Placement
-from greenroom.core.cluster.state import Cluster
 from greenroom.core.records import HostRecord
 
 

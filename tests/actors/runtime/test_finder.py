@@ -15,6 +15,7 @@ from greenroom.actors.runtime import connection
 from greenroom.actors.runtime.port import CONTROLLER, Finder
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StateNotSavedError
+from greenroom.core.operations import ListBackends
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
 Identified = Callable[[Any, Process, int], None]
@@ -132,7 +133,7 @@ def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor(
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2), "there": (NEW, 3)}
     client = client_of(port)
     port.known = ("there", NEW, 3)
-    assert client.request(am.ListBackends(request_id="1"), timeout_s=10.0) == "done"
+    assert client.request(ListBackends(), timeout_s=10.0) == "done"
 
 
 class CannotSave(StoppedAndSucceeded):
@@ -156,7 +157,7 @@ def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed() -> 
     port.known, port.there = ("there", NEW, 3), {"there": (NEW, 3)}
     client = client_of(port)
     with pytest.raises(TimeoutError, match="it may have been carried out"):
-        client.request(am.ListBackends(request_id="1"), timeout_s=0.05)
+        client.request(ListBackends(), timeout_s=0.05)
     assert port.asked
 
 
@@ -164,7 +165,7 @@ def test_nor_is_one_by_an_earlier_controller_that_was_found_again() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("there", NEW, 3), {"at": (OLD, 2), "there": (NEW, 3)}
     client = client_of(port)
-    pending = client._pending["1"] = connection._Pending(am.ListBackends(request_id="1"))
+    pending = client._pending["1"] = connection._Pending(am.request_of(ListBackends(), "1"))
     client._send("1")
     port.known = ("at", OLD, 2)
     client._controller._exited()
@@ -178,7 +179,7 @@ def test_a_refusal_by_the_controller_that_there_is_says_that_nothing_was_changed
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
     client = client_of(port)
     with pytest.raises(StateNotSavedError, match="Nothing was changed"):
-        client.request(am.ListBackends(request_id="1"), timeout_s=10.0)
+        client.request(ListBackends(), timeout_s=10.0)
 
 
 class Slow(StoppedAndSucceeded):
@@ -199,7 +200,7 @@ def test_a_request_that_is_still_on_its_way_is_not_sent_once_more() -> None:
     port: Any = Slow()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
     client = client_of(port)
-    client._pending["1"] = connection._Pending(am.ListBackends(request_id="1"))
+    client._pending["1"] = connection._Pending(am.request_of(ListBackends(), "1"))
     client._send("1")
     client._send_again("1")
     assert len(port.sent) == 1

@@ -1,54 +1,33 @@
-"""What can be asked of a controller over a connection; the API, Client and commands use it."""
+"""Applications over a connection: deploy, delete, and what the status says of them."""
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.messages.admin import (
-    DeleteApplication,
-    DeleteEverything,
-    DeployApplication,
-    GetAutoscaling,
-    GetStatus,
-    ListMissing,
-    Request,
-    WaitForGoal,
-)
+from greenroom.core import operations as ops
 from greenroom.core.config import LoggingConfig
-from greenroom.core.errors import (
-    DeployFailedError,
-    InvalidRequestError,
-    NotRunningError,
-    UnknownNameError,
-)
-from greenroom.core.lifecycle.endpoints import route_problem
+from greenroom.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
+from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import BuiltApplication, build
 from greenroom.serve.checks import check_answers_http
 from greenroom.serve.code import packing as by_value
 from greenroom.serve.code.working_dir import Folder, pack
 from greenroom.serve.deployments import Application, name_problem
-from greenroom.serve.handle import DeploymentHandle, with_note
+from greenroom.serve.handle import DeploymentHandle
 
 if TYPE_CHECKING:
     from greenroom.actors.runtime.connection import Connection
 
-R = TypeVar("R", bound=Request)
 TELL_EVERY_S = 3.0
-
-
-def new(request: type[R], **fields: Any) -> R:
-    """Make a request with an id of its own."""
-    return request(request_id=secrets.token_hex(16), **fields)
 
 
 def check_target(name: str, route_prefix: str | None) -> None:
     """Raise InvalidRequestError unless an application may have this name and prefix."""
-    problems = [name_problem("name", name), route_problem("route_prefix", route_prefix)]
+    problems = [name_problem("name", name)]
+    if wrong := ops.route_problem(route_prefix):
+        problems.append(f"route_prefix={route_prefix!r}: {wrong}")
     if told := [problem for problem in problems if problem]:
         raise InvalidRequestError("; ".join(told))
 
@@ -73,8 +52,7 @@ def deploy(
     check_needs(connection, built)
     missing = () if folder is None else missing_of(connection, folder)
     goal = connection.request(
-        new(
-            DeployApplication,
+        ops.DeployApplication(
             application=name,
             ingress=built.ingress,
             route_prefix=route_prefix,
@@ -121,7 +99,7 @@ def packed(working_dir: Path) -> Folder:
 def missing_of(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
     """Return what of a folder is to be sent: its zip where that is not stored."""
     return (
-        (folder.content,) if connection.request(new(ListMissing, digests=(folder.digest,))) else ()
+        (folder.content,) if connection.request(ops.ListMissing(digests=(folder.digest,))) else ()
     )
 
 
@@ -129,7 +107,7 @@ def _tell_while_waiting(
     connection: Connection, goal: str, name: str, on_wait: Callable[[str], None]
 ) -> bool:
     """Return whether the goal is reached; whoever waits for a failed one is told in full."""
-    request, told = new(WaitForGoal, goal_id=goal), ""
+    request, told = ops.WaitForGoal(goal_id=goal), ""
     while True:
         try:
             connection.request(request, timeout_s=TELL_EVERY_S)
@@ -144,53 +122,22 @@ def _tell_while_waiting(
             return True
 
 
-def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
-    """Wait until a change is done; None is the goal of a change that was none."""
-    if goal is None:
-        return
-    try:
-        connection.request(new(WaitForGoal, goal_id=goal), timeout_s=timeout_s)
-    except TimeoutError:
-        raise TimeoutError(
-            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `greenroom status` "
-            "shows how far it is"
-        ) from None
-    except DeployFailedError as error:
-        if error.__cause__ is None:
-            raise
-        raise with_note(error.__cause__, str(error)) from None
-
-
-def delete_everything(connection: Connection, timeout_s: float) -> list[str]:
-    """Delete all there is, before the system stops; return the goals of that, once reached.
-
-    What takes longer, or a controller that does not answer, is not waited for.
-    """
-    deadline = time.monotonic() + timeout_s
-    goals: list[str] = []
-    with contextlib.suppress(TimeoutError, NotRunningError):
-        goals = connection.request(new(DeleteEverything), timeout_s=timeout_s)
-        for goal in goals:
-            wait_for_goal(connection, goal, deadline - time.monotonic())
-    return goals
-
-
 def delete(connection: Connection, name: str) -> bool:
     """Delete an application and wait until it is gone; False when there was none."""
-    goal = connection.request(new(DeleteApplication, application=name))
+    goal = connection.request(ops.DeleteApplication(application=name))
     wait_for_goal(connection, goal)
     return goal is not None
 
 
 def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
     """Return the object that ``greenroom status --json`` prints."""
-    report: dict[str, Any] = connection.request(new(GetStatus), timeout_s=timeout_s)
+    report: dict[str, Any] = connection.request(ops.GetStatus(), timeout_s=timeout_s)
     return report
 
 
 def read_autoscaling(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
     """Return the object that ``greenroom status --autoscaling --json`` prints."""
-    report: dict[str, Any] = connection.request(new(GetAutoscaling), timeout_s=timeout_s)
+    report: dict[str, Any] = connection.request(ops.GetAutoscaling(), timeout_s=timeout_s)
     return report
 
 

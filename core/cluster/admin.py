@@ -1,0 +1,421 @@
+"""How each admin operation is carried out over the cluster; see :mod:`greenroom.core.operations`.
+
+Each finds out first what there should be, which may be refused, and changes records only then. So
+what raises has changed nothing, and the same operation again changes nothing either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from greenroom.core import operations as ops
+from greenroom.core.cluster import status
+from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.state import State
+from greenroom.core.errors import ConflictError, InvalidRequestError
+from greenroom.core.lifecycle import definitions
+from greenroom.core.lifecycle.endpoints import (
+    check_free,
+    check_known,
+    described,
+    is_made_alike,
+    new_endpoint,
+    owner_of,
+    told_uses,
+    with_shadow,
+)
+from greenroom.core.lifecycle.goals import Subject
+from greenroom.core.lifecycle.history import Author, described_changes
+from greenroom.core.lifecycle.history import described as described_entry
+from greenroom.core.lifecycle.releases import folders_of
+from greenroom.core.records import (
+    APPLICATION,
+    BACKEND,
+    DEPLOYMENT,
+    ENDPOINT,
+    ApplicationRecord,
+    BackendDefinition,
+    BackendRecord,
+    Definition,
+    Definitions,
+    EndpointRecord,
+    Key,
+    Release,
+)
+
+
+class Now(NamedTuple):
+    """The time of an operation: monotonic seconds, and seconds since the epoch."""
+
+    monotonic: float
+    wall: float
+
+
+Carry = Callable[[Cluster, Any, Now], Any]
+
+
+def carry_out(cluster: Cluster, asked: ops.Operation, author: Author, now: Now) -> Any:
+    """Carry out an operation of the table, and return its answer.
+
+    A repeat of a request that was carried out changes nothing, and gets the same answer.
+    """
+    carry = CARRIED_OUT.get(type(asked))
+    if carry is None:
+        raise InvalidRequestError(f"{asked.key} is not an operation of the cluster's state")
+    if asked.is_read:
+        return carry(cluster, asked, now)
+    told = asked.told
+    if isinstance(asked, ops.UndoChange):
+        told = f"undo change {cluster.history.get(asked.change_id).id}"
+    return cluster.state.change(author, told, lambda: carry(cluster, asked, now), now.wall)
+
+
+# --- Backends -------------------------------------------------------------------------------------
+
+
+def _create_backend(cluster: Cluster, asked: ops.CreateBackend, _now: Now) -> str | None:
+    state, tag = cluster.state, asked.tag
+    digest = hashlib.sha256(asked.code).hexdigest()
+    folders = _by_digest(asked.folders)
+    folder = asked.actor_options.working_dir
+    if folder is not None and folder not in folders:
+        _check_stored(state, tag, [folder])
+    present = state.backends.get(tag)
+    if present is None:
+        for name, content in folders.items():
+            state.keep_code(name, content)
+        release = Release(
+            code_hash=asked.code_hash,
+            code_digest=digest,
+            config=asked.config.model_dump(),
+            actor_options=asked.actor_options.model_dump(),
+            version=asked.version,
+        )
+        state.add_backend(BackendRecord(tag=tag, releases=(release,)), asked.code)
+        return state.new_goal((BACKEND, tag), "create backend")
+    if present.record.deleting:
+        raise ConflictError(f"backend {tag!r} is being deleted; wait for that goal first")
+    newest = present.record.newest
+    made_of = (newest.code_hash, present.config, newest.actor_options)
+    if made_of != (asked.code_hash, asked.config, asked.actor_options.model_dump()):
+        raise ConflictError(
+            f"backend {tag!r} exists with other code or settings; use update_backend_config, or "
+            "delete it first"
+        )
+    if digest == newest.code_digest:
+        state.keep_code(digest, asked.code)
+    if not present.record.failure:
+        return state.goals.pending_for((BACKEND, tag))
+    present.try_again()
+    state.touch(tag)
+    return state.new_goal((BACKEND, tag), "create backend")
+
+
+def _update_backend_config(
+    cluster: Cluster, asked: ops.UpdateBackendConfig, _now: Now
+) -> str | None:
+    state, tag = cluster.state, asked.tag
+    backend = state.backend(tag)
+    config = backend.config.updated(asked.changes)
+    state.note((BACKEND, tag))
+    if not backend.set_config(config):
+        return state.goals.pending_for((BACKEND, tag))
+    state.touch(tag)
+    return state.new_goal((BACKEND, tag), "update backend config")
+
+
+def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> str | None:
+    state, tag = cluster.state, asked.tag
+    backend = state.backends.get(tag)
+    if backend is None:
+        state.forget_lost({(BACKEND, tag)})
+        return None
+    if owner := owner_of(backend.record):
+        raise ConflictError(f"backend {tag!r} belongs to {owner}; delete or redeploy that")
+    cluster.rollouts.check_unused(tag)
+    if uses := told_uses(state.endpoints.using(tag), tag):
+        raise ConflictError(
+            f"backend {tag!r} has {uses}; delete the endpoint, set its traffic elsewhere, or end "
+            "the shadow first"
+        )
+    if backend.record.deleting and (backend.record.force or not asked.force):
+        return state.goals.pending_for((BACKEND, tag))
+    state.note((BACKEND, tag))
+    backend.delete(force=asked.force)
+    state.touch(tag)
+    return state.new_goal((BACKEND, tag), "delete backend")
+
+
+# --- Endpoints ------------------------------------------------------------------------------------
+
+
+def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> None:
+    """Name a backend, unless the endpoint was made by the same call.
+
+    It is the same call, too, when the endpoint's traffic was moved meanwhile: scripts that set up
+    an endpoint and then its traffic may run again.
+    """
+    state, record = cluster.state, new_endpoint(asked)
+    present = state.endpoints.get(asked.name)
+    if present is not None and is_made_alike(present, record):
+        return
+    state.backend(asked.backend)
+    if present is not None:
+        raise ConflictError(
+            f"endpoint {asked.name!r} exists with other settings: {described(present)}; "
+            "delete it first"
+        )
+    known = state.usable_backends("")
+    check_known(f"endpoint {asked.name!r}", "backend", [asked.backend], known)
+    check_free(state.endpoints.at(asked.route), asked.name, asked.route)
+    state.put_endpoint(record)
+
+
+def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> None:
+    present = cluster.endpoints.get(asked.name)
+    if present is None:
+        cluster.state.forget_lost({(ENDPOINT, asked.name)})
+        return
+    if owner := owner_of(present):
+        raise ConflictError(f"endpoint {asked.name!r} belongs to {owner}; delete that")
+    _drop_endpoint(cluster, asked.name)
+
+
+def _drop_endpoint(cluster: Cluster, name: str) -> None:
+    cluster.state.drop_endpoint(name)
+    cluster.rollouts.forget(name)
+
+
+def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
+    state, name = cluster.state, asked.endpoint
+    present = state.endpoint(name)
+    known = state.usable_backends(present.application)
+    check_known(f"traffic of endpoint {name!r}", "weights", asked.weights, known)
+    if present.traffic != asked.weights:
+        cluster.rollouts.check_traffic(name)
+        state.put_endpoint(replace(present, traffic=asked.weights))
+
+
+def _shadow_traffic(cluster: Cluster, asked: ops.ShadowTraffic, _now: Now) -> None:
+    state = cluster.state
+    present = state.endpoint(asked.endpoint)
+    changed = with_shadow(present, asked, state.usable_backends(""))
+    if changed != present:
+        state.put_endpoint(changed)
+
+
+# --- Deployments and applications -----------------------------------------------------------------
+
+
+def _deploy_application(cluster: Cluster, asked: ops.DeployApplication, _now: Now) -> str | None:
+    wanted = definitions.with_application(cluster.state, asked)
+    code = _by_digest((*(spec.code for spec in asked.deployments), *asked.folders))
+    _check_folders(cluster.state, wanted, code)
+    subject = (APPLICATION, asked.application)
+    return _bring_about(cluster, wanted, subject, "deploy application", code)
+
+
+def _plan_application(
+    cluster: Cluster, asked: ops.PlanApplication, _now: Now
+) -> list[dict[str, Any]]:
+    wanted = definitions.with_application(cluster.state, asked)
+    return described_changes({key: cluster.state.definition(key) for key in wanted}, wanted)
+
+
+def _delete_application(cluster: Cluster, asked: ops.DeleteApplication, _now: Now) -> str | None:
+    """Drop an application's endpoints at once, and drain its backends."""
+    state, name = cluster.state, asked.application
+    unwanted = definitions.without_application(state, name)
+    parts = {
+        key
+        for key in state.lost
+        if key == (APPLICATION, name)
+        or (key[0] in {BACKEND, ENDPOINT} and key[1].startswith(f"{name}#"))
+    }
+    state.forget_lost(parts)
+    return _bring_about(cluster, unwanted, (APPLICATION, name), "delete application")
+
+
+def _deploy(cluster: Cluster, asked: ops.Deploy, _now: Now) -> str | None:
+    wanted = definitions.with_deployment(cluster.state, asked)
+    code = _by_digest((asked.spec.code, *asked.folders))
+    _check_folders(cluster.state, wanted, code)
+    return _bring_about(cluster, wanted, (DEPLOYMENT, asked.spec.name), "deploy", code)
+
+
+def _delete_deployment(cluster: Cluster, asked: ops.DeleteDeployment, _now: Now) -> str | None:
+    """Drop a deployment's endpoint at once, and drain its backend."""
+    name = asked.name
+    unwanted = definitions.without_deployment(cluster.state, name)
+    cluster.state.forget_lost({(BACKEND, name), (ENDPOINT, name)})
+    return _bring_about(cluster, unwanted, (DEPLOYMENT, name), "delete deployment")
+
+
+def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now) -> list[str]:
+    """Delete all there is, whatever names it; return the goals, those under way too."""
+    goals = [
+        _delete_application(cluster, ops.DeleteApplication(application=name), now)
+        for name in sorted(cluster.applications)
+    ]
+    for name in list(cluster.endpoints):
+        _drop_endpoint(cluster, name)
+    for tag in sorted(cluster.backends):
+        record = cluster.backends[tag].record
+        if not record.application:
+            kind = DEPLOYMENT if record.deployment else BACKEND
+            goals.append(
+                _bring_about(cluster, {(BACKEND, tag): None}, (kind, tag), f"delete {kind}")
+            )
+    cluster.state.forget_lost(set(cluster.state.lost))
+    return [goal for goal in goals if goal is not None]
+
+
+def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str, Any]:
+    """Restore what was before a change, as a change of its own."""
+    entry = cluster.history.get(asked.change_id)
+    wanted = definitions.without_change(cluster.state, entry)
+    before = {key: cluster.state.definition(key) for key in wanted}
+    goal = _bring_about(cluster, wanted, _subject(wanted), f"undo {entry.id}: {entry.what}")
+    return {
+        "id": entry.id,
+        "what": entry.what,
+        "changes": described_changes(before, wanted),
+        "goal": goal,
+    }
+
+
+def _subject(wanted: Definitions) -> Subject:
+    for kind in (APPLICATION, BACKEND):
+        for key, definition in wanted.items():
+            if key[0] == kind:
+                is_alone = isinstance(definition, BackendDefinition) and definition.deployment
+                return (DEPLOYMENT, key[1]) if is_alone else key
+    return next(iter(wanted))
+
+
+# --- From definitions to records ------------------------------------------------------------------
+
+
+def _bring_about(
+    cluster: Cluster,
+    wanted: Definitions,
+    subject: Subject,
+    what: str,
+    code: Mapping[str, bytes] | None = None,
+) -> str | None:
+    """Bring about definitions that have been found valid; return the goal, None for no change.
+
+    ``code`` has by its digest what may not be stored yet.
+    """
+    changed = [_define(cluster, key, each, code or {}) for key, each in wanted.items()]
+    if not any(changed):
+        return cluster.goals.pending_for(subject)
+    return cluster.state.new_goal(subject, what)
+
+
+def _define(
+    cluster: Cluster, key: Key, wanted: Definition | None, code: Mapping[str, bytes]
+) -> bool:
+    state, (kind, name) = cluster.state, key
+    if isinstance(wanted, BackendDefinition):
+        return _define_backend(state, name, wanted, code)
+    if state.definition(key) == wanted:
+        return False
+    if isinstance(wanted, EndpointRecord):
+        state.put_endpoint(wanted)
+    elif isinstance(wanted, ApplicationRecord):
+        state.put_application(wanted)
+    elif kind == ENDPOINT:
+        _drop_endpoint(cluster, name)
+    elif kind == APPLICATION:
+        state.put_application(replace(state.applications[name], deleting=True))
+    else:
+        state.note(key)
+        state.backends[name].delete()
+        state.touch(name)
+    return True
+
+
+def _define_backend(
+    state: State, tag: str, wanted: BackendDefinition, code: Mapping[str, bytes]
+) -> bool:
+    for folder in folders_of(wanted) & code.keys():
+        state.keep_code(folder, code[folder])
+    backend = state.backends.get(tag)
+    content = code.get(wanted.code_digest)
+    if backend is None:
+        record = BackendRecord(
+            tag=tag,
+            releases=(Release(**wanted.release),),
+            application=wanted.application,
+            deployment=wanted.deployment,
+        )
+        state.add_backend(record, content)
+        return True
+    state.note((BACKEND, tag))
+    changed = backend.deploy(**wanted.release)
+    # Equal code may have come as other bytes; then what is stored already is kept.
+    if content is not None and backend.record.newest.code_digest == wanted.code_digest:
+        state.keep_code(wanted.code_digest, content)
+    state.touch(tag)
+    return changed
+
+
+def _check_folders(state: State, wanted: Definitions, given: Mapping[str, bytes]) -> None:
+    """Raise ConflictError unless every folder is stored, or given."""
+    for (_, name), definition in wanted.items():
+        if isinstance(definition, BackendDefinition):
+            _check_stored(state, name, folders_of(definition) - given.keys())
+
+
+def _check_stored(state: State, name: str, folders: Iterable[str]) -> None:
+    for folder in folders:
+        if not state.code_use.is_stored(folder):
+            raise ConflictError(
+                f"the working_dir of {name!r} (zip {folder}) is not stored any more; "
+                "deploy it again"
+            )
+
+
+def _by_digest(contents: Iterable[bytes]) -> dict[str, bytes]:
+    return {hashlib.sha256(content).hexdigest(): content for content in contents}
+
+
+# --- The table ------------------------------------------------------------------------------------
+
+CARRIED_OUT: dict[type[ops.Operation], Carry] = {
+    ops.CreateBackend: _create_backend,
+    ops.UpdateBackendConfig: _update_backend_config,
+    ops.DeleteBackend: _delete_backend,
+    ops.GetBackendConfig: lambda c, asked, _: c.state.backend(asked.tag).config.model_dump(),
+    ops.ListBackends: lambda c, _asked, _: status.backends(c),
+    ops.GetAutoscaling: lambda c, _asked, now: status.autoscaling(c, now.monotonic, now.wall),
+    ops.CreateEndpoint: _create_endpoint,
+    ops.DeleteEndpoint: _delete_endpoint,
+    ops.SetTraffic: _set_traffic,
+    ops.ShadowTraffic: _shadow_traffic,
+    ops.ListEndpoints: lambda c, _asked, _: status.endpoints(c),
+    ops.GetDifferences: lambda c, asked, _: status.differences(c, asked.endpoint),
+    ops.StartRollout: lambda c, asked, now: c.rollouts.start(asked, now.wall),
+    ops.AbortRollout: lambda c, asked, now: c.rollouts.abort(asked.endpoint, now.wall),
+    ops.PromoteRollout: lambda c, asked, now: c.rollouts.promote(asked.endpoint, now.wall),
+    ops.ListRollouts: lambda c, _asked, now: c.rollouts.status(now.monotonic),
+    ops.DeployApplication: _deploy_application,
+    ops.PlanApplication: _plan_application,
+    ops.DeleteApplication: _delete_application,
+    ops.ListMissing: lambda c, asked, _: [
+        digest for digest in asked.digests if not c.state.code_use.is_stored(digest)
+    ],
+    ops.Deploy: _deploy,
+    ops.DeleteDeployment: _delete_deployment,
+    ops.GetDeployment: lambda c, asked, _: status.deployment(c, asked.name),
+    ops.ListDeployments: lambda c, _asked, _: status.deployments(c),
+    ops.DeleteEverything: _delete_everything,
+    ops.ListHistory: lambda c, _asked, _: [described_entry(entry) for entry in c.history],
+    ops.UndoChange: _undo_change,
+    ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
+    ops.RebalanceHosts: lambda c, _asked, _: c.hosts.rebalance(),
+}

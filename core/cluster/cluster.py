@@ -1,0 +1,212 @@
+"""The cluster: its state, and the services that bring it from what is wanted to what is.
+
+Theory of operation. Operations (:mod:`greenroom.core.cluster.admin`) change records. Observations
+change soft state only. :meth:`Cluster.advance` brings what was touched or is due one step nearer to
+what is wanted, and returns effects. The shell then saves :meth:`Cluster.take_changes`, and only
+after that performs the effects, pushes the news and answers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from greenroom.core.autoscaling.autoscaler import Autoscaler
+from greenroom.core.autoscaling.decision import Loads
+from greenroom.core.cluster.changes import Changes
+from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
+from greenroom.core.cluster.long_poll import LISTENER, Listeners
+from greenroom.core.cluster.placement import Placement, anywhere
+from greenroom.core.cluster.state import State
+from greenroom.core.comparing.differences import AllDifferences
+from greenroom.core.effects import Effect
+from greenroom.core.lifecycle import definitions
+from greenroom.core.lifecycle.backend import Backend
+from greenroom.core.lifecycle.goals import Progress, Subject
+from greenroom.core.lifecycle.replicas import Report
+from greenroom.core.records import APPLICATION, ENDPOINT, Key
+from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
+from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
+
+RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
+MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
+
+
+class Schedule:
+    """Names by the time at which they are due; setting a name's time anew replaces it."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str]] = []
+        self._due_at: dict[str, float] = {}
+
+    def put(self, name: str, due_at: float) -> None:
+        """Make a name due at a time; infinity leaves it as it is."""
+        if due_at < float("inf") and self._due_at.get(name) != due_at:
+            self._due_at[name] = due_at  # an entry of the heap with another time counts no more
+            heapq.heappush(self._heap, (due_at, name))
+
+    def take(self, now: float) -> set[str]:
+        """Return, and drop, what is due."""
+        names = set()
+        while self._heap and self._heap[0][0] <= now:
+            due_at, name = heapq.heappop(self._heap)
+            if self._due_at.get(name) == due_at:
+                del self._due_at[name]
+                names.add(name)
+        return names
+
+    def next_at(self) -> float:
+        """Return when :meth:`take` may have something, at the earliest; infinity for never."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+
+class Cluster:
+    """The state and the services over it. ``now`` is always monotonic seconds."""
+
+    def __init__(
+        self,
+        records: Mapping[str, Mapping[str, Any]],
+        epoch: int,
+        now: float,
+        placement: Placement | None = None,
+        own_host: str = "",
+        lost: Iterable[Key] = (),
+    ) -> None:
+        hosts = records.get(HOST, {})
+        self.now = now  # when it was last looked at
+        self.placement = placement or anywhere()
+        prepare(self.placement, hosts, own_host)
+        self.state = state = State(records, epoch, now, self.placement, lost)
+        self.backends = state.backends
+        self.endpoints = state.endpoints
+        self.applications = state.applications
+        self.goals = state.goals
+        self.history = state.history
+        self.long_poll = state.long_poll
+        self.listeners = Listeners(
+            state.long_poll,
+            state.changes,
+            records.get(LISTENER, {}),
+            now,
+            changed=self._listener_changed,
+        )
+        self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
+        self.loads = Loads(now)
+        self.differences = AllDifferences()
+        self.autoscaler = Autoscaler(self.loads)
+        self.rollouts = Rollouts(state, records.get(ROLLOUT, {}))
+        self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
+        self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
+        self._recovery_ends_at = now + (EXPECTED_S if hosts else RECOVERY_S)
+        self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
+        self._waiting: set[str] = set()  # backends with replicas for which there is no room
+        self._schedule = Schedule()  # of backends
+
+    # --- Observations ---------------------------------------------------------------------------
+
+    def replica_reported(self, tag: str, now: float, **report: Any) -> bool:
+        """Take a replica's report; False when no such replica is known, so that it should go."""
+        backend_tag = self._by_replica.get(tag)
+        if backend_tag is None:
+            return False
+        self.backends[backend_tag].reported(tag, Report(**report), now)
+        self.state.touched.add(backend_tag)
+        return True
+
+    def replica_exited(self, tag: str, now: float) -> None:
+        """Take note that a replica's process is gone."""
+        backend_tag = self._by_replica.get(tag)
+        if backend_tag is not None:
+            self.backends[backend_tag].exited(tag, now)
+            self.state.touched.add(backend_tag)
+
+    def backend_of(self, replica: str) -> Backend | None:
+        """Return the backend that a replica belongs to."""
+        return self.backends.get(self._by_replica.get(replica, ""))
+
+    def _listener_changed(self) -> None:
+        """Look again at what waits for proxies to hold the newest tables."""
+        self.state.touched |= self._releasing
+
+    # --- Reconciliation -------------------------------------------------------------------------
+
+    def advance(self, now: float, wall_now: float = 0.0) -> list[Effect]:
+        """Take the next steps of what was touched or is due; ``wall_now`` is for the history."""
+        self.now = now
+        state = self.state
+        state.touched |= self._schedule.take(now)
+        self.listeners.advance(now)
+        self.hosts.advance(now)
+        effects = self.autoscaler.advance(now)
+        state.touched |= self.autoscaler.take_rescaled()
+        while state.touched or state.touched_applications:
+            touched, state.touched = state.touched, set()
+            for tag in sorted(touched):
+                effects += self._advance_backend(tag, now)
+            state.touched |= self._waiting if self.placement.take_freed() else set()
+            names, state.touched_applications = state.touched_applications, set()
+            for name in sorted(names):
+                definitions.advance_application(state, name)
+        self.rollouts.advance(now, wall_now)
+        if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
+            self.long_poll.open()
+        self.goals.advance(self._progress)
+        return effects
+
+    def next_due_at(self) -> float | None:
+        """Return when :meth:`advance` has something to do, if nothing happens before."""
+        due_at = min(
+            self._schedule.next_at(),
+            self._recovery_ends_at if self.long_poll.closed else float("inf"),
+            self.autoscaler.next_due_at(),
+            self.rollouts.due_at(),
+            self.listeners.due_at(),
+            self.hosts.due_at(),
+        )
+        return due_at if due_at < float("inf") else None
+
+    def take_changes(self) -> Changes:
+        """Return what to save before anything else is done."""
+        return self.state.take_changes()
+
+    def _advance_backend(self, tag: str, now: float) -> list[Effect]:
+        backend = self.backends.get(tag)
+        if backend is None:
+            return []
+        before = backend.record.replicas
+        effects = backend.reconcile(lambda table: self._publish(tag, table), now)
+        if backend.record.replicas != before:
+            for replica in before:
+                self._by_replica.pop(replica, None)
+            self._by_replica.update(dict.fromkeys(backend.record.replicas, tag))
+        if backend.recovered:
+            self._recovering.discard(tag)
+        (self._releasing.add if backend.releasing else self._releasing.discard)(tag)
+        (self._waiting.add if backend.waiting else self._waiting.discard)(tag)
+        self.autoscaler.watch(tag, backend, now)
+        if backend.record.application:
+            self.state.touched_applications.add(backend.record.application)
+        elif backend.wanted and backend.settled and backend.note_running():
+            self.state.touch(tag)  # routers are to know
+        if backend.record.deleting and not backend.replicas:
+            self._waiting.discard(tag)
+            self.state.remove_backend(tag)
+            return effects
+        self.state.save_backend(backend)
+        self._schedule.put(tag, max(backend.due_at(), now + MIN_STEP_S))
+        return effects
+
+    def _publish(self, tag: str, table: BackendTable) -> bool:
+        self.long_poll.publish(BACKEND_PREFIX + tag, table)
+        return self.long_poll.held_by_all(BACKEND_PREFIX + tag)
+
+    def _progress(self, subject: Subject) -> Progress:
+        kind, name = subject
+        if kind == APPLICATION:
+            return definitions.application_progress(self.state, name)
+        if kind == ROLLOUT:
+            return self.rollouts.progress(name)
+        if kind == ENDPOINT:
+            return Progress(done=self.long_poll.held_by_all(ENDPOINT_PREFIX + name))
+        return definitions.backend_progress(self.state, name)

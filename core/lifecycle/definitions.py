@@ -1,0 +1,333 @@
+"""What there should be: after a deploy, without a deployment, or as it was before a change.
+
+A *definition* is what clients ask for of a backend, an endpoint or an application, apart from how
+far it has come. The functions here return the definitions that a request wants, None for what is to
+go, or raise ConflictError or InvalidRequestError; they change nothing. So a plan, a deploy and an
+undo are the same until somebody writes.
+
+A deployment is a versioned backend together with the endpoint of the same name. In an application
+both are named ``application#deployment``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from greenroom.core.cluster.state import State
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.lifecycle.endpoints import check_free, told_uses
+from greenroom.core.lifecycle.goals import Progress
+from greenroom.core.lifecycle.history import CODE_KEPT
+from greenroom.core.lifecycle.releases import digests_of
+from greenroom.core.operations import Deploy, DeployApplication, DeploymentSpec, PlanApplication
+from greenroom.core.records import (
+    APPLICATION,
+    BACKEND,
+    ENDPOINT,
+    ApplicationRecord,
+    BackendDefinition,
+    BackendRecord,
+    Definition,
+    Definitions,
+    EndpointRecord,
+    HistoryRecord,
+    Key,
+)
+from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
+
+Wanted = dict[Key, Definition | None]
+
+# --- Applications ---------------------------------------------------------------------------------
+
+
+def qualified(application: str, deployment: str) -> str:
+    """Return the name of a deployment's backend, and of its endpoint, which handles ask for."""
+    return f"{application}#{deployment}"
+
+
+def with_application(state: State, asked: DeployApplication | PlanApplication) -> Wanted:
+    """Return what there should be for an application of these deployments."""
+    name, specs = asked.application, asked.deployments
+    deployments = tuple(spec.name for spec in specs)
+    if asked.ingress not in deployments or len(set(deployments)) != len(deployments):
+        raise InvalidRequestError(
+            f"application {name!r}: deployments {list(deployments)!r} must be different and "
+            f"contain the ingress {asked.ingress!r}"
+        )
+    others = [e for e in state.endpoints.at(asked.route_prefix) if e.application != name]
+    check_free(others, qualified(name, asked.ingress), asked.route_prefix)
+
+    wanted: Wanted = {
+        (APPLICATION, name): ApplicationRecord(
+            name=name,
+            ingress=asked.ingress,
+            route_prefix=asked.route_prefix,
+            deployments=deployments,
+        )
+    }
+    before = state.applications.get(name)
+    for gone in () if before is None else before.deployments:
+        both = qualified(name, gone)
+        wanted |= {(ENDPOINT, both): None, (BACKEND, both): None}
+    own = {qualified(name, deployment) for deployment in deployments}
+    for spec in specs:
+        both = qualified(name, spec.name)
+        route = asked.route_prefix if spec.name == asked.ingress else None
+        endpoint = replace(_endpoint_of(state, both, route, spec.name), application=name)
+        if not own >= endpoint.traffic.keys():  # it was split with one that goes now
+            endpoint = replace(endpoint, traffic={both: 1.0})
+        wanted[BACKEND, both] = _backend_of(spec, application=name)
+        wanted[ENDPOINT, both] = endpoint
+    return wanted
+
+
+def without_application(state: State, name: str) -> Wanted:
+    """Return what there should be without the application; nothing where there is none."""
+    application = state.applications.get(name)
+    if application is not None:
+        names: Iterable[str] = application.deployments
+    elif (APPLICATION, name) in state.lost:
+        names = (tag.removeprefix(f"{name}#") for tag in state.backends_of(name))
+    else:
+        return {}
+    wanted: Wanted = {(APPLICATION, name): None}
+    for deployment in names:
+        both = qualified(name, deployment)
+        wanted |= {(ENDPOINT, both): None, (BACKEND, both): None}
+    return wanted
+
+
+def advance_application(state: State, name: str) -> None:
+    """Forget an application that is deleted when all its backends are gone; note that it ran."""
+    application = state.applications.get(name)
+    if application is None:
+        return
+    if not application.deleting:
+        _note_running(state, application)
+    elif not state.backends_of(name):
+        state.drop_application(name)
+
+
+def _note_running(state: State, application: ApplicationRecord) -> None:
+    tags = [qualified(application.name, each) for each in application.deployments]
+    backends = [state.backends[tag] for tag in tags if tag in state.backends]
+    running = [each for each in backends if each.settled and not each.record.failure]
+    if len(running) == len(tags):
+        for tag in tags:
+            if state.backends[tag].note_running():
+                state.touch(tag)  # routers are to know
+
+
+def application_progress(state: State, name: str) -> Progress:
+    """Return how far an application is: done when it serves and every proxy knows."""
+    application = state.applications.get(name)
+    if application is None:
+        return Progress(done=True)
+    if application.deleting:
+        return Progress()
+    steps = []
+    for deployment in application.deployments:
+        step = backend_progress(state, qualified(name, deployment))
+        if step.error:
+            text = f"deployment {deployment!r} of application {name!r}: {step.error}"
+            return step._replace(error=text)
+        steps.append(step)
+    return Progress(done=all(step.done for step in steps))
+
+
+# --- Deployments that stand alone -----------------------------------------------------------------
+
+
+def with_deployment(state: State, asked: Deploy) -> Wanted:
+    """Return what there should be for a deployment of its own."""
+    name = asked.spec.name
+    _check_version(state, name, asked.prev_version)
+    backend, endpoint = state.backends.get(name), state.endpoints.get(name)
+    for what, is_taken in (
+        ("backend", backend is not None and not _stands_alone(backend.record)),
+        ("endpoint", endpoint is not None and not endpoint.deployment),
+    ):
+        if is_taken:
+            raise ConflictError(
+                f"{what} {name!r} exists, and is not a deployment's; choose another name, or "
+                "delete it first"
+            )
+    check_free(state.endpoints.at(asked.route_prefix), name, asked.route_prefix)
+    return {
+        (BACKEND, name): _backend_of(asked.spec),
+        (ENDPOINT, name): _endpoint_of(state, name, asked.route_prefix, name),
+    }
+
+
+def without_deployment(state: State, name: str) -> Wanted:
+    """Return what there should be without the deployment; nothing where there is none."""
+    if _find_deployment(state, name) is None:
+        return {}
+    others = [e for e in state.endpoints.using(name) if e.name != name]
+    if uses := told_uses(others, name):
+        raise ConflictError(
+            f"deployment {name!r} has {uses}; delete the endpoint, set its traffic elsewhere, or "
+            "end the shadow first"
+        )
+    return {(ENDPOINT, name): None, (BACKEND, name): None}
+
+
+def deployment_record(state: State, name: str) -> BackendRecord:
+    """Return the record of a deployment that stands alone, or raise UnknownNameError."""
+    record = _find_deployment(state, name)
+    if record is None:
+        known = ", ".join(deployment_names(state)) or "none"
+        raise UnknownNameError(f"no deployment is named {name!r}; there are: {known}")
+    return record
+
+
+def deployment_names(state: State) -> list[str]:
+    """Return the names of the deployments that stand alone."""
+    return sorted(name for name in state.backends if _find_deployment(state, name) is not None)
+
+
+def backend_progress(state: State, name: str) -> Progress:
+    """Return how far a backend is, with the endpoint of its name if it is a deployment's.
+
+    It is done when it serves and every proxy knows.
+    """
+    backend = state.backends.get(name)
+    if backend is None:
+        return Progress(done=True)
+    record = backend.record
+    if record.deleting:
+        return Progress()
+    if error := record.failure or record.update_failure:
+        return Progress(error=error, exception=record.exception)
+    held = state.long_poll.held_by_all
+    return Progress(
+        done=backend.settled and held(BACKEND_PREFIX + name) and held(ENDPOINT_PREFIX + name)
+    )
+
+
+def _find_deployment(state: State, name: str) -> BackendRecord | None:
+    backend = state.backends.get(name)
+    if backend is None or backend.record.deleting or not _stands_alone(backend.record):
+        return None
+    return backend.record
+
+
+def _stands_alone(record: BackendRecord) -> bool:
+    return bool(record.deployment) and not record.application
+
+
+def _check_version(state: State, name: str, prev_version: str | None) -> None:
+    if prev_version is None:
+        return
+    record = _find_deployment(state, name)
+    if record is None:
+        raise ConflictError(
+            f"deployment {name!r}: prev_version is {prev_version!r}, but it is not deployed"
+        )
+    version = record.newest.version
+    if version != prev_version:
+        raise ConflictError(
+            f"deployment {name!r}: prev_version is {prev_version!r}, but version {version!r} is "
+            "deployed; look at what changed, then deploy on top of that"
+        )
+
+
+def _backend_of(spec: DeploymentSpec, *, application: str = "") -> BackendDefinition:
+    return BackendDefinition(
+        code_hash=spec.code_hash,
+        code_digest=hashlib.sha256(spec.code).hexdigest(),
+        config=spec.config.model_dump(),
+        actor_options=spec.actor_options.model_dump(),
+        version=spec.version,
+        application=application,
+        deployment=spec.name,
+    )
+
+
+def _endpoint_of(state: State, name: str, route: str | None, deployment: str) -> EndpointRecord:
+    """Return a deployment's endpoint at this route; where its traffic goes now, it stays."""
+    present = state.endpoints.get(name)
+    if present is not None:
+        return replace(present, route=route)
+    return EndpointRecord(name=name, route=route, traffic={name: 1.0}, deployment=deployment)
+
+
+# --- Undo -----------------------------------------------------------------------------------------
+
+
+def without_change(state: State, entry: HistoryRecord) -> Wanted:
+    """Return what there should be without a change; ConflictError saying why that cannot be."""
+    wanted: Wanted = {}
+    for key, before in entry.before.items():
+        now = state.definition(key)
+        if now == before:
+            continue
+        if now != entry.after[key]:
+            raise _cannot_undo(entry, _changed_later(state, entry, key))
+        wanted[key] = before
+    if not wanted:
+        raise ConflictError(
+            f"change {entry.id} ({entry.what}) is undone already, or its update was rolled back: "
+            "all is as it was before"
+        )
+    for (kind, name), definition in wanted.items():
+        if kind == BACKEND:
+            _check_backend(state, entry, name, definition, wanted)
+        elif kind == ENDPOINT and isinstance(definition, EndpointRecord):
+            _check_endpoint(state, entry, definition, wanted)
+    return wanted
+
+
+def _cannot_undo(entry: HistoryRecord, reason: str) -> ConflictError:
+    return ConflictError(f"change {entry.id} ({entry.what}) cannot be undone: {reason}")
+
+
+def _changed_later(state: State, entry: HistoryRecord, key: Key) -> str:
+    later = state.history.after(entry, key)
+    if later is None:
+        return f"{key[0]} {key[1]!r} is no longer as that change left it"
+    return f"change {later.id} ({later.what}) changed {key[0]} {key[1]!r} later; undo that first"
+
+
+def _check_backend(
+    state: State,
+    entry: HistoryRecord,
+    tag: str,
+    definition: Definition | None,
+    wanted: Definitions,
+) -> None:
+    if not isinstance(definition, BackendDefinition):
+        if uses := told_uses(_endpoints_then(state, wanted), tag):
+            raise _cannot_undo(entry, f"backend {tag!r} has {uses}")
+    elif not all(state.code_use.is_stored(digest) for digest in digests_of(definition)):
+        raise _cannot_undo(
+            entry,
+            f"the code that backend {tag!r} ran is no longer stored, for only that of the last "
+            f"{CODE_KEPT} changes is; deploy it from its source",
+        )
+
+
+def _check_endpoint(
+    state: State, entry: HistoryRecord, endpoint: EndpointRecord, wanted: Definitions
+) -> None:
+    try:
+        check_free(_endpoints_then(state, wanted), endpoint.name, endpoint.route)
+    except ConflictError as error:
+        raise _cannot_undo(entry, str(error)) from None
+    for tag in (*endpoint.traffic, *endpoint.shadows):
+        key = (BACKEND, tag)
+        if (wanted[key] if key in wanted else state.definition(key)) is None:
+            raise _cannot_undo(
+                entry, f"endpoint {endpoint.name!r} used backend {tag!r}, which is gone"
+            )
+
+
+def _endpoints_then(state: State, wanted: Definitions) -> Iterator[EndpointRecord]:
+    for name, endpoint in state.endpoints.items():
+        if (ENDPOINT, name) not in wanted:
+            yield endpoint
+    for definition in wanted.values():
+        if isinstance(definition, EndpointRecord):
+            yield definition

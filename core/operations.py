@@ -1,0 +1,447 @@
+"""The table of admin operations: what can be asked of the controller.
+
+Theory of operation. Each operation is one class here: its fields, what they may be, how the history
+tells it, and what its answer waits for. Whoever asks makes an instance, which checks the values;
+it travels as its key and its fields, and the controller makes the instance anew, because a client
+is not trusted to have checked anything. :mod:`greenroom.core.cluster.admin` says how each is
+carried out. The Python client, the commands and an HTTP API are thin over this table.
+
+Every operation is idempotent: the same one again changes nothing. Those that take time answer the
+id of a goal, or None when nothing changed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing_extensions import Self
+
+from greenroom.core.comparing.comparing import Compare, check_compare
+from greenroom.core.config import ActorOptions, BackendConfig
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.rollouts.judging import DEFAULT_RULES
+from greenroom.core.rollouts.settings import (
+    DEFAULT_ALPHA,
+    DEFAULT_HOLD_S,
+    DEFAULT_MIN_SAMPLES,
+    DEFAULT_READY_TIMEOUT_S,
+    DEFAULT_STEPS,
+    Rules,
+    Steps,
+)
+from greenroom.core.validation import MAX_NAME_BYTES, MAX_TAG_BYTES, problems_in, wrong_with
+
+HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+RESERVED_PREFIX = "/-"
+_NEVER_ASKED_FOR = {"", ".", ".."}  # segments that clients take out of a path
+SUM_TOLERANCE = 1e-6
+
+# --- What fields may be ---------------------------------------------------------------------------
+
+
+def route_problem(route: str | None) -> str | None:
+    """Return what is wrong with a route, or None; no route at all is right."""
+    if route is None or route == "/":
+        return None
+    wrong = None
+    if not route.startswith("/"):
+        wrong = "must start with '/', or be None for no route"
+    elif route.endswith("/"):
+        wrong = "must not end with '/'"
+    elif re.search(r"[{}?#%\s]", route):
+        wrong = "must not contain braces, '?', '#', '%' or white space; paths are matched decoded"
+    elif not _NEVER_ASKED_FOR.isdisjoint(route[1:].split("/")):
+        wrong = "must not contain '//', nor '.' or '..' between slashes: no client asks for such"
+    elif (route + "/").startswith(RESERVED_PREFIX + "/"):
+        wrong = "is reserved for Greenroom's own pages"
+    return f"{wrong}; for example '/predict'" if wrong else None
+
+
+def _checked_route(route: str | None) -> str | None:
+    if problem := route_problem(route):
+        raise ValueError(problem)
+    return route
+
+
+def _checked_name(most_bytes: int, name: str) -> str:
+    if wrong := wrong_with(name, most_bytes):
+        raise ValueError(wrong)
+    return name
+
+
+def _checked_methods(methods: object) -> object:
+    """Return the methods in upper case, each once."""
+    if isinstance(methods, str | Mapping) or not isinstance(methods, Iterable):
+        example = [methods] if isinstance(methods, str) else ["GET"]
+        raise ValueError(f"must be a list, such as {example!r}")  # noqa: TRY004  # as pydantic wants
+    upper = tuple(dict.fromkeys(str(method).upper() for method in methods))
+    if not upper or not set(upper) <= set(HTTP_METHODS):
+        raise ValueError(f"expected some of {', '.join(HTTP_METHODS)}")
+    return upper
+
+
+def _as_dict(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _sum_to_one(weights: dict[str, float]) -> dict[str, float]:
+    if not weights:
+        raise ValueError("must name at least one backend and its weight")
+    total = math.fsum(weights.values())
+    if round(abs(total - 1), 12) > SUM_TOLERANCE:  # 1.000001 - 1 is a little more than 1e-6
+        raise ValueError(f"the weights sum to {total:.9g}: must be 1 within {SUM_TOLERANCE:g}")
+    return weights
+
+
+def _checked_compare(compare: object) -> object:
+    return None if compare is None else check_compare(compare)
+
+
+NewName = Annotated[str, AfterValidator(partial(_checked_name, MAX_NAME_BYTES))]
+NewTag = Annotated[str, AfterValidator(partial(_checked_name, MAX_TAG_BYTES))]
+Route = Annotated[str | None, AfterValidator(_checked_route)]
+Methods = Annotated[tuple[str, ...], BeforeValidator(_checked_methods)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weights = Annotated[dict[str, Share], BeforeValidator(_as_dict), AfterValidator(_sum_to_one)]
+Digests = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+
+
+class DeploymentSpec(BaseModel):
+    """One deployment: its name within its application, its code and its settings."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    name: NewName
+    code: bytes = Field(repr=False)  # what a replica loads
+    code_hash: str  # what makes two backends equal: code and version
+    version: str | None = None
+    config: BackendConfig = Field(default_factory=BackendConfig)
+    actor_options: ActorOptions = Field(default_factory=ActorOptions)
+
+
+# --- The operations -------------------------------------------------------------------------------
+
+
+class Operation(BaseModel):
+    """Base of all operations. The first field is the name of what the operation is about."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    key: ClassVar[str] = ""  # its name in the table, as create_backend
+    is_read: ClassVar[bool] = False  # whether it changes nothing
+    is_held_by_proxies: ClassVar[bool] = False  # whether its answer waits until every proxy knows
+
+    def __init__(self, /, **fields: Any) -> None:
+        """Check the values; one InvalidRequestError names every bad one."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            problems = "; ".join(problems_in(error))
+            raise InvalidRequestError(f"{_told(type(self), fields)}: {problems}") from None
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """Make one of values as users give them, lists in place of tuples for example."""
+        return cls(**fields)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.key = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @property
+    def told(self) -> str:
+        """What it does, for the history."""
+        return _told(type(self), dict(self))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its fields as plain values."""
+        return self.model_dump()
+
+
+def _told(kind: type[Operation], fields: Mapping[str, Any]) -> str:
+    words = kind.key.replace("_", " ")
+    target = fields.get(next(iter(kind.model_fields), ""))
+    target = getattr(target, "name", target)  # of a DeploymentSpec
+    return f"{words} {target!r}" if isinstance(target, str) else words
+
+
+def read_operation(key: object, fields: object) -> Operation:
+    """Make the operation that a client asks for; InvalidRequestError if it is none."""
+    kind = OPERATIONS.get(key) if isinstance(key, str) else None
+    if kind is None:
+        raise InvalidRequestError(f"the controller does not know an operation {key!r}")
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise InvalidRequestError(f"{key}: expected its fields as a dict, not {fields!r}")
+    return kind(**fields)
+
+
+class Read(Operation):
+    """Base of the operations that change nothing."""
+
+    is_read: ClassVar[bool] = True
+
+
+class EndpointChange(Operation):
+    """Base of the operations that are answered when every proxy knows the changed endpoint."""
+
+    is_held_by_proxies: ClassVar[bool] = True
+
+
+class CreateBackend(Operation):
+    """Run code under a tag; answers the goal's id."""
+
+    tag: NewTag
+    code: bytes = Field(repr=False)
+    code_hash: str
+    config: BackendConfig = Field(default_factory=BackendConfig)
+    actor_options: ActorOptions = Field(default_factory=ActorOptions)
+    version: str | None = None
+    folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
+
+
+class UpdateBackendConfig(Operation):
+    """Change the given settings and no others; answers the goal's id."""
+
+    tag: str
+    changes: Annotated[dict[str, Any], BeforeValidator(_as_dict)]
+
+
+class DeleteBackend(Operation):
+    """Stop a backend's replicas and forget it; refused while an endpoint names it."""
+
+    tag: str
+    force: bool = False  # without draining
+
+
+class GetBackendConfig(Read):
+    """Answers a backend's settings."""
+
+    tag: str
+
+
+class ListBackends(Read):
+    """Answers tag -> settings and state."""
+
+
+class GetAutoscaling(Read):
+    """Answers tag -> bounds, load and latest decisions of each autoscaled backend."""
+
+
+class CreateEndpoint(EndpointChange):
+    """Name a backend, with a route or without."""
+
+    name: NewTag
+    backend: str
+    route: Route = None
+    methods: Methods = ("GET",)
+    retryable: bool | None = None
+
+
+class DeleteEndpoint(EndpointChange):
+    """Forget an endpoint."""
+
+    name: str
+
+
+class SetTraffic(EndpointChange):
+    """Give an endpoint's traffic to backends by weight."""
+
+    endpoint: str
+    weights: Weights
+
+
+class ShadowTraffic(EndpointChange):
+    """Copy a proportion of an endpoint's queries to a backend; 0 ends it."""
+
+    endpoint: str
+    backend: str
+    proportion: Share
+    compare: Annotated[Compare | None, BeforeValidator(_checked_compare)] = None
+
+
+class ListEndpoints(Read):
+    """Answers name -> route, methods, traffic and shadows."""
+
+
+class GetDifferences(Read):
+    """Answers shadow -> what comparing its answers has found."""
+
+    endpoint: str
+
+
+class StartRollout(Operation):
+    """Move an endpoint's traffic to a backend step by step; answers the goal's id.
+
+    The goal fails when the traffic goes back.
+    """
+
+    endpoint: str
+    to: Annotated[str, Field(min_length=1)]
+    steps: Steps = DEFAULT_STEPS
+    hold_s: Annotated[float, Field(gt=0, le=86400 * 30)] = DEFAULT_HOLD_S
+    abort_if: Rules = Field(default_factory=lambda: dict(DEFAULT_RULES))
+    alpha: Annotated[float, Field(gt=0, le=0.5)] = DEFAULT_ALPHA
+    min_samples: Annotated[int, Field(ge=1)] = DEFAULT_MIN_SAMPLES
+    ready_timeout_s: Annotated[float, Field(gt=0, le=86400)] = DEFAULT_READY_TIMEOUT_S
+
+
+class AbortRollout(EndpointChange):
+    """Go back to the traffic before a rollout."""
+
+    endpoint: str
+
+
+class PromoteRollout(EndpointChange):
+    """End a rollout with all traffic at its new backend."""
+
+    endpoint: str
+
+
+class ListRollouts(Read):
+    """Answers endpoint -> where its last rollout stands, and why."""
+
+
+class DeployApplication(Operation):
+    """Bring up these deployments together; answers the goal's id.
+
+    The one named ``ingress`` gets the route. Deployments of the application that are not among
+    these are deleted.
+    """
+
+    application: NewName
+    ingress: str
+    route_prefix: Route
+    deployments: tuple[DeploymentSpec, ...]
+    folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
+
+
+class PlanApplication(Read):
+    """Answers what deploy_application would change, as the history tells it."""
+
+    application: NewName
+    ingress: str
+    route_prefix: Route
+    deployments: tuple[DeploymentSpec, ...]
+
+
+class DeleteApplication(Operation):
+    """Delete an application's deployments; answers the goal's id."""
+
+    application: str
+
+
+class ListMissing(Read):
+    """Answers which of these, code or folders by sha256, are not stored."""
+
+    digests: Digests
+
+
+class Deploy(Operation):
+    """Bring up a deployment of its own, with the endpoint of its name; answers the goal's id.
+
+    Refused unless ``prev_version`` is None or the version that is deployed.
+    """
+
+    spec: DeploymentSpec
+    route_prefix: Route
+    prev_version: str | None = None
+    folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
+
+
+class DeleteDeployment(Operation):
+    """Delete a deployment of its own; answers the goal's id."""
+
+    name: str
+
+
+class GetDeployment(Read):
+    """Answers the settings and the state of a deployment of its own."""
+
+    name: str
+
+
+class ListDeployments(Read):
+    """Answers name -> what get_deployment answers."""
+
+
+class DeleteEverything(Operation):
+    """Delete all applications, deployments, endpoints and backends; answers the goals' ids."""
+
+
+class ListHistory(Read):
+    """Answers the changes that are kept, oldest first."""
+
+
+class UndoChange(Operation):
+    """Restore what was before a change, by default the last; answers what it undid, and the goal.
+
+    Refused with the reason where that cannot be.
+    """
+
+    change_id: int | None = None
+
+
+class WaitForGoal(Read):
+    """Answered True when the goal is reached; fails with DeployFailedError when it is not."""
+
+    goal_id: str
+
+
+class GetStatus(Read):
+    """Answers the object that ``greenroom status --json`` prints."""
+
+
+class DrainHost(Operation):
+    """Replace elsewhere what is on a host; answered True when nothing is left there.
+
+    At once where there is no other host to take it. With ``leave`` the host is then forgotten.
+    """
+
+    host: str
+    leave: bool = False
+
+
+class EvictHost(Operation):
+    """Forget a host that is lost, and all that was there."""
+
+    host: str
+
+
+class RebalanceHosts(Operation):
+    """Move replicas from hosts that have more of a backend; answers how many are to move."""
+
+
+class ListHosts(Read):
+    """Answers HOST:PORT of the actor system of each host, also of those that are lost."""
+
+
+class RotateKey(Operation):
+    """Give the cluster a new key, or go on with that; answered when all hosts that run have it.
+
+    Answers {"hosts": [names of those], "away": [names of hosts that are lost and do not]}.
+    """
+
+
+class StopCluster(Operation):
+    """Stop all replicas of the controller's host; answered True when they have drained.
+
+    With ``forget`` instead have every host stop and delete its state; answered True at once.
+    """
+
+    forget: bool = False
+
+
+_BASES = (Operation, Read, EndpointChange)
+OPERATIONS: dict[str, type[Operation]] = {
+    kind.key: kind for base in _BASES for kind in base.__subclasses__() if kind not in _BASES
+}
