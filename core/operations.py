@@ -44,12 +44,12 @@ SUM_TOLERANCE = 1e-6
 # --- What fields may be ---------------------------------------------------------------------------
 
 
-def route_problem(route: str | None) -> str | None:
+def route_problem(route: object) -> str | None:
     """Return what is wrong with a route, or None; no route at all is right."""
     if route is None or route == "/":
         return None
     wrong = None
-    if not route.startswith("/"):
+    if not isinstance(route, str) or not route.startswith("/"):
         wrong = "must start with '/', or be None for no route"
     elif route.endswith("/"):
         wrong = "must not end with '/'"

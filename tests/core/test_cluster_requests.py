@@ -73,8 +73,8 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
         ask.delete("b", force=True),
         ConflictError,
         (
-            "backend 'b' has traffic of endpoint 'e'; delete the endpoint, set its traffic elsewhere, "
-            "or end the shadow first"
+            "backend 'b' has traffic of endpoint 'e'; delete the endpoint, set its traffic "
+            "elsewhere, or end the shadow first"
         ),
     ),
     (ask.endpoint("", "b"), InvalidRequestError, "name='': expected a name without '#'"),

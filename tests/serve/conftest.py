@@ -133,7 +133,7 @@ class FakeController:
         return {**self.report, "applications": self.applications, "endpoints": self.endpoints}
 
     def CreateBackend(self, request):
-        self.backends[request.tag] = request.config
+        self.backends[request.tag] = request.config.model_dump()
         return "goal-1"
 
     def UpdateBackendConfig(self, request):

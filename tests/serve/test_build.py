@@ -41,8 +41,8 @@ def test_one_deployment_is_its_own_ingress():
     built = build(Leaf.options(version="v1", num_replicas=2).bind(), "a")
     (spec,) = built.deployments
     assert (built.name, built.ingress, spec.name, spec.version) == ("a", "Leaf", "Leaf", "v1")
-    assert spec.config["num_replicas"] == 2
-    assert spec.actor_options["num_cpus"] == 0
+    assert spec.config.num_replicas == 2
+    assert spec.actor_options.num_cpus == 0
     assert len(spec.code_hash) == 64
 
 

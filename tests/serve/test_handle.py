@@ -10,7 +10,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, ValueAnswer
-from greenroom.serve import handle as answers
+from greenroom.core.errors import with_note
 from greenroom.serve.exceptions import (
     BackPressureError,
     GreenroomError,
@@ -156,8 +156,8 @@ def test_an_exception_of_user_code_keeps_its_type_and_its_traceback(handle):
 
 
 def test_without_notes_the_remote_traceback_is_the_cause(monkeypatch):
-    monkeypatch.setattr(answers.sys, "version_info", (3, 10))
-    error = answers.with_note(OddError("odd"), "where it was")
+    monkeypatch.setattr("sys.version_info", (3, 10))
+    error = with_note(OddError("odd"), "where it was")
     assert error.__notes__ == ["where it was"]
     assert str(error.__cause__) == "\nwhere it was"
 

@@ -30,8 +30,8 @@ def config_of(**options: Any) -> dict[str, Any]:
 
 def test_a_deployment_may_be_autoscaled() -> None:
     config = config_of(num_replicas="auto")
-    assert config["num_replicas"] is None
-    assert config["autoscaling_config"]["max_replicas"] == 100
+    assert config.num_replicas is None
+    assert config.autoscaling_config.max_replicas == 100
     same = config_of(autoscaling_config=AutoscalingConfig(max_replicas=100))
     assert same == config
 
@@ -56,18 +56,18 @@ def test_options_replace_a_number_by_autoscaling_and_back() -> None:
     ],
 )
 def test_a_function_travels_by_value_under_its_name(given: Any) -> None:
-    packed_policy = config_of(autoscaling_config={"policy": given})["autoscaling_config"]["policy"]
-    assert packed_policy["policy_function"].endswith("test_scaling.policy")
-    function, *_ = pickle.loads(packed_policy["code"])
+    packed_policy = config_of(autoscaling_config={"policy": given}).autoscaling_config.policy
+    assert packed_policy.policy_function.endswith("test_scaling.policy")
+    function, *_ = pickle.loads(packed_policy.code)
     assert function(None, least=3) == 3
-    again = config_of(autoscaling_config={"policy": given})["autoscaling_config"]["policy"]
-    assert again["code_hash"] == packed_policy["code_hash"]
+    again = config_of(autoscaling_config={"policy": given}).autoscaling_config.policy
+    assert again.code_hash == packed_policy.code_hash
 
 
 @pytest.mark.parametrize("path", ["math:floor", "math.floor"])
 def test_an_import_path_is_resolved_where_it_is_given(path: str) -> None:
     config = packed("backend 'b'", BackendConfig().updated(scaled_by(path)))
-    assert pickle.loads(config["autoscaling_config"]["policy"]["code"])[0] is math.floor
+    assert pickle.loads(config.autoscaling_config.policy.code)[0] is math.floor
 
 
 @pytest.mark.parametrize(
