@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import json
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,23 +21,6 @@ from websockets.sync.client import connect
 from tests.support.systems import RunningSystem, wait_until
 
 CLONE = Path(__file__).parents[2]
-
-
-def deployed(target, *flags, scope="function"):
-    """Make a fixture: a system of its own with this example on it."""
-
-    @pytest.fixture(scope=scope)
-    def system_with_it(tmp_path_factory):
-        system = RunningSystem(tmp_path_factory.mktemp("example") / "state")
-        try:
-            done = system.greenroom("run", "--non-blocking", *flags, target, cwd=CLONE)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == f"deployed 'default' at {system.url}/\n"
-            yield system
-        finally:
-            system.stop()
-
-    return system_with_it
 
 
 SHOWN = {
@@ -51,16 +36,46 @@ SHOWN = {
     "timing.py": "docs/http.md",
 }
 TIMED = ("--http-middlewares", "examples.timing:Timing", "--http-cors", "https://shop.example")
-audited = deployed("examples.audited:app")
-counting = deployed("examples.counting:app")
-crowded = deployed("examples.crowded:app")
-digits = deployed("examples.digits.app", scope="module")
-greetings = deployed("examples.greetings:app")
-hello = deployed("examples.hello:app")
-live = deployed("examples.live:app")
-nearest = deployed("examples.nearest:app")
-stories = deployed("examples.stories:app")
-timed_hello = deployed("examples.hello:app", *TIMED)
+
+
+class Example:
+    """One example, below a route of its own on the system of all."""
+
+    def __init__(self, system, name):
+        self.name = name
+        self.url = f"{system.url}/{name}"
+        self.greenroom = system.greenroom
+        self._get = system.get
+
+    def get(self, path, **options):
+        return self._get(f"/{self.name}{path}", **options)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory):
+    started = RunningSystem(tmp_path_factory.mktemp("example") / "state")
+    try:
+        done = started.greenroom("start", *TIMED)
+        assert done.returncode == 0, done.stderr
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def example(system):
+    """Return what deploys an example once, by the name of its module."""
+
+    @functools.cache
+    def deploy(name, target=""):
+        where = ("--name", name, "--route-prefix", f"/{name}")
+        target = target or f"examples.{name}:app"
+        done = system.greenroom("run", "--non-blocking", *where, target, cwd=CLONE)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"deployed {name!r} at {system.url}/{name}\n"
+        return Example(system, name)
+
+    return deploy
 
 
 @pytest.mark.parametrize(("example", "page"), SHOWN.items())
@@ -69,20 +84,23 @@ def test_a_page_shows_the_code_of_its_example(example, page):
     assert code in (CLONE / page).read_text(encoding="utf-8")
 
 
-def test_hello_answers_what_the_readme_says(hello):
+def test_hello_answers_what_the_readme_says(example):
+    hello = example("hello")
     status, body = hello.get("/?name=Ada")
     assert (status, body) == (200, b'{"message":"Hello, Ada!"}')
     readme = (CLONE / "README.md").read_text(encoding="utf-8")
     assert body.decode() in readme
 
 
-def test_counting_counts_whole_and_in_parts(counting):
+def test_counting_counts_whole_and_in_parts(example):
+    counting = example("counting")
     assert counting.get("/up-to/6?by=2") == (200, b"[2,4,6]")
     assert counting.get("/slowly/3") == (200, b"data: 1\n\ndata: 2\n\ndata: 3\n\n")
     assert counting.get("/up-to/many")[0] == 422
 
 
-def test_live_counts_words_while_they_come_and_takes_uploads(live):
+def test_live_counts_words_while_they_come_and_takes_uploads(example):
+    live = example("live")
     with connect(f"ws{live.url.removeprefix('http')}/count") as client:
         for text, total in (("to be or not to be", 6), ("that is the question", 10)):
             client.send(text)
@@ -92,17 +110,18 @@ def test_live_counts_words_while_they_come_and_takes_uploads(live):
     assert live.get("/checksum", data=body, method="PUT") == (200, expected)
 
 
-def test_audited_logs_json_that_names_the_request(audited):
+def test_audited_logs_json_that_names_the_request(example):
+    audited = example("audited")
     status, body = audited.get("/?item=salt", headers={"X-Request-ID": "r1"})
     assert (status, json.loads(body)["request"]) == (200, "r1")
 
     def logged():
-        lines = audited.greenroom("logs", "default").stdout.splitlines()
+        lines = audited.greenroom("logs", "audited").stdout.splitlines()
         return [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
 
     sold, ended = wait_until(logged, 10, "two lines are logged")
     assert (sold["message"], sold["item"], sold["request_id"]) == ("sold salt", "salt", "r1")
-    assert (ended["path"], ended["status"], ended["version"]) == ("/", 200, "3")
+    assert (ended["path"], ended["status"], ended["version"]) == ("/audited/", 200, "3")
 
 
 def test_the_tests_of_hello_pass(tmp_path):
@@ -127,14 +146,16 @@ def test_the_tests_of_hello_pass(tmp_path):
     assert "3 passed" in done.stdout
 
 
-def test_timing_tells_how_long_a_request_took(timed_hello):
+def test_timing_tells_how_long_a_request_took(example):
+    timed_hello = example("hello")
     request = urllib.request.Request(timed_hello.url, headers={"Origin": "https://shop.example"})
     with urllib.request.urlopen(request, timeout=30) as response:
         assert re.fullmatch(r"total;dur=\d+\.\d", response.headers["server-timing"])
         assert response.headers["access-control-allow-origin"] == "https://shop.example"
 
 
-def test_nearest_answers_many_at_a_time(nearest):
+def test_nearest_answers_many_at_a_time(example):
+    nearest = example("nearest")
     places = {"51,0": b"London", "52,13": b"Berlin", "41,3": b"Barcelona"}
 
     def ask(place):
@@ -147,14 +168,16 @@ def test_nearest_answers_many_at_a_time(nearest):
     assert nearest.get("/?at=here")[0] == 400
 
 
-def test_greetings_have_a_model_for_each_language(greetings):
+def test_greetings_have_a_model_for_each_language(example):
+    greetings = example("greetings")
     for language, words in [("fr", b"Bonjour"), ("de", b"Guten Tag"), ("fr", b"Bonjour")]:
         headers = {"serve_multiplexed_model_id": language}
         assert greetings.get("/", headers=headers) == (200, words)
     assert greetings.get("/")[0] == 404
 
 
-def test_stories_are_streamed_through_three_deployments(stories):
+def test_stories_are_streamed_through_three_deployments(example):
+    stories = example("stories")
     lines = "line=all+the+world+is+a+stage&line=give+me+light"
     status, body = stories.get(f"/?{lines}")
     words = {"stage": ["age", "page", "cage"], "light": ["night", "might", "flight"]}
@@ -163,10 +186,12 @@ def test_stories_are_streamed_through_three_deployments(stories):
     assert stories.get("/?line=no+such+word") == (200, b"")
 
 
-def test_crowded_lets_as_many_wait_as_may_and_turns_away_the_others(crowded):
+def test_crowded_lets_as_many_wait_as_may_and_turns_away_the_others(example):
+    crowded = example("crowded")
+
     def ask(job):
-        connection = http.client.HTTPConnection(*crowded.url.removeprefix("http://").split(":"))
-        connection.request("POST", f"/?job={job}")
+        connection = http.client.HTTPConnection(urllib.parse.urlsplit(crowded.url).netloc)
+        connection.request("POST", f"/crowded/?job={job}")
         response = connection.getresponse()
         body, after = response.read(), response.headers["Retry-After"]
         connection.close()
@@ -181,6 +206,11 @@ def test_crowded_lets_as_many_wait_as_may_and_turns_away_the_others(crowded):
     assert turned_away
     assert all(b"queued" in body or b"could begin" in body for body, _ in turned_away)
     assert all(int(after) >= 1 for _, after in turned_away)
+
+
+@pytest.fixture(scope="module")
+def digits(example):
+    return example("digits", "examples.digits.app")
 
 
 def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):

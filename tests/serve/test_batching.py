@@ -85,21 +85,6 @@ def test_the_bare_decorator_has_the_defaults_of_ray_serve() -> None:
     assert model.begun_at == pytest.approx([0.0, 0.01])
 
 
-def test_a_wait_of_zero_still_batches_what_is_called_in_one_go() -> None:
-    seen = []
-
-    @serve.batch(batch_wait_timeout_s=0)
-    async def function(items: list[int]) -> list[int]:
-        seen.append(items)
-        return items
-
-    async def main() -> list[Any]:
-        return await outcomes(*[function(i) for i in range(4)])
-
-    assert run(main()) == [0, 1, 2, 3]
-    assert seen == [[0, 1, 2, 3]]
-
-
 def test_instances_never_share_a_batch() -> None:
     one, other = Model(), Model()
 
@@ -151,21 +136,6 @@ def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
     assert good == 2
     assert isinstance(missing, TypeError)
     assert isinstance(too_many, TypeError)
-
-
-def test_several_batches_run_at_a_time_where_they_may() -> None:
-    model = Model(takes_s=10.0)
-
-    @serve.batch(max_batch_size=1, max_concurrent_batches=2)
-    async def function(items: list[int]) -> list[int]:
-        return await model.work(items)
-
-    async def main() -> list[Any]:
-        return await outcomes(*[function(i) for i in range(5)])
-
-    assert run(main()) == [0, 2, 4, 6, 8]
-    assert model.most_running == 2
-    assert model.begun_at == pytest.approx([0, 0, 10, 10, 20])
 
 
 # --- Sizes --------------------------------------------------------------------------------------
@@ -403,18 +373,6 @@ def test_errors_in_a_stream_end_one_item_or_all() -> None:
         return await outcomes(until_error(1), until_error(2))
 
     assert run(main()) == [[1, "ValueError('mine')"], [2, 2, 2, "KeyError('all')"]]
-
-
-def test_a_step_with_a_wrong_number_of_values_is_an_error_for_all() -> None:
-    @serve.batch(max_batch_size=2)
-    async def stream(items: list[Any]) -> Any:
-        yield [1]
-
-    async def main() -> list[Any]:
-        return await outcomes(collected(stream(1)), collected(stream(2)))
-
-    for error in run(main()):
-        assert "yielded 1 results for a batch of 2 items" in str(error)
 
 
 def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:

@@ -136,16 +136,6 @@ def test_values_come_in_their_order_to_a_for_loop(handle: Any) -> None:
     assert list(handle.count.remote(0)) == []
 
 
-def test_values_come_in_their_order_to_async_for(handle: Any) -> None:
-    async def main() -> None:
-        for method in (handle.count, handle.count_async):
-            response = method.remote(1000)
-            assert [each async for each in response] == list(range(1000))
-            assert [each async for each in response] == []
-
-    asyncio.run(main())
-
-
 def test_many_streams_of_one_task_do_not_mix(handle: Any) -> None:
     async def total(upto: int) -> int:
         return sum([each async for each in handle.count_async.remote(upto)])

@@ -85,11 +85,35 @@ def test_another(greenroom_run, greenroom_system):
     headless = greenroom_run(Greeter.bind("ho"), name="third", route_prefix=None)
     assert (headless.url, headless.handle.remote().result(timeout_s=20)) == ("", "ho")
 
+@serve.deployment(max_constructor_retry_count=1)
+class Broken:
+    def __init__(self):
+        raise ValueError("no model")
+
+    def __call__(self): ...
+
+def test_one_that_cannot_start(greenroom_run):
+    with pytest.raises(ValueError, match="no model"):
+        greenroom_run(Broken.bind())
+
+def test_settings_are_those_that_were_given(greenroom_run):
+    app = greenroom_run(Greeter.bind())
+    request = urllib.request.Request(app.url, headers={"Origin": "https://a.example"})
+    with urllib.request.urlopen(request) as response:
+        assert response.headers["access-control-allow-origin"] == "*"
+
 def test_nothing_is_left(greenroom_system):
     assert list(serve.status().applications) == []
 """
     )
-    passed(run(test), 3)
+    conftest = """
+import pytest
+
+@pytest.fixture(scope="session")
+def greenroom_settings():
+    return {"http_cors": "*", "num_cpus": 3}
+"""
+    passed(run(test, conftest=conftest), 5)
 
 
 def test_nothing_of_it_runs_when_the_session_is_over(run: Run, tmp_path: Path) -> None:
@@ -111,53 +135,6 @@ def test_it(greenroom_run, greenroom_system):
     pids = (tmp_path / "suite" / "pids").read_text().split()
     assert len(pids) > 4
     assert [pid for pid in pids if alive(int(pid))] == []
-
-
-def test_settings_can_be_given(run: Run) -> None:
-    conftest = """
-import pytest
-
-@pytest.fixture(scope="session")
-def greenroom_settings():
-    return {"http_cors": "*", "num_cpus": 3}
-"""
-    test = (
-        APP
-        + """
-import urllib.request
-
-def test_it(greenroom_run):
-    app = greenroom_run(Greeter.bind())
-    request = urllib.request.Request(app.url, headers={"Origin": "https://a.example"})
-    with urllib.request.urlopen(request) as response:
-        assert response.headers["access-control-allow-origin"] == "*"
-"""
-    )
-    passed(run(test, conftest=conftest), 1)
-
-
-def test_an_app_that_cannot_start_fails_its_test_and_no_other(run: Run) -> None:
-    test = (
-        APP
-        + """
-import pytest
-
-@serve.deployment(max_constructor_retry_count=1)
-class Broken:
-    def __init__(self):
-        raise ValueError("no model")
-
-    def __call__(self): ...
-
-def test_it(greenroom_run):
-    with pytest.raises(ValueError, match="no model"):
-        greenroom_run(Broken.bind())
-
-def test_another(greenroom_run):
-    assert greenroom_run(Greeter.bind()).handle.remote().result(timeout_s=20) == "hello"
-"""
-    )
-    passed(run(test), 2)
 
 
 def test_a_run_that_does_not_use_it_imports_next_to_nothing(run: Run) -> None:

@@ -20,8 +20,6 @@ class Many:
     @serve.multiplexed(max_num_models_per_replica=2)
     async def model(self, model_id: str) -> Any:
         self.loaded.append(model_id)
-        if model_id == "none":
-            raise LookupError("there is no such model")
         folder = self.folder
 
         class Loaded:
@@ -60,17 +58,6 @@ def test_the_id_comes_with_the_header_and_its_queries_stay_with_the_replica_that
         assert len(answer["loaded"]) == len(set(answer["loaded"]))  # each was loaded once
         found.setdefault(model_id, set()).add(answer["replica"])
     assert [len(replicas) for replicas in found.values()] == [1, 1, 1]
-
-
-def test_a_query_without_an_id_or_whose_model_fails_to_load_is_an_error_of_its_own(
-    deployed: Callable[..., Any], running: RunningSystem, name: str
-) -> None:
-    deployed(Many.bind())
-    assert running.get(f"/{name}")[0] == 500
-    for _ in range(2):
-        headers = {"serve_multiplexed_model_id": "none"}
-        assert running.get(f"/{name}", headers=headers)[0] == 500
-    assert running.get(f"/{name}", headers={"serve_multiplexed_model_id": "a"})[0] == 200
 
 
 def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(

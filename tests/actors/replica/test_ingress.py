@@ -9,11 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fastapi
 import pytest
-from fastapi import Depends, FastAPI, UploadFile
-from fastapi.middleware.gzip import GZipMiddleware
-from fastapi.responses import StreamingResponse
+from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -60,27 +57,10 @@ def greeting() -> str:
 
 def make_app() -> FastAPI:
     app = FastAPI(title="Models")
-    app.add_middleware(GZipMiddleware, minimum_size=1000)
 
     @app.get("/plain/{number}")
     async def plain(number: int, said: str = Depends(greeting)) -> dict[str, Any]:
         return {"number": number, "said": said}
-
-    @app.post("/upload")
-    async def upload(file: UploadFile) -> dict[str, Any]:
-        return {"name": file.filename, "size": len(await file.read())}
-
-    @app.get("/long")
-    def long() -> str:
-        return "x" * 5000
-
-    @app.get("/parts")
-    def parts() -> StreamingResponse:
-        return StreamingResponse(f"{number}\n" for number in range(3))
-
-    @app.api_route("/any", methods=["PUT", "PATCH", "DELETE", "OPTIONS"])
-    def any_method(request: fastapi.Request) -> dict[str, Any]:
-        return {"method": request.method, "root_path": request.scope["root_path"]}
 
     @app.get("/broken")
     def broken() -> None:
@@ -146,38 +126,12 @@ def test_routes_of_a_class_see_self_and_other_handles(
     assert ask("/named-alike?number=4", method="POST").json == 7
     assert ask("/static/8").json == 8
     assert ask("/plain/7").json == {"number": 7, "said": "hello"}
-    assert handle.by_handle.remote(4).result(timeout_s=20) == 7
-
-
-def test_what_fastapi_does_it_does_here(deployed: Callable[..., Any], ask: Ask, name: str) -> None:
-    deployed(serve.deployment(serve.ingress(make_app)()).bind())
-    refused = ask("/plain/seven")
-    assert (refused.status, refused.json["detail"][0]["loc"]) == (422, ["path", "number"])
-    assert (ask("/nowhere").status, ask("/plain/7", method="DELETE").status) == (404, 405)
-    assert ask("/long", **{"Accept-Encoding": "gzip"}).headers["content-encoding"] == "gzip"
-    assert ask("/parts").body == b"0\n1\n2\n"
-    for method in ("PUT", "PATCH", "DELETE", "OPTIONS"):
-        assert ask("/any", method=method).json == {"method": method, "root_path": f"/{name}"}
-    head = b'Content-Disposition: form-data; name="file"; filename="f"'
-    form = b"--b\r\n" + head + b"\r\n\r\n12345\r\n--b--\r\n"
-    kind = {"Content-Type": "multipart/form-data; boundary=b"}
-    assert ask("/upload", data=form, **kind).json == {"name": "f", "size": 5}
+    shown = ask("/openapi.json").json["paths"]["/scaled/{number}"]["get"]["parameters"]
+    assert [each["name"] for each in shown] == ["number", "plus"]
     broken = ask("/broken")
     assert broken.status == 500
     assert b"broken on purpose" not in broken.body
-
-
-def test_the_schema_and_its_page_are_at_the_prefix(
-    deployed: Callable[..., Any], ask: Ask, name: str
-) -> None:
-    deployed(Model.bind(1, Doubler.bind()))
-    schema = ask("/openapi.json").json
-    assert schema["servers"] == [{"url": f"/{name}"}]
-    assert [each["name"] for each in schema["paths"]["/scaled/{number}"]["get"]["parameters"]] == [
-        "number",
-        "plus",
-    ]
-    assert f"/{name}/openapi.json".encode() in ask("/docs").body
+    assert handle.by_handle.remote(4).result(timeout_s=20) == 7
 
 
 def test_a_lifespan_runs_around_it_and_leaves_state(

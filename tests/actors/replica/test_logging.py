@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve import schema
 from greenroom.serve.context import ContextFilter
@@ -84,7 +83,10 @@ def test_json_lines_say_which_query_and_replica_they_are_about(
 ) -> None:
     config = {"encoding": "JSON", "additional_log_standard_attrs": ["lineno"]}
     deployed(serve.deployment(version="7", logging_config=config)(Talker).bind())
-    assert running.get(f"/{name}/hello", headers={"X-Request-ID": "abc"}) == (200, b"hello")
+    headers = {"serve_multiplexed_model_id": "m1", "X-Request-Timeout-Seconds": "20"}
+    headers |= {"X-Request-ID": "abc"}
+    assert running.get(f"/{name}/hello", headers=headers) == (200, b"hello")
+    assert running.get(f"/{name}/extra") == (200, b"extra")
     text = text_of(running, name)
     for message in ("async hello", "thread hello"):
         record = the_one(text, message)
@@ -101,25 +103,18 @@ def test_json_lines_say_which_query_and_replica_they_are_about(
             "deployment": "Talker",
             "backend": tag.rpartition("#")[0],
             "version": "7",
+            "multiplexed_model_id": "m1",
         }
         assert {key: record[key] for key in expected} == expected
         assert record["lineno"] > 0
+        assert 0 < record["remaining_s"] <= 20
     assert the_one(text, "async hello")["answer"] == "{1, 2}"
+    extra = the_one(text, "async extra")
+    assert (extra["answer"], extra["request_id"]) == (42, "mine"), "a record's own values stay"
     begun = the_one(text, "in the constructor")
     assert (begun["deployment"], "request_id" in begun) == ("Talker", False)
     assert "debug hello" not in text
     assert not {"remaining_s", "is_shadow", "multiplexed_model_id"} & set(begun)
-
-
-def test_what_else_is_known_of_a_query_is_there_too(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(serve.deployment(logging_config={"encoding": "JSON"})(Talker).bind())
-    headers = {"serve_multiplexed_model_id": "m1", "X-Request-Timeout-Seconds": "20"}
-    running.get(f"/{name}/hello", headers=headers)
-    record = the_one(text_of(running, name), "async hello")
-    assert record["multiplexed_model_id"] == "m1"
-    assert 0 < record["remaining_s"] <= 20
 
 
 def test_copies_for_shadows_say_so_in_their_logs(running: RunningSystem, name: str) -> None:
@@ -141,15 +136,6 @@ def test_copies_for_shadows_say_so_in_their_logs(running: RunningSystem, name: s
     client.delete_endpoint(name)
     for backend in ("a", "b"):
         client.delete_backend(f"{name}-{backend}", force=True)
-
-
-def test_what_a_record_brings_along_is_its_own(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(serve.deployment(logging_config={"encoding": "json"})(Talker).bind())
-    running.get(f"/{name}/extra")
-    record = the_one(text_of(running, name), "async extra")
-    assert (record["answer"], record["request_id"]) == (42, "mine")
 
 
 def test_exceptions_and_odd_records_are_one_line_each(
@@ -333,16 +319,3 @@ def test_bad_settings_are_refused_naming_them(config: Any, told: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         serve.deployment(logging_config=config)(Talker)
     assert told in str(raised.value)
-
-
-def test_settings_are_ray_serves() -> None:
-    config = BackendConfig(logging_config=schema.LoggingConfig(log_level="warning"))
-    assert config.logging_config is not None
-    assert config.model_dump()["logging_config"] == {
-        "encoding": "TEXT",
-        "log_level": "WARNING",
-        "logs_dir": None,
-        "enable_access_log": True,
-        "additional_log_standard_attrs": (),
-    }
-    assert config.logging_config.level == logging.WARNING

@@ -96,22 +96,6 @@ def inside(gate: Path, count: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
-def test_max_ongoing_requests_holds_when_a_router_sends_more(
-    replica_of: MakeReplica, gate: Path, method: str
-) -> None:
-    replica = replica_of(Gate, str(gate), max_ongoing_requests=3)
-    calls = replica.calls(8, method=method)
-    replica.run(calls)
-    outcomes = replica.outcomes(calls[3:])
-    assert outcomes == {call.ticket: "rejected" for call in calls[3:]}
-    wait_until(inside(gate, 3), 5, "three calls inside")
-    assert replica.check(1)[0].ongoing == 3
-    (gate / "open").touch()
-    assert set(replica.outcomes(calls[:3]).values()) == {200}
-    assert replica.value(method="quick") == 3
-
-
-@pytest.mark.parametrize("method", ["sync", "coroutine"])
 def test_max_ongoing_requests_holds_over_two_routers_that_know_nothing_of_each_other(
     replica_of: MakeReplica, hand: Hand, gate: Path, method: str
 ) -> None:
@@ -124,60 +108,10 @@ def test_max_ongoing_requests_holds_over_two_routers_that_know_nothing_of_each_o
     flat = [call for (call,) in calls]
     rejected = replica.outcomes(flat[4:])
     assert set(rejected.values()) == {"rejected"}
+    assert replica.check(1)[0].ongoing == 4
     (gate / "open").touch()
-    replica.outcomes(flat[:4])
+    assert set(replica.outcomes(flat[:4]).values()) == {200}
     assert replica.value(method="quick") == 4
-
-
-def test_slots_are_given_out_again_and_again_without_ever_exceeding_the_limit(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    (gate / "open").touch()
-    replica = replica_of(Gate, str(gate), max_ongoing_requests=5)
-    left = [*replica.calls(200, method="sync"), *replica.calls(200, method="coroutine")]
-    while left:
-        batch, left = left[:20], left[20:]
-        replica.run(batch)
-        outcomes = replica.outcomes(batch)
-        left += [call for call in batch if outcomes[call.ticket] == "rejected"]
-    assert replica.value(method="quick") <= 5
-    assert replica.check(1)[0].ongoing == 0
-
-
-def test_sync_code_runs_in_several_threads_at_once(replica_of: MakeReplica, gate: Path) -> None:
-    replica = replica_of(Gate, str(gate))
-    calls = replica.calls(10, method="sync")
-    replica.run(calls)
-    wait_until(inside(gate, 10), 5, "ten calls inside")
-    threads = {line for n in range(1, 11) for line in (gate / f"inside-{n}").read_text().split()}
-    assert len(threads) == 10
-
-
-def test_raising_max_ongoing_requests_of_a_running_replica_counts_for_sync_code(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
-    replica.reconfigure(2, max_ongoing_requests=6)
-    calls = replica.calls(6, method="sync")
-    replica.run(calls)
-    wait_until(inside(gate, 6), 5, "six calls inside")
-
-
-def test_lowering_max_ongoing_requests_refuses_until_there_is_room_again(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    replica = replica_of(Gate, str(gate), max_ongoing_requests=4)
-    calls = replica.calls(3, method="sync")
-    replica.run(calls)
-    wait_until(inside(gate, 3), 5, "three calls inside")
-    replica.reconfigure(2, max_ongoing_requests=2)
-    late = replica.calls(1, method="sync")
-    replica.run(late)
-    assert replica.outcomes(late) == {late[0].ticket: "rejected"}
-    (gate / "open").touch()
-    replica.outcomes(calls)
-    replica.run(late)
-    assert replica.outcomes(late) == {late[0].ticket: 200}
 
 
 def test_cancelled_async_code_hears_of_it_and_frees_its_slot(
@@ -244,6 +178,24 @@ def test_cancelled_sync_code_that_waits_for_a_thread_never_runs(
     assert not (gate / "inside-33").exists()
 
 
+def test_max_ongoing_requests_of_a_running_replica_can_be_changed(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
+    replica.reconfigure(2, max_ongoing_requests=6)
+    calls = replica.calls(6, method="sync")
+    replica.run(calls)
+    wait_until(inside(gate, 6), 5, "six calls inside")
+    replica.reconfigure(3, max_ongoing_requests=2)
+    late = replica.calls(1, method="sync")
+    replica.run(late)
+    assert replica.outcomes(late) == {late[0].ticket: "rejected"}
+    (gate / "open").touch()
+    replica.outcomes(calls)
+    replica.run(late)
+    assert replica.outcomes(late) == {late[0].ticket: 200}
+
+
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
 def test_a_query_ends_past_its_deadline_though_its_router_is_silent(
     replica_of: MakeReplica, gate: Path, method: str
@@ -273,14 +225,6 @@ def test_a_query_cancelled_in_the_message_that_brings_it_frees_its_slot(
         replica.run(calls, cancelled=[calls[0].ticket])
         assert set(replica.outcomes(calls).values()) <= {499, 200}
     assert replica.check(1)[0].ongoing == 0
-
-
-def test_a_cancellation_of_something_unknown_is_ignored(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    replica = replica_of(Gate, str(gate))
-    replica.run(cancelled=[10**9])
-    assert replica.value(method="quick") == 0
 
 
 def test_draining_finishes_what_runs_then_finalizes_and_exits(
@@ -333,22 +277,16 @@ class Finalizes:
             sys.exit(3)
 
 
-@pytest.mark.parametrize("how", ["returns", "raises", "exits"])
+@pytest.mark.parametrize(
+    ("how", "drain_s"), [("returns", 20), ("raises", 20), ("exits", 20), ("hangs", 0.5)]
+)
 def test_a_finalizer_is_called_once_and_may_fail(
-    replica_of: MakeReplica, tmp_path: Path, how: str
+    replica_of: MakeReplica, tmp_path: Path, how: str, drain_s: float
 ) -> None:
     replica = replica_of(Finalizes, str(tmp_path / "log"), how)
-    replica.stop(drain_s=20)
+    replica.stop(drain_s=drain_s)
     wait_until(lambda: not replica.alive, 5, "the replica exits")
     assert (tmp_path / "log").read_text() == "finalized\n"
-
-
-def test_a_finalizer_that_hangs_does_not_outlast_the_time_to_drain(
-    replica_of: MakeReplica, tmp_path: Path
-) -> None:
-    replica = replica_of(Finalizes, str(tmp_path / "log"), "hangs")
-    replica.stop(drain_s=0.5)
-    wait_until(lambda: not replica.alive, 3, "the replica exits")
 
 
 class Misbehaves:
@@ -427,37 +365,18 @@ class Configured:
         return self.seen
 
 
-def test_reconfigure_is_called_at_the_start_and_for_each_change_of_user_config(
-    replica_of: MakeReplica,
-) -> None:
-    replica = replica_of(Configured, user_config={"a": 1})
-    replica.reconfigure(2, user_config={"a": 2})
-    replica.reconfigure(3, user_config={"a": 2}, max_ongoing_requests=7)
-    assert replica.value(method="configs") == [{"a": 1}, {"a": 2}]
-
-
-def test_an_older_config_that_comes_late_is_ignored(replica_of: MakeReplica) -> None:
+def test_user_config_and_health_are_the_users_methods(replica_of: MakeReplica) -> None:
     replica = replica_of(Configured, user_config=1)
-    replica.reconfigure(5, user_config=5)
-    late = cm.ReconfigureReplica(replica=replica.tag, config={"user_config": 4}, config_id=4)
-    replica.send(late)
-    assert replica.check(1)[0].config_id == 5
-    assert replica.value(method="configs") == [1, 5]
-
-
-def test_a_reconfigure_that_raises_is_reported_and_the_replica_goes_on(
-    replica_of: MakeReplica,
-) -> None:
-    replica = replica_of(Configured, user_config=1)
-    report = replica.reconfigure(2, user_config="bad")
+    replica.reconfigure(2, user_config=2)
+    replica.reconfigure(3, user_config=2, max_ongoing_requests=7)
+    report = replica.reconfigure(4, user_config="bad")
     assert "ValueError: bad config" in report.error
     assert report.state == "running"
-    assert replica.value(method="configs") == [1]
-
-
-def test_check_health_is_asked_and_its_exception_reported(replica_of: MakeReplica) -> None:
-    replica = replica_of(Configured)
-    assert replica.check(1)[0].error == ""
+    late = cm.ReconfigureReplica(replica=replica.tag, config={"user_config": 3}, config_id=3)
+    replica.send(late)
+    report = replica.check(1)[0]
+    assert (report.config_id, report.error) == (4, "")
+    assert replica.value(method="configs") == [1, 2]
     replica.value(method="fall_ill")
     assert "RuntimeError: I feel unwell" in replica.check(2)[0].error
 

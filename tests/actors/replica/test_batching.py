@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ import pytest
 from starlette.requests import Request
 
 from greenroom import serve
-from greenroom.serve.exceptions import RequestCancelledError
 from tests.support.systems import RunningSystem
 
 
@@ -43,15 +41,6 @@ class Batched:
 
     async def batches(self) -> list[list[Any]]:
         return self.seen
-
-    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
-    async def count(self, upto: list[int]) -> AsyncIterator[list[Any]]:
-        for number in range(1, max(upto) + 1):
-            yield [f"{number}\n" if number <= last else StopIteration for last in upto]
-            await asyncio.sleep(0.001)
-
-    async def streamed(self, request: Request) -> Any:
-        return self.count(int(request.query_params["item"]))
 
 
 @pytest.fixture
@@ -91,26 +80,6 @@ def test_user_config_changes_the_size(deployed: Callable[..., Any]) -> None:
     deployed(Batched.bind())
     handle = deployed(Batched.options(user_config={"size": 1}).bind())
     assert handle.through.remote(21).result(timeout_s=8) == 42  # and does not wait 10 s
-
-
-def test_a_cancelled_call_leaves_its_batch(deployed: Callable[..., Any]) -> None:
-    handle = deployed(Batched.bind())
-    gone = handle.through.remote(1)
-    assert handle.batches.remote().result(timeout_s=20) == []  # by now it waits in its batch
-    gone.cancel()
-    with pytest.raises(RequestCancelledError):
-        gone.result(timeout_s=20)
-    assert handle.batches.remote().result(timeout_s=20) == []
-    others = [handle.through.remote(item) for item in (2, 3, 4)]
-    assert [each.result(timeout_s=20) for each in others] == [4, 6, 8]
-    assert handle.batches.remote().result(timeout_s=20) == [[2, 3, 4]]
-
-
-def test_streams_of_one_batch_over_http(
-    deployed: Callable[..., Any], many: Callable[..., Any]
-) -> None:
-    deployed(Batched.bind())
-    assert many(1, 3, method="streamed") == [(200, b"1\n"), (200, b"1\n2\n3\n")]
 
 
 def test_a_batched_call_takes_requests(

@@ -123,22 +123,16 @@ def test_queries_at_once_each_see_themselves(deployed: Callable[..., Any]) -> No
             assert each["request_id"] == response.request_id
 
 
-def test_a_call_made_by_user_code_is_a_query_of_its_own(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(Outer.bind(serve.deployment(Witness).bind()))
-    inside, outside = json.loads(running.get(f"/{name}")[1])
-    assert inside["endpoint"] == f"{name}#Witness"
-    assert outside["endpoint"] == f"{name}#Outer"
-    assert inside["replica_tag"] != outside["replica_tag"]
-
-
-def test_calls_made_on_behalf_of_a_query_carry_its_request_id(
+def test_a_call_made_by_user_code_is_a_query_of_its_own_with_the_same_request_id(
     running: RunningSystem, deployed: Callable[..., Any], name: str
 ) -> None:
     deployed(Outer.bind(serve.deployment(Witness).bind()))
     _, body = running.get(f"/{name}", headers={"X-Request-ID": "traced"})
-    assert [each["request_id"] for each in json.loads(body)] == ["traced", "traced"]
+    inside, outside = json.loads(body)
+    assert inside["request_id"] == outside["request_id"] == "traced"
+    assert inside["endpoint"] == f"{name}#Witness"
+    assert outside["endpoint"] == f"{name}#Outer"
+    assert inside["replica_tag"] != outside["replica_tag"]
 
 
 def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(

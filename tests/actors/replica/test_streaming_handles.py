@@ -15,8 +15,8 @@ import pytest
 from greenroom import serve
 from greenroom.serve.exceptions import ReplicaUnavailableError
 from greenroom.serve.handle import DeploymentHandle
+from tests.actors.replica.test_streaming import asking
 from tests.actors.test_composition import ongoing
-from tests.actors.test_streaming import asking
 from tests.support.systems import RunningSystem, wait_until
 
 PART = "x" * 50_000
@@ -31,10 +31,6 @@ class Source:
 
     def count(self, upto: int) -> Iterator[int]:
         yield from range(upto)
-
-    async def arrays(self, upto: int) -> AsyncIterator[dict[str, Any]]:
-        for number in range(upto):
-            yield {"number": number, "content": bytes(1_000_000)}
 
     async def parts(self) -> AsyncIterator[str]:
         made = 0
@@ -73,12 +69,6 @@ class Passes:
     def in_a_thread(self) -> Iterator[str]:
         yield from self.source.parts.remote()
 
-    async def sums(self, count: int) -> list[int]:
-        async def total() -> int:
-            return sum([each async for each in self.source.count.remote(10)])
-
-        return await asyncio.gather(*[total() for _ in range(count)])
-
     async def first(self) -> int:
         async for number in self.source.then_waits.remote():
             return number
@@ -99,22 +89,6 @@ def source(passes: DeploymentHandle, running: RunningSystem, name: str) -> Deplo
     del passes
     handle = DeploymentHandle("Source", name, client=running.connection.queries)
     return handle.options(stream=True)
-
-
-def test_a_script_gets_values_in_for_loops_and_tasks(source: Any) -> None:
-    assert list(source.count.remote(3000)) == list(range(3000))
-    large = list(source.arrays.remote(5))
-    assert [each["number"] for each in large] == list(range(5))
-    assert {len(each["content"]) for each in large} == {1_000_000}
-
-    async def main() -> list[int]:
-        return [each async for each in source.count.remote(3000)]
-
-    assert asyncio.run(main()) == list(range(3000))
-
-
-def test_a_replica_reads_many_streams_at_once(passes: Any) -> None:
-    assert passes.sums.remote(100).result(timeout_s=20) == [45] * 100
 
 
 @pytest.mark.usefixtures("passes")

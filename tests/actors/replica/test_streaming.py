@@ -18,7 +18,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, JSONResponse, StreamingResponse
 
 from greenroom import serve
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import RunningSystem, running_system, wait_until
 
 PART = 100_000
 
@@ -282,6 +282,13 @@ def test_the_time_limit_holds_for_the_last_part_too(get: Get, tmp_path: Path) ->
 
 
 # --- Deaths -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    """A system whose processes are killed, one by one; it recovers each time."""
+    with running_system(tmp_path_factory.mktemp("own") / "state") as system:
+        yield system
 
 
 @pytest.fixture
