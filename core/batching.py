@@ -61,7 +61,7 @@ class Batches(Generic[T]):
         self._lines: dict[Hashable, _Line[T]] = {}  # none is empty
 
     def add(self, item: T, group: Hashable, now: float) -> None:
-        """Have an item wait; it may be refused at once."""
+        """Add an item that waits; it may be refused at once."""
         line = self._lines.get(group)
         if line is None:
             line = self._lines[group] = _Line()

@@ -121,7 +121,7 @@ class LocalClient(QueryClient):
 
 
 class _LocalReply(Reply):
-    """Gives the answer to who asked."""
+    """Gives the answer to the call that waits for it."""
 
     __slots__ = ("_is_answered", "_pending", "_sender", "_stream", "_user_code")
 
@@ -148,7 +148,7 @@ class _LocalReply(Reply):
         return self._pending.id
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Give who asked the stream that it is answered with."""
+        """Answer the call with a stream."""
         self._stream = stream = Stream(StreamBegun(self.key, status, headers, this_process()), self)
         self._sender = Sender(self.key, stream.arrived, self._user_code.loop.call_soon)
         self._pending.answered(stream)
@@ -167,12 +167,12 @@ class _LocalReply(Reply):
             self._stream.ended(answer)
 
     def taken(self, size: int) -> None:
-        """See Source."""
+        """Tell the generator that so much was taken."""
         if self._sender is not None:
             self._on_loop(partial(self._sender.taken, size))
 
     def stop(self) -> None:
-        """See Source."""
+        """Cancel the generator."""
         self._on_loop(partial(self._user_code.cancel, self.key))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
@@ -217,7 +217,7 @@ def ingress_of(application: str) -> str | None:
 
 
 def has_deployment(application: str, name: str) -> bool:
-    """Tell whether an application runs here; UnknownNameError when without this deployment."""
+    """Return whether an application runs here; UnknownNameError when without this deployment."""
     names = None if _client is None else _client.names.get(application)
     if names is not None and name not in names:
         raise UnknownNameError(

@@ -316,7 +316,7 @@ class Caller:
             entry.resent = True
 
     def _wait(self, entry: _Entry) -> None:
-        """Have a query wait for a proxy with tables, for a limited time."""
+        """Let a query wait for a proxy with tables, for a limited time."""
         entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._give_up, entry))
 
     def _give_up(self, entry: _Entry) -> None:
@@ -409,7 +409,9 @@ class Caller:
         elif isinstance(item, StreamBegun):
             self._begun(entry, item, sender)
         elif isinstance(item, StillRuns):
-            if entry.process is None and sender not in entry.runs_at:  # else that is told already
+            if (
+                entry.process is None and sender not in entry.runs_at
+            ):  # else the replica has it for good
                 entry.runs_at.append(sender)
         else:
             entry.take(item)
@@ -427,7 +429,7 @@ class Caller:
         entry.on_answer(entry.incoming.stream)
 
     def _stop_at(self, replica: Address, query_id: int) -> None:
-        """Have a replica end a query whose answer nobody takes; it might go on for ever."""
+        """End a query at a replica when its answer is not wanted; it might go on for ever."""
         incarnation = self.process.incarnation
         self.loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
 

@@ -39,7 +39,7 @@ class PendingQuery:
             self.future.set_result(answer)
 
     def failed(self, error: BaseException) -> None:
-        """Have the future raise, unless it was cancelled."""
+        """Make the future raise, unless it was cancelled."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -87,7 +87,7 @@ class QueryClient:
     ) -> None:
         """Send a query to an endpoint by name; its future gets the answer, whatever it is.
 
-        NotRunningError where nobody would ever answer.
+        NotRunningError where no answer would ever come.
         """
         query = Query(
             id=pending.id,
@@ -109,7 +109,7 @@ class QueryClient:
         raise NotImplementedError
 
     def cancel(self, pending: PendingQuery) -> None:
-        """Have a query dropped wherever it is; its future is cancelled."""
+        """Drop a query wherever it is; its future is cancelled."""
         raise NotImplementedError
 
 

@@ -309,7 +309,7 @@ class Source(Protocol):
         """Tell the replica that so much was taken."""
 
     def stop(self) -> None:
-        """Cancel the query: nobody wants more of its answer."""
+        """Cancel the query: its answer is no longer wanted."""
 
 
 class Stream(Parts):

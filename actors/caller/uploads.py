@@ -46,7 +46,7 @@ class Outlets:
         self._outbox(replica, address).put((feed, part))
 
     def stop(self, wanted: FeedWanted, address: Address) -> None:
-        """Have a replica end the query that it is fed."""
+        """Make a replica end the query that it is fed."""
         self._outbox(wanted.process.incarnation, address).put((None, wanted.number))
 
     def _outbox(self, replica: str, address: Address) -> Outbox:
@@ -141,7 +141,7 @@ class Feed:
             self._window.taken(taken.size)
 
     def stop(self) -> None:
-        """Have the replica end the query: nobody wants its answer, or the rest will not come."""
+        """Make the replica end the query: its answer is not wanted, or the rest will not come."""
         if self._wanted is not None:
             self._outlets.stop(*self._wanted)
 

@@ -304,7 +304,7 @@ class AnswerQueries(Message):
 
 @message
 class ControlStreams(Message):
-    """Caller to replica: (query id, bytes) taken of streams, and streams that nobody wants more of.
+    """Caller to replica: (query id, bytes) taken of streams, and streams that are no longer wanted.
 
     A replica sends a bounded number of bytes ahead of what was taken.
     """
@@ -348,7 +348,7 @@ class QueriesFinished(Message):
 
     A ticket is ``rejected`` when it was never run, because the replica was at max_ongoing_requests
     or draining; ``begun`` when a part of its answer has left, which cannot be repeated;
-    ``cancelled`` when there is no answer because nobody wanted one; else ``answered``, with the
+    ``cancelled`` when there is no answer because none was wanted; else ``answered``, with the
     answer's HTTP status, and later ``delivered``: the caller has the answer. It is ``undelivered``
     when the caller could not be reached, with its answer or a part: it is dead, or behind a broken
     link. A copy for a shadow is only ``answered``.
@@ -371,7 +371,7 @@ class QueriesFinished(Message):
 
 @message
 class CompareAnswers(Message):
-    """Replica to a replica of a shadow: answers to compare. Nobody answers, nobody repeats."""
+    """Replica to a replica of a shadow: answers to compare. Neither answered nor repeated."""
 
     incarnation: str
     answers: tuple[tuple[Any, ...], ...]  # the fields of ComparedAnswers

@@ -1,6 +1,6 @@
 """The replica: one actor running one copy of the user's code.
 
-The actor itself takes the controller's orders; queries go to its data side (queries.py).
+The actor itself takes the controller's orders; queries go to its data plane (data_plane.py).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Replica(LoopActor):
     def _stuck(self, user_code: UserCode) -> Failure | None:
         """Take note of sync calls that hang; return why that makes this replica unhealthy.
 
-        What somebody waits for may take as long as it likes, and is only told of.
+        A call that a caller waits for may take as long as it likes; status only shows it.
         """
         stuck = user_code.stuck(self._config["max_ongoing_requests"], time.monotonic())
         most_s = self._config["health_check_timeout_s"]
@@ -143,7 +143,7 @@ class Replica(LoopActor):
             return None
         text = (
             f"for {stuck.unwanted_s:.0f} s all sync calls that may run at once have been calls "
-            "that nobody waits for any more: they hang, and nothing else can run"
+            "that no caller waits for any more: they hang, and nothing else can run"
         )
         logger.error("%s: %s", self._tag, text)
         return Failure(text, text, None)
@@ -261,7 +261,7 @@ class Replica(LoopActor):
         return None
 
     def _comparisons_found(self, found: dict[Place, Plain]) -> None:
-        """Tell the controller what comparing answers has found; called on user code's loop."""
+        """Report to the controller what comparing answers found; called on user code's loop."""
         report = ComparisonsReported(process=self.process, found=found)
         self.loop.post(lambda: self.loop.send(self._controller, report))
 

@@ -32,7 +32,7 @@ from greenroom.core.errors import (
 # closes, with code and reason, in either direction. What is answered before ``accept`` refuses:
 # 403 for a bare ``websocket.close``, or a response of the app's own.
 #
-# States: *connecting*, *open*, *closed*. Closed is final, whoever closed; the client may also be
+# States: *connecting*, *open*, *closed*. Closed is final; the client may also be
 # *gone* while user code has not heard of it yet.
 
 SWITCHING = 101
@@ -137,7 +137,7 @@ class AsgiSocket:
         code = NORMAL if code is None else code
         check_code(code)
         frame = close_frame(code, reason or "")
-        self._state = "closed"  # before waiting: nobody may send after it
+        self._state = "closed"  # before waiting: nothing may be sent after it
         self._disconnected(frame)
         async with self._sending:
             with contextlib.suppress(NobodyListensError):
@@ -197,7 +197,7 @@ class AppSource:
         return _takes(self._app_or_factory, 0)
 
     def settle_annotations(self) -> str:
-        """Have an app be understood where it travels to; return why it cannot be, or ""."""
+        """Make an app independent of its module's names; return why that fails, or ""."""
         if self.is_factory:
             return ""
         string_annotations.evaluate(self._app_or_factory)
@@ -253,13 +253,13 @@ class AsgiHost:
             raise RuntimeError(f"the ASGI app's shutdown failed: {told.get('message', '')}")
 
     async def answer(self, reply: Reply, request: Request) -> None:
-        """Have the app answer; UnsupportedResultError when it returns without an answer."""
+        """Let the app answer; UnsupportedResultError when it returns without an answer."""
         scope = request.scope
         scope["state"] = self._state.copy()
         await AsgiReply(reply).run(self._app, request)
 
     async def converse(self, reply: Reply, call: HttpCall) -> None:
-        """Have the app take a WebSocket; returns when the app does."""
+        """Run the app for a WebSocket; return when the app does."""
         assert reply.feed is not None, "a socket has one"
         scope = make_socket_scope(call, reply.assignment.route)
         scope["state"] = self._state.copy()

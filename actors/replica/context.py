@@ -1,7 +1,7 @@
 """What user code may ask about the query it runs, and about the replica that it runs in.
 
 A query costs one context variable, which holds what runs it; a :class:`RequestContext` is made of
-it only for who asks. Calls that user code makes through handles belong to the query that it runs:
+it only on demand. Calls that user code makes through handles belong to the query that it runs:
 they inherit its id and what is left of its time, and are cancelled with it. That ends with the
 query: what user code leaves running in the background is on its own.
 """
@@ -64,9 +64,9 @@ class RequestContext(_OfQuery):
     """One query, as user code sees it; all empty where none is being run.
 
     ``request_id`` is that of the query on whose behalf user code called, where it is a call of its.
-    ``is_shadow``: a copy, whose result nobody gets, or a call on behalf of one. Code that charges,
+    ``is_shadow``: a copy, whose result is discarded, or a call on behalf of one. Code that charges,
     mails or writes should not. ``deadline``, by :func:`time.monotonic` as ``asyncio.timeout_at``
-    takes it: nobody waits for the answer any longer.
+    takes it, is when the answer is no longer wanted.
     """
 
     request_id: str = ""
@@ -83,7 +83,7 @@ class RequestContext(_OfQuery):
 
     @property
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits any more; sync code, which cannot be stopped, should look."""
+        """Return whether the answer is no longer wanted; sync code cannot be stopped, so look."""
         query = getattr(self, "_query", None)
         return query is not None and bool(query.is_cancelled)
 
@@ -127,7 +127,7 @@ class RunningQuery:
         self.calls.discard(call)
 
     def cancel_calls(self) -> None:
-        """Cancel all calls that are under way: nobody wants to know any more."""
+        """Cancel all calls that are under way: their results are no longer wanted."""
         self.is_cancelled = True
         for call in list(self.calls):
             call.cancel()
@@ -234,7 +234,7 @@ def _context_of(query: RunningQuery | None) -> RequestContext:
 def origin() -> Origin:
     """Return what calls made here inherit.
 
-    Nobody waits for a query that has ended or was cancelled, so what is called then, to clean up
+    A query that has ended or was cancelled passes on no deadline: what is called then, to clean up
     or in the background, has all the time it takes.
     """
     query = running.get()
@@ -253,9 +253,9 @@ def is_cancelled() -> bool:
 
 
 def begin_batch(queries: Iterable[RunningQuery | None]) -> RunningQuery | None:
-    """Have the calling task run these queries as a batch; return what is run, which has their ids.
+    """Run these queries as a batch, in the calling task; return the batch, or None without queries.
 
-    It goes on as long as one of them is wanted, so it has the time of the one that has most.
+    It runs as long as one of them is wanted, so its deadline is the latest of theirs.
     """
     of_items = tuple(queries)
     running_batch.set(of_items)
@@ -271,7 +271,7 @@ def begin_batch(queries: Iterable[RunningQuery | None]) -> RunningQuery | None:
 
 
 def detach() -> None:
-    """Have the calling task work for others than the running query too; it keeps that one's id."""
+    """Detach the calling task from the running query's end and deadline; it keeps the id."""
     query = running.get()
     if query is not None:
         running.set(RunningQuery(query.assignment, None))

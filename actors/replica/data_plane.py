@@ -76,7 +76,7 @@ from greenroom.core.errors import error_status
 from greenroom.core.routing.tickets import SOCKET
 
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
-ADRIFT_S = 10.0  # how often callers are told what of theirs runs without a router
+ADRIFT_S = 10.0  # how often callers hear which of their queries run without a router
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
 PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
@@ -86,7 +86,7 @@ _News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 
 
 class Run(Reply):
-    """One query in user code, and what is told of it."""
+    """One query in user code, and how its answer travels."""
 
     __slots__ = (
         "feed",
@@ -146,7 +146,7 @@ class Run(Reply):
             self.queries.answered(self, answer)
 
     def ended_by_caller(self) -> None:
-        """Note that the last part that follows is here; nobody reads from a WebSocket any more."""
+        """Note that the last part that follows is here: a WebSocket's client reads no more."""
         if self.sender is not None and self.assignment.query.follows == SOCKET:
             self.sender.close()
 
@@ -157,7 +157,7 @@ class Run(Reply):
 
 
 class Queries:
-    """Runs queries for any proxy, and answers straight to whoever asked.
+    """Runs queries for any proxy, and answers their callers directly.
 
     All on user code's loop, but for ``limit``, ``accepting``, ``is_draining``, which the replica's
     main thread sets, and ``running``, ``undelivered``, which it reads.
@@ -224,11 +224,11 @@ class Queries:
         return self._port.address
 
     def report_comparisons(self) -> None:
-        """Tell the controller all that comparisons have found; callable from any thread."""
+        """Report all that comparisons have found; callable from any thread."""
         self._loop.post(self._comparisons.report)
 
     def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
-        """Tell this proxy of what becomes of its queries; a near one gets those of handles."""
+        """Send this proxy news of its queries; a near one also gets the queries of handles."""
         if message.is_near:
             self._caller.met_proxy(message.proxy, message.process)
         if message.process.incarnation not in self._news:
@@ -244,7 +244,7 @@ class Queries:
             self._tell(proxy, ("models", models))
 
     def _proxy_died(self, proxy: str) -> None:
-        """Tell callers where their queries run: nobody else can end them any more."""
+        """Let callers know where their queries run: only they can end them now."""
         self._proxies.discard(proxy)
         for run in [run for run in self._runs.values() if run.proxy == proxy]:
             if run.assignment.caller is None:
@@ -254,7 +254,7 @@ class Queries:
         self._tell_adrift()
 
     def _tell_adrift(self) -> None:
-        """Tell callers again and again: one that dies, too, has no router to notice it."""
+        """Repeat this: it is how the death of a caller without a router is noticed."""
         if self._adrift_timer is not None:
             self._adrift_timer.cancel()
             self._adrift_timer = None
@@ -265,7 +265,7 @@ class Queries:
             self._adrift_timer = self._loop.call_later(ADRIFT_S, self._tell_adrift)
 
     def _models_changed(self) -> None:
-        """Tell all proxies which models are here; callable from any thread."""
+        """Send all proxies the models that are here; callable from any thread."""
 
         def tell() -> None:
             for proxy in list(self._news):  # one that cannot be reached is forgotten
@@ -311,7 +311,7 @@ class Queries:
         self.cancel(run)
 
     def _tell_cut_off(self, run: Run | None) -> None:
-        """Tell who takes parts of an answer that its router ended it: that may have lost sight."""
+        """Tell the caller of a stream that the router ended it: it may have lost the caller."""
         if run is None or run.sender is None or run.status or run.assignment.caller is None:
             return
         text = "the answer was ended midway by the router, which may have lost who asked"
@@ -339,11 +339,11 @@ class Queries:
         run.ended_by_caller()
 
     def cancel(self, run: Run) -> None:
-        """Have user code end a query."""
+        """Cancel a query in user code."""
         self._user_code.cancel(run.key)
 
     def begun(self, run: Run, begun: StreamBegun) -> Sender | None:
-        """Send the head of an answer in parts; return what sends them, unless nobody wants it."""
+        """Send the head of an answer in parts; return their sender, None if it is not wanted."""
         assignment = run.assignment
         if assignment.caller is None:
             return None
@@ -481,7 +481,7 @@ class Queries:
         self._tell_in_time(run.proxy, (field, run.assignment.ticket))
 
     def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
-        """Give a caller up. It may live behind a broken link: its router knows, and is told."""
+        """Give a caller up. It may live behind a broken link, so the router hears of it."""
         for outboxes in (self._answers, self._parted):
             outbox = outboxes.pop(caller, None)
             items = items + (outbox.drop() if outbox is not None else [])
@@ -492,7 +492,7 @@ class Queries:
             self._user_code.cancel(run.key)
 
     def _control(self, message: ControlStreams, _sender: Address) -> None:
-        """Go on with streams of which the caller took something, stop those nobody wants."""
+        """Go on with streams from which the caller took parts, stop those it does not want."""
         for query_id, size in message.taken:
             run = self._streams.get((message.incarnation, query_id))
             if run is not None and run.sender is not None:
@@ -512,7 +512,7 @@ class Queries:
             outbox.put(news)
 
     def _tell_in_time(self, proxy: str, news: _News) -> None:
-        """Tell what the router does not wait for while there is room for more queries."""
+        """Send news that may wait a moment while there is room for more queries."""
         outbox = self._news.get(proxy)
         if outbox is None:
             return

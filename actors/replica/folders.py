@@ -4,7 +4,7 @@ Theory of operation. A folder is a zip named by its sha256 (serve/code/working_d
 at ``folders/<sha256>`` in the state dir: that path is whole or not there. The first replica of the
 host that needs it takes a lock and asks the controller; others wait for the lock and find it there.
 A replica that dies lets go of the lock. The host process removes what no replica of the host has
-used for a while. Nothing that a zip says of paths, links or sizes is believed.
+used for a while. A zip's paths, links and sizes are checked.
 """
 
 from __future__ import annotations
@@ -166,14 +166,14 @@ def _old(folders: Path) -> Iterator[Path]:
 
 
 def _try_lock(folders: Path, digest: str) -> int | None:
-    """Take a folder's lock, which ends with the descriptor; None while somebody has it."""
+    """Take a folder's lock, which ends with the descriptor; None while another process has it."""
     path = folders / f"{digest}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd
-    except OSError:  # somebody has it, or has just removed it
+    except OSError:  # another process has it, or has just removed it
         pass
     os.close(fd)
     return None

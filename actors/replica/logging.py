@@ -145,7 +145,7 @@ class ReplicaHandler(_StreamHandler):
         self.addFilter(ContextFilter())
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Tell on stderr what was wrong with the record, unless that fails too."""
+        """Report on stderr what was wrong with the record, unless that fails too."""
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
             super().handleError(record)
 
@@ -191,7 +191,7 @@ def _open(logs_dir: str | None, tag: str) -> int:
 
 
 def logs_queries() -> bool:
-    """Tell whether queries are to be logged when they have ended."""
+    """Return whether queries are to be logged when they have ended."""
     return _logs_queries
 
 

@@ -176,7 +176,7 @@ class AsgiReply:
         self._held: asyncio.Handle | None = None
 
     async def run(self, app: ASGIApp, request: Request) -> None:
-        """Have the app answer; UnsupportedResultError when it returns before the end."""
+        """Let the app answer; UnsupportedResultError when it returns before the end."""
         try:
             await app(request.scope, request.receive, self.send)
         finally:

@@ -1,1 +1,4 @@
-"""What decorates a deployment's methods: batches, and models by id."""
+"""Decorators for a deployment's methods: ``serve.batch`` and ``serve.multiplexed``.
+
+User code calls what they leave, inside replicas. They may use ``core`` and the replica's context.
+"""

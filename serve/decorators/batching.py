@@ -446,7 +446,7 @@ class _Queue:
         self._tasks: set[asyncio.Task[None]] = set()  # loops do not keep their tasks alive
 
     def add(self, item: _Item) -> None:
-        """Have an item wait."""
+        """Add an item that waits."""
         self._batches.add(item, item.group, asyncio.get_running_loop().time())
         self._arm()
 

@@ -181,7 +181,7 @@ class _Cache:
             else:
                 last = [model]
                 del model
-                await asyncio.to_thread(last.clear)  # which runs __del__ if nobody uses it
+                await asyncio.to_thread(last.clear)  # which runs __del__ if no query uses it
         except Exception as error:  # it is gone for the cache, and the next load goes on
             trace = users_traceback(error)
             print(f"unloading the model {model_id!r}:\n{trace}", file=sys.stderr)  # noqa: T201
