@@ -4,7 +4,8 @@ Theory of operation. A replica is a process with two places in the actor system.
 main thread, takes the controller's orders, and answers them whatever user code does. This is the
 other one, an address of its own on user code's event loop: a query goes from the socket to the
 user's coroutine and its answer back to a socket without changing threads. User code that blocks its
-loop delays its own queries, as it must, and nothing else.
+loop delays its own queries, as it must, and nothing else. :class:`Queries` keeps a :class:`Run` for
+each query; answers wait in an outbox for each caller, news of them in one for each proxy.
 
 A query's slot is free when user code has returned. The router keeps the query until it hears that
 the caller has the answer: if this process dies in between, it goes to another replica.
@@ -200,13 +201,13 @@ class Queries:
         self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
         self._adrift_timer: Timer | None = None
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
+        self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
+        self._fed_numbers = itertools.count(1)
+        self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
         self._caller = caller = Caller(port.loop, port.process)
         query_client.install(CallerClient(caller))
         user_context.on_models_changed(self._models_changed)
         port.on(RunQueries, self._run)
-        self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
-        self._fed_numbers = itertools.count(1)
-        self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
         port.on(FeedQueries, self._feed)
         port.on(ControlStreams, self._control)
         port.on(MeetProxy, self._met_proxy)
@@ -226,6 +227,8 @@ class Queries:
     def report_comparisons(self) -> None:
         """Report all that comparisons have found; callable from any thread."""
         self._loop.post(self._comparisons.report)
+
+    # --- Proxies ------------------------------------------------------------------------------
 
     def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
         """Send this proxy news of its queries; a near one also gets the queries of handles."""
@@ -272,6 +275,8 @@ class Queries:
                 self._tell(proxy, ("models", user_context.model_ids()))
 
         self._loop.post(tell)
+
+    # --- Queries ------------------------------------------------------------------------------
 
     def _run(self, message: RunQueries, sender: Address) -> None:
         """Run what there is room for, reject the rest."""
@@ -341,6 +346,8 @@ class Queries:
     def cancel(self, run: Run) -> None:
         """Cancel a query in user code."""
         self._user_code.cancel(run.key)
+
+    # --- What comes of a query ----------------------------------------------------------------
 
     def begun(self, run: Run, begun: StreamBegun) -> Sender | None:
         """Send the head of an answer in parts; return their sender, None if it is not wanted."""
@@ -502,6 +509,8 @@ class Queries:
                 run = runs.get((message.incarnation, query_id))
                 if run is not None:
                     self._user_code.cancel(run.key)
+
+    # --- News to proxies ----------------------------------------------------------------------
 
     def _make_news(self, proxy: str, address: Address) -> Outbox:
         return Outbox(self._loop, address, self._pack_news, on_failed=lambda _: self._forget(proxy))

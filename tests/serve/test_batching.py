@@ -248,9 +248,18 @@ def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, tol
     async def main() -> list[Any]:
         return await outcomes(function(1), function(2))
 
+    @serve.batch(max_batch_size=2)
+    async def stream(items: list[Any]) -> Any:
+        yield returned
+
+    async def stream_all() -> list[Any]:
+        return await outcomes(collected(stream(1)), collected(stream(2)))
+
     for error in run(main()):
         assert isinstance(error, GreenroomError)
         assert told in str(error)
+    for error in run(stream_all()):
+        assert told.replace("returned", "yielded") in str(error)
 
 
 def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> None:

@@ -85,15 +85,6 @@ def test_a_graph_of_deployments_runs_here() -> None:
     assert serve.get_app_handle("default").remote(1).result(timeout_s=10) == 12
 
 
-def test_it_can_be_awaited_and_many_run_at_once() -> None:
-    handle = run(Adder.bind(1))
-
-    async def gather() -> list[int]:
-        return list(await asyncio.gather(*(handle.remote(number) for number in range(100))))
-
-    assert asyncio.run(gather()) == list(range(1, 101))
-
-
 def test_user_code_runs_on_threads_of_its_own_and_gets_its_config() -> None:
     handle = run(Adder.options(user_config={"amount": 7}).bind(1))
     assert handle.remote(1).result(timeout_s=10) == 8

@@ -136,16 +136,6 @@ def test_values_come_in_their_order_to_a_for_loop(handle: Any) -> None:
     assert list(handle.count.remote(0)) == []
 
 
-def test_many_streams_of_one_task_do_not_mix(handle: Any) -> None:
-    async def total(upto: int) -> int:
-        return sum([each async for each in handle.count_async.remote(upto)])
-
-    async def main() -> list[int]:
-        return await asyncio.gather(*[total(upto) for upto in range(50)])
-
-    assert asyncio.run(main()) == [upto * (upto - 1) // 2 for upto in range(50)]
-
-
 def test_values_may_be_anything_that_can_be_pickled(handle: Any) -> None:
     nothing, some, error, large = handle.things.remote()
     assert (nothing, some, large) == (None, {"a": [1]}, b"x" * 1_000_000)
