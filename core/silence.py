@@ -1,18 +1,17 @@
 """Which processes stand still, judged by the beats of their message loops.
 
-Theory of operation. A process of ours counts a beat every :data:`TICK_S`, on its message loop, and
-each that watches it for its death looks at the count as often. A count that stays the same is
-*silence*. What the process does meanwhile decides how long that may go on:
+Theory of operation. A process of ours counts a beat every :data:`TICK_S`, on its message loop. The
+processes that watch it for its death look at the count as often. A count that stays the same is
+*silence*. How long it may go on depends on what the process does meanwhile:
 
-- It stands *still*: stopped, or asleep with no thread that computes. It is as good as dead after
-  the limit, some seconds.
+- It stands *still*: stopped, or asleep with no thread that computes. The limit is some seconds.
 - It is *busy*: it computes, or waits for a CPU or the disk. A loop may be late for good reasons, as
   a message of megabytes, so the limit is :data:`BUSY_TIMES` the other one. For a replica there is
   none: its user code may keep the interpreter from the loop, and health checks judge that.
 - It is *held* by a debugger: that is not counted at all.
 
-Whoever looks may have stood still itself, with the whole machine or alone. So it counts its own
-ticks and no clock, and after one that came late it begins anew.
+The watching process may have stood still itself, alone or with the whole machine. So it counts its
+own ticks and no clock, and begins anew after one that came late.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ BUSY_TIMES = 12
 
 
 class Doing(str, Enum):
-    """What a process does while it is silent."""
+    """What a silent process does."""
 
     STILL = "stands still"
     BUSY = "computes, or waits for a CPU"
@@ -73,9 +72,9 @@ class Silences:
     def is_due(
         self, process: Hashable, doing: Doing, patience_s: float = 0.0, *, runs_user_code: bool
     ) -> bool:
-        """Take what a silent process does; return whether it is to be given up.
+        """Take what a silent process does; return whether to give it up.
 
-        ``patience_s`` is how long it has asked to be let be at least.
+        ``patience_s`` is the least time that it has asked for.
         """
         heard = self._heard[process]
         if doing is Doing.STILL:

@@ -1,9 +1,13 @@
-"""A host that may lead: makes the controller here when it is to lead, else follows another's.
+"""A host that may lead: it makes the controller when it is to lead, else follows another's.
 
-Theory of operation. A thread looks at the lease in the store, for a file system that hangs must not
-stop this process; core/cluster/leader_lease.py makes of each look whether this host is to lead. If
-so, word is left from which epoch on (leading.py), and the controller is made by its name. Its end
-is decided on anew. A host that does not lead looks for the controller on the other hosts that may.
+Theory of operation. A thread looks at the lease in the store, because a file system that hangs must
+not stop the host process. core/cluster/leader_lease.py decides by each look:
+
+    this host    what it does
+    leads        leaves word of the lease that it saw (leader_lease.py) and has its admin make the
+                 controller; when that ends, the next look decides anew
+    follows      looks for the controller on the other hosts that may lead; bids for the lease
+                 while that does not answer
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from greenroom.persistence.kv import StoreError
 logger = logging.getLogger(__name__)
 
 LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
-FIRST_S = 1.0  # for which who leads first of all looks whether another does, from another folder
+FIRST_S = 1.0  # for which the first leader looks whether another host leads from another folder
 
 
 class LeaderElection:
-    """Has the face of a Finder for the controller; on the port's loop, but for what it says."""
+    """Finds or makes the controller, with the interface of a Finder; on the port's loop."""
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class LeaderElection:
 
     @property
     def never_led(self) -> bool:
-        """Whether nobody has ever led from this state dir, as far as is known; on any thread."""
+        """Whether there never was a leader in this state dir, as far as is known."""
         return self._succession.seen.epoch == 0
 
     @property
@@ -179,7 +183,7 @@ class LeaderElection:
         return not trouble
 
     def _let_go_of_lost(self) -> None:
-        """Have the next look decide whether there is to be another controller here."""
+        """Let the next look decide whether there is to be another controller here."""
         self._ended_at = time.monotonic()
         finder, self._finder = self._finder, None
         if finder is not None:

@@ -1,11 +1,15 @@
-"""Whom a proxy or a replica obeys: one controller, and never an earlier one again."""
+"""Which controller a process obeys: one, and never an earlier one again.
+
+Where several hosts may lead, each controller has an *epoch* that its orders carry. A process obeys
+no order of an earlier epoch than it has heard of. Epoch 0 is that of a controller that no other
+host can succeed; it is always obeyed.
+"""
 
 from __future__ import annotations
 
 from greenroom.actors.messages.control import Changed, MeetController, Superseded
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop
-from greenroom.core.cluster.leader_lease import Allegiance
 from greenroom.core.cluster.long_poll import NOTHING_SEEN
 
 
@@ -14,53 +18,49 @@ class EpochFence:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._allegiance = Allegiance()
-
-    @property
-    def epoch(self) -> int:
-        """The latest epoch that was heard of; 0 before, and where there is but one leader."""
-        return self._allegiance.epoch
+        self.epoch = 0  # the latest that was heard of
 
     def accepts(self, epoch: int, sender: Address) -> bool:
-        """Tell whether an order is to be obeyed; who gave one that is not hears of it."""
-        if self._allegiance.accepts(epoch):
-            return True
-        self._loop.send(sender, Superseded(epoch=self.epoch))
-        return False
+        """Return whether to obey an order; tell its sender if it has been succeeded."""
+        if 0 < epoch < self.epoch:
+            self._loop.send(sender, Superseded(epoch=self.epoch))
+            return False
+        self.epoch = max(self.epoch, epoch)
+        return True
 
 
 class Following:
-    """The controller that a proxy listens to, and up to what it holds that one's tables."""
+    """The controller that a proxy listens to, and how much of its tables the proxy holds."""
 
     def __init__(self, loop: Loop) -> None:
-        self._obedience = EpochFence(loop)
+        self._fence = EpochFence(loop)
         self._told_by: Process | None = None  # the controller that the tables are of
         self._met: tuple[Address, Process] | None = None  # perhaps without tables as yet
         self._introduced_by: Process | None = None
-        self.seen = NOTHING_SEEN  # it holds everything up to this snapshot id
+        self.seen = NOTHING_SEEN  # the proxy holds everything up to this snapshot id
         self.store = ""  # the id of the store that this is from
         self.controller: Address | None = None
 
     def meets(self, message: MeetController) -> bool:
-        """Listen to this controller from now on; False when it is one of before.
+        """Listen to this controller from now on; False when it is an earlier one.
 
-        A host process knows which of two controllers is the later one, and one of before, which may
-        have known only a dead controller, is told by its start: it ran on this host, too.
+        A host process knows which of two controllers is the later one. An earlier host process may
+        have known only a dead one; its start time tells the two apart, for they ran on one host.
         """
-        if not self._obedience.accepts(message.epoch, message.controller):
+        if not self._fence.accepts(message.epoch, message.controller):
             return False
         last = self._introduced_by
         if message.by is not None:
             if last is not None and message.by.start_ticks < last.start_ticks:
-                return False  # late, of a host process that has died since
+                return False  # a late message of a host process that has died since
             self._introduced_by = message.by
         self.controller = message.controller
         self._met = (message.controller, message.process)
         return True
 
     def takes(self, message: Changed, sender: Address) -> bool:
-        """Tell whether these tables are to be taken, and follow whoever sent them if so."""
-        if not self._obedience.accepts(message.epoch, sender):
+        """Return whether to take these tables, and follow their sender if so."""
+        if not self._fence.accepts(message.epoch, sender):
             return False
         if message.controller == self._told_by:
             if message.upto < self.seen:
@@ -68,16 +68,16 @@ class Following:
         elif not message.complete:
             return False  # of a controller that is gone: each begins with all that there is
         elif message.upto < self.seen and not self._is_met(message.controller):
-            return False  # late, of one that was gone before; who listened to it would be stuck
+            return False  # late, of an earlier one; a proxy that listened to it would be stuck
         self.controller, self._told_by = sender, message.controller
         self.store = message.store
         self._met = (sender, message.controller)
         return True
 
     def _is_met(self, controller: Process) -> bool:
-        """Tell who was met last: after a restored backup its ids may be lower than those before."""
+        """Return whether it was met last: after a restore its ids may be lower than before."""
         return self._met is not None and self._met[1] == controller
 
     def known(self) -> tuple[Address, Process, int] | None:
-        """Return the controller, and the latest epoch that was heard of, for who looks for it."""
-        return None if self._met is None else (*self._met, self._obedience.epoch)
+        """Return the controller, and the latest epoch that was heard of."""
+        return None if self._met is None else (*self._met, self._fence.epoch)

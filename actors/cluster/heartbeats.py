@@ -10,8 +10,8 @@ is lost there holds up all that follow, for seconds at 30% loss.
     answer  the same, of the controller
 
 The MAC is HMAC-SHA256 under a key of its own for each direction, derived from the cluster key.
-Numbers only grow, so that a recorded beat is worth nothing. Who has the incarnation is said
-elsewhere, over authenticated connections; nothing but these 48 bytes is ever read from here.
+Numbers only grow, so that a recorded beat is worth nothing. Authenticated connections tell which
+process has an incarnation; nothing but these 48 bytes is ever read from here.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Beater:
                 datagram = self._socket.recv(SIZE + 1)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:  # nobody listens there at present
+            except OSError:  # nothing listens there at present
                 continue
             answer = self._answers.read(datagram)
             if answer is not None and answer[0] == self._controller:

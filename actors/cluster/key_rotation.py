@@ -57,7 +57,7 @@ class KeyRotation:
         return {"hosts": [self._own_host, *sorted(counted)], "away": away}
 
     def reported(self, host: str, held: tuple[str, str, str], at: Address) -> None:
-        """Take note of what a host holds; have it hold what this one does."""
+        """Take what a host holds; tell it to hold what this one does."""
         if host != self._own_host:
             self._held[host], self._at[host] = KeyIds(*held), at
         elif self._files is None:

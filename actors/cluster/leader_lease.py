@@ -1,10 +1,14 @@
-"""The controller's lease, where several hosts may lead: had by word of its host, renewed, given up.
+"""The lease by which one of several hosts leads: the controller's end of it, and the bids for it.
 
-Who decides that this host is to lead is candidate.py; it leaves word from which epoch on. The
-controller takes the store over from just that epoch and that renewal of the lease, or not at all:
-so a leader that was only slow, and has renewed meanwhile, goes on. From then on it does nothing
-while its term may be over, until the store has accepted a renewal, and ends when that is refused.
-It gives the lease up when its host is stopped, or a bid (bidding.py) tells of who is better placed.
+core/cluster/leader_lease.py has the rules. The host process decides that its host is to lead
+(election.py), and leaves word of the epoch and the renewal that it saw. The controller takes the
+store over from just those, or not at all: so a leader that was only slow, and has renewed
+meanwhile, goes on. From then on the controller does nothing while its term may be over, and ends
+when the store refuses a renewal.
+
+A *bid* is a file in the host's own folder, which is in the state dir that the leaders share; so it
+reaches a leader that nothing else reaches. It has the number of other hosts whose proxies have
+answered lately. They are asked only while there is a bid.
 """
 
 from __future__ import annotations
@@ -32,13 +36,11 @@ from greenroom.core.cluster.leader_lease import RENEW_S, Bid, Contest, Lease, Te
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StaleWriterError, StoreError
 
-# Bids of hosts that may lead and do not hear who does: see core/cluster/leader_lease.py.
-#
-# Theory of operation. A bid is a file in the host's own folder, which is in the state dir that
-# they share, and so reaches a leader whom nothing else reaches. It has the number of other hosts
-# whose proxies have answered lately; they are asked for nothing but that, and only while there is
-# a bid.
+logger = logging.getLogger(__name__)
 
+NAMESPACE = "controller"
+NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
+STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 ASK_S = 0.5
 HEARD_S = 2.0  # since a host has answered: it is reached
 _FILE = "bid.json"
@@ -73,7 +75,7 @@ class Bidding:
         return None if leader in reached else Bid(self._number, len(reached), self._place)
 
     def write(self, bid: Bid) -> None:
-        """Let the leader see a bid; raises OSError. Blocks."""
+        """Show a bid to the leader; raises OSError. Blocks."""
         write_private(self._path, json.dumps(bid))
         self._is_written = True
 
@@ -106,22 +108,15 @@ def read_bids(settings: HostSettings) -> dict[str, Bid]:
     return bids
 
 
-logger = logging.getLogger(__name__)
-
-NAMESPACE = "controller"
-NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
-STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
-
-
 class SeenLease(NamedTuple):
-    """What the store says of who leads, and the words in which it does."""
+    """The lease in the store, and its bytes there."""
 
     lease: Lease
     written: bytes
 
 
 def read_lease(settings: HostSettings) -> SeenLease:
-    """Return what the store says of who leads; raises StoreError. Blocks."""
+    """Return the lease in the store; raises StoreError. Blocks."""
     epoch, written = FileStore.look(settings.store_dir, namespace=NAMESPACE)
     lease = json.loads(written) if written else {}
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
@@ -193,13 +188,13 @@ class LeaderLease:
         return self._store
 
     def may_act(self) -> bool:
-        """Tell whether this is the controller that acts; where it is not, its process ends."""
+        """Return whether this controller may act; where another one does, its process ends."""
         if self._tenure.is_over(time.monotonic()):
             self.renew()
         return not self._tenure.is_over(time.monotonic())
 
     def trouble(self) -> str:
-        """Return why nothing can be done, where nobody else seems to take over; else ""."""
+        """Return why nothing can be done, where no other host takes over either; else ""."""
         if self._trouble is None or time.monotonic() - self._trouble[0] < NOBODY_ELSE_S:
             return ""
         return f"nothing can be changed, or looked up, at present: {self._trouble[1]}"
@@ -221,7 +216,7 @@ class LeaderLease:
         self._tenure.end()
 
     def give_up(self, heir: str, *, leaves: bool) -> None:
-        """Have another host lead, and act no more; ``leaves`` where this one is being stopped."""
+        """Let another host lead, and act no more; ``leaves`` where this one is being stopped."""
         logger.warning("this controller gives the lease up for host %s", heir)
         self._is_given_up = True
         self._tenure.end()

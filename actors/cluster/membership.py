@@ -1,4 +1,4 @@
-"""A host in its cluster, as its host process sees to it: reports, beats, orders, leaving."""
+"""A host's end of its membership in a cluster: reports, beats, orders, leaving."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Membership:
         self._beater = beater_towards(address, process.incarnation, self._settings, loop, own)
 
     def lost_controller(self) -> None:
-        """Report to nobody, until another controller is met."""
+        """Stop reporting, until another controller is met."""
         self._controller = None
 
     def silent_s(self) -> float:
@@ -117,7 +117,7 @@ class Membership:
         self._port.loop.send(self._controller, report)
 
     async def drain(self, timeout_s: float, *, leave: bool) -> bool:
-        """Have what is here replaced elsewhere; return whether that was answered in time.
+        """Ask for replacements elsewhere; return whether that was answered in time.
 
         Nothing happens where no controller is known.
         """

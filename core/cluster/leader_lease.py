@@ -1,21 +1,27 @@
-"""Which of several leaders leads: a lease in the store that they share, and who may take it over.
+"""Which of several leaders leads: a lease in the store that they share.
 
-Theory of operation. Clocks of two hosts cannot be compared, so nobody writes a time. The leader
-*renews*: it writes a new number every :data:`RENEW_S`, and counts itself as leading for
-:data:`TERM_S` from before each such write, by its own clock. Another host *looks*, and takes the
-lease to be over when what it saw has not changed for :data:`OVER_S` by its own clock. As that is
-longer than the term, and begins later, the old leader knows that its term is over before anybody
-else thinks so. This alone keeps two from acting at once while clocks go forward at about one rate;
-that a leader which was stopped in the midst of a write changes nothing any more is the store's to
-see to, by its epoch.
+Theory of operation. Clocks of two hosts cannot be compared, so the lease holds no time. The leader
+*renews* it by writing a new number every :data:`RENEW_S`. Every other host that may lead *looks* at
+it every :data:`LOOK_S`. Both count time by their own clock:
 
-Who looks may have been stopped itself: what it has not looked at for a while counts from now on.
+    the lease                           the host that holds it     another host that may lead
+    renewed within TERM_S               acts                       follows
+    not renewed for TERM_S              does nothing until it has  follows
+                                        renewed
+    unchanged for OVER_S, and RANK_S    is refused by the store,   takes the lease over, with a
+    for each host that comes first      and ends                   higher epoch
+    given up for an heir                acts no more               the heir takes it over at once
 
-A leader can also *give up* the lease, as the last thing that it does, and name an *heir*, which
-then leads at once: when its host is stopped, and when another host *reaches* more hosts than it
-does. For that, a host that may lead and does not hear who does leaves *bids* in the folder that
-they share, with the number of other hosts that answer it. Where no bid is higher the leader leads
-on: a link that is cut between two hosts says nothing about which of them is better off.
+As OVER_S is longer than TERM_S, and begins later, the old leader has stopped acting before another
+host takes over. This alone keeps two leaders from acting at once while clocks run at about one
+rate. A leader that was stopped in the middle of a write is refused by the store, by its epoch. A
+host that was stopped itself begins to count anew. While the leader still answers heartbeats the
+others wait twice as long, for it may just be late.
+
+A leader gives the lease up when its host is stopped, and when another host *reaches* more hosts
+than it does. To show that, a host that may lead and does not hear the leader leaves a *bid* in the
+shared folder: the number of other hosts that answer it. Where no bid is higher the leader leads on;
+a cut between two hosts does not say which of them is better connected.
 """
 
 from __future__ import annotations
@@ -26,27 +32,27 @@ from typing import NamedTuple
 RENEW_S = 0.4
 TERM_S = 2.6
 OVER_S = 2.8  # must be longer than the term
-LOOK_S = 0.2  # how often who follows looks
-PAUSE_S = 1.0  # between two looks: who looks was away itself
+LOOK_S = 0.2
+PAUSE_S = 1.0  # between two looks: the looking host was away itself
 RANK_S = 0.4  # by which each later one of the leaders waits longer, so that the first goes first
 BEATS_S = 1.5  # a leader that was heard of within this may just be late in renewing
-BID_FRESH_S = 1.5  # a bid that has not changed for longer is of somebody who bids no more
-SETTLED_S = 10.0  # for which a leader gives way to nobody, so that leading does not go to and fro
+BID_FRESH_S = 1.5  # a bid that has not changed for longer is an old one
+SETTLED_S = 10.0  # for which a leader keeps the lease, so that leading does not go to and fro
 
 
 class Lease(NamedTuple):
-    """What the store says of who leads."""
+    """What the store says of the leader."""
 
     epoch: int = 0  # of the store's last writer; 0 when there never was one
     holder: str = ""  # the name of its host
     number: int = 0  # grows with each renewal
     place: int = 0  # of that host in the list of those that may lead
     heir: str = ""  # the host that it was given up for; "" while it is held
-    leaves: bool = False  # whether its host was stopped, and so is no more to be waited for
+    leaves: bool = False  # whether its host was stopped, so that it need not be waited for
 
 
 class Bid(NamedTuple):
-    """What a host that may lead, and does not hear who does, says of itself."""
+    """What a host that may lead, and does not hear the leader, says of itself."""
 
     number: int  # grows with each
     reach: int  # how many other hosts answer it
@@ -60,20 +66,20 @@ class Tenure:
         self._until = float("-inf")
 
     def renewed(self, begun_at: float) -> None:
-        """Take note that a renewal, begun at ``begun_at``, was accepted."""
+        """Count on from a renewal that was begun at ``begun_at``, and was accepted."""
         self._until = max(self._until, begun_at + TERM_S)
 
     def end(self) -> None:
-        """Take note that the lease is given up."""
+        """Give the lease up."""
         self._until = float("-inf")
 
     def is_over(self, now: float) -> bool:
-        """Tell whether another host may think that nobody leads; then nothing may be done."""
+        """Return whether another host may lead by now; then the controller must not act."""
         return now >= self._until
 
 
 class Succession:
-    """What one of the leaders makes of what it sees in the store; ``rank`` is its place."""
+    """Whether this host, one of those that may lead, is to lead; ``rank`` is its place."""
 
     def __init__(self, own: str, rank: int) -> None:
         self._own = own
@@ -83,11 +89,10 @@ class Succession:
         self._looked_at = 0.0
 
     def look(self, lease: Lease, now: float, silent_s: float) -> bool:
-        """Take note of what the store says; tell whether this host is to lead.
+        """Take what the store says; return whether this host is to lead.
 
-        ``silent_s`` is for how long the leader's host has not been heard of otherwise. A host whose
-        own lease it is leads on, until it gives it up. Where nobody has ever led only the first
-        does.
+        ``silent_s`` is for how long the leader has not answered heartbeats. The holder leads on
+        until it gives the lease up. Where there never was a leader only the first host begins.
         """
         if lease != self.seen or self._changed_at is None or now - self._looked_at > PAUSE_S:
             self.seen, self._changed_at = lease, now
@@ -99,8 +104,8 @@ class Succession:
         return now - self._changed_at > self._patience_s(lease, silent_s)
 
     def _patience_s(self, lease: Lease, silent_s: float) -> float:
-        before = self._rank - (lease.place < self._rank)  # who leads does not wait, and has a place
-        patience_s = OVER_S + before * RANK_S
+        first = self._rank - (lease.place < self._rank)  # the leader itself does not count
+        patience_s = OVER_S + first * RANK_S
         return patience_s if lease.heir or silent_s > BEATS_S else 2 * patience_s
 
 
@@ -112,16 +117,16 @@ class Contest:
         self._seen: dict[str, tuple[Bid, float]] = {}  # by host: its bid, and when it last changed
 
     def heir(self, bids: Mapping[str, Bid], reach: int, now: float) -> str:
-        """Take note of all bids; return the host to give the lease up for, "" to lead on.
+        """Take all bids; return the host to give the lease up for, "" to lead on.
 
         ``reach`` is how many other hosts the leader hears. A bid counts once it has been seen to
-        change, for one that is found may have been left long ago.
+        change: one that is found may be an old one.
         """
         for host, bid in bids.items():
-            known, _ = self._seen.get(host, (bid, 0.0))
-            if known != bid or host not in self._seen:
-                changed_at = now if known != bid else float("-inf")
-                self._seen[host] = (bid, changed_at)
+            if host not in self._seen:
+                self._seen[host] = (bid, float("-inf"))
+            elif self._seen[host][0] != bid:
+                self._seen[host] = (bid, now)
         if now - self._begun_at < SETTLED_S:
             return ""
         higher = [
@@ -130,22 +135,3 @@ class Contest:
             if bid.reach > reach and now - changed_at <= BID_FRESH_S
         ]
         return min(higher)[2] if higher else ""
-
-
-class Allegiance:
-    """Which controller a process obeys: never one of an earlier epoch than before.
-
-    Epoch 0 is that of a controller that nobody can succeed elsewhere; it is always obeyed.
-    """
-
-    __slots__ = ("epoch",)
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def accepts(self, epoch: int) -> bool:
-        """Tell whether an order of this epoch is to be obeyed, and obey none before it again."""
-        if 0 < epoch < self.epoch:
-            return False
-        self.epoch = max(self.epoch, epoch)
-        return True

@@ -13,7 +13,6 @@ from greenroom.core.cluster.leader_lease import (
     RENEW_S,
     SETTLED_S,
     TERM_S,
-    Allegiance,
     Bid,
     Contest,
     Lease,
@@ -224,16 +223,3 @@ def test_a_tenure_counts_from_before_its_renewal() -> None:
     tenure.renewed(10.0)
     assert not tenure.is_over(10.0 + TERM_S - 0.001)
     assert tenure.is_over(10.0 + TERM_S)
-
-
-@given(st.lists(st.integers(0, 9)))
-def test_orders_of_an_earlier_epoch_are_refused_from_the_first_later_one_on(
-    epochs: list[int],
-) -> None:
-    allegiance = Allegiance()
-    taken = [epoch for epoch in epochs if allegiance.accepts(epoch) and epoch]
-    assert taken == sorted(taken)
-    assert allegiance.accepts(0)
-    assert taken == [
-        epoch for at, epoch in enumerate(epochs) if epoch and epoch >= max(epochs[: at + 1])
-    ]
