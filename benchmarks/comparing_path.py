@@ -58,7 +58,7 @@ def add_shadow(world: OneProcess) -> None:
     place.on(RunQueries, run)
     replica = ReplicaTable(tag="s1", address=place, process=place.process)
     table = BackendTable(tag="s", replicas=(replica,), max_ongoing_requests=100)
-    world.proxy._set_backend("s", table, 0.0)
+    world.proxy.dispatcher.take_tables([("backend/s", table)], 0.0)
 
 
 async def block(world: OneProcess, queries: int, pause_s: float) -> list[float]:
@@ -89,7 +89,7 @@ def main() -> None:
         modes = list(MODES.items())
         for mode, shares in modes if number % 2 else reversed(modes):
             table = EndpointTable(name="e", traffic={"b": 1.0}, **shares)
-            world.proxy._run(world.proxy._router.set_endpoint("e", table, time.monotonic()))
+            world.proxy.dispatcher.take_tables([("endpoint/e", table)], time.monotonic())
             found = world.loop.run_until_complete(block(world, options.queries, options.pause_s))
             if number:  # the first is to warm up
                 rounds[mode].append(found)

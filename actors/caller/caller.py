@@ -46,8 +46,8 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer, nothing
 from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.core.routing.retries import RetryBudget
 from greenroom.core.routing.tickets import SOCKET
-from greenroom.core.routing.traffic import RetryBudget
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1

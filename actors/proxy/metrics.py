@@ -14,75 +14,72 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from greenroom.core.routing.router import LoadByEndpoint
+from greenroom.core.routing.tickets import LoadByEndpoint, Observer, Ticket
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BOUNDS = [*(str(float(each)) for each in BUCKETS_S), "+Inf"]
 
 
-class Metrics:
+class Metrics(Observer):
     """Counts queries by endpoint, backend and status, and how long they took in all.
 
-    Copies for shadows are counted apart, so that a shadow's errors are nobody's errors.
+    Mirrored queries are counted apart, so that a shadow's errors are no one's errors.
     """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._queries = _Family(self._registry, "greenroom", "Queries")
-        self._copies = _Family(self._registry, "greenroom_shadow", "Copies for shadows")
+        self._mirrored = _Family(self._registry, "greenroom_shadow", "Mirrored queries")
         self._dropped = Counter(
             "greenroom_shadow_dropped",
-            "Copies for shadows that were not run, as the shadow could not follow",
+            "Mirrored queries that were not run, as the shadow could not follow",
             ["endpoint", "backend"],
             registry=self._registry,
         )
 
-        self._repeated = Counter(
+        self._retried = Counter(
             "greenroom_retries",
             "Queries that were sent to another replica because the one that had them died",
             ["endpoint", "backend"],
             registry=self._registry,
         )
-        self._not_repeated = Counter(
+        self._retries_refused = Counter(
             "greenroom_retries_refused",
             "Queries that were not, as there were as many retries as queries",
             ["endpoint", "backend"],
             registry=self._registry,
         )
-        self._dropped_children: dict[tuple[str, str], Counter] = {}
 
-    def ended(
-        self, endpoint: str, backend: str, status: int, seconds: float, is_copy: bool
-    ) -> None:
-        """Count one query or copy."""
-        (self._copies if is_copy else self._queries).ended(endpoint, backend, status, seconds)
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        """See Observer."""
+        if ticket.caller is not None:
+            self._queries.finished(ticket, status, seconds)
+        elif ticket.attempts:
+            self._mirrored.finished(ticket, status, seconds)
+        else:
+            self.dropped(ticket.endpoint, ticket.backend)
 
     def dropped(self, endpoint: str, backend: str) -> None:
-        """Count one copy that was not run."""
-        child = self._dropped_children.get((endpoint, backend))
-        if child is None:
-            child = self._dropped_children[endpoint, backend] = self._dropped.labels(
-                endpoint, backend
-            )
-        child.inc()
+        """See Observer."""
+        self._dropped.labels(endpoint, backend).inc()
 
-    def repeated(self, endpoint: str, backend: str) -> None:
-        """Count one query that is sent again."""
-        self._repeated.labels(endpoint, backend).inc()
+    def retried(self, ticket: Ticket) -> None:
+        """See Observer."""
+        self._retried.labels(ticket.endpoint, ticket.backend).inc()
 
-    def not_repeated(self, endpoint: str, backend: str) -> None:
-        """Count one query that is not, because of its budget."""
-        self._not_repeated.labels(endpoint, backend).inc()
+    def retry_refused(self, ticket: Ticket) -> None:
+        """See Observer."""
+        self._retries_refused.labels(ticket.endpoint, ticket.backend).inc()
 
-    def text(self, queries: LoadByEndpoint, copies: LoadByEndpoint) -> bytes:
-        """Return all metrics; what is given is (endpoint, backend) -> (queued, ongoing)."""
+    def text(self, queries: LoadByEndpoint, mirrored: LoadByEndpoint) -> bytes:
+        """Return all metrics; given (endpoint, backend) -> (queued, ongoing)."""
         self._queries.set_load(queries)
-        self._copies.set_load(copies)
+        self._mirrored.set_load(mirrored)
         return generate_latest(self._registry)
 
 
 class _Outcomes:
-    """What is counted of one endpoint's queries, or copies, at one backend."""
+    """What is counted of one endpoint's queries, or mirrored ones, at one backend."""
 
     __slots__ = ("by_status", "counts", "seconds")
 
@@ -97,7 +94,7 @@ class _Outcomes:
 
 
 class _Family(Collector):
-    """The metrics of queries, or of copies.
+    """The metrics of queries, or of mirrored queries.
 
     The library's own counters take locks and many calls for each query: 2 us of the router's 25.
     """
@@ -109,10 +106,11 @@ class _Family(Collector):
         self._load: LoadByEndpoint = {}
         registry.register(self)
 
-    def ended(self, endpoint: str, backend: str, status: int, seconds: float) -> None:
-        outcomes = self._outcomes.get((endpoint, backend))
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        pair = (ticket.endpoint, ticket.backend)
+        outcomes = self._outcomes.get(pair)
         if outcomes is None:
-            outcomes = self._outcomes[endpoint, backend] = _Outcomes()
+            outcomes = self._outcomes[pair] = _Outcomes()
         outcomes.by_status[status] = outcomes.by_status.get(status, 0) + 1
         outcomes.counts[bisect_left(BUCKETS_S, seconds)] += 1
         outcomes.seconds += seconds

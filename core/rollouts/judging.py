@@ -18,6 +18,7 @@ from math import ceil, exp, log, log1p, log2
 from typing import Any, NamedTuple
 
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.routing.tickets import Observer, Ticket
 from greenroom.core.validation import is_number
 
 # Tests that may be looked at after every query, as often as one likes, and mean the same.
@@ -188,8 +189,8 @@ def total(tallies: Iterable[PlainTally]) -> Tally:
     return summed
 
 
-class Tallies:
-    """What one proxy counts of the endpoints that have a rollout under way, since its last step."""
+class Tallies(Observer):
+    """What one router counts of endpoints that have a rollout under way, since its last step."""
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[str, defaultdict[str, Tally]]] = {}
@@ -204,15 +205,15 @@ class Tallies:
         elif endpoint not in self._watched or self._watched[endpoint][0] != token:
             self._watched[endpoint] = (token, defaultdict(Tally))
 
-    def ended(self, endpoint: str, backend: str, status: int, seconds: float) -> None:
-        """Count a query, if its endpoint is watched."""
-        if endpoint in self._watched:
-            self._watched[endpoint][1][backend].count(status, seconds)
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        """See Observer."""
+        if ticket.endpoint in self._watched and not ticket.is_mirrored:
+            self._watched[ticket.endpoint][1][ticket.backend].count(status, seconds)
 
-    def lost(self, endpoint: str, backend: str) -> None:
-        """Count a query whose replica died, if its endpoint is watched."""
-        if endpoint in self._watched:
-            self._watched[endpoint][1][backend].lost()
+    def retried(self, ticket: Ticket) -> None:
+        """See Observer."""
+        if ticket.endpoint in self._watched:
+            self._watched[ticket.endpoint][1][ticket.backend].lost()
 
     def plain(
         self, overdue: Mapping[tuple[str, str], int]

@@ -1,11 +1,16 @@
-"""A query while a router has it, and what the router asks its shell to do about it."""
+"""Tickets: queries while a router has them, and what the router asks its shell to do about them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sized
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sized
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
+
+from greenroom.core.routing.retries import RetryBudget
+from greenroom.core.routing.tables import BackendTable, EndpointTable
 
 BODY = "body"  # see QueryLike.follows
 SOCKET = "socket"
@@ -36,15 +41,15 @@ class QueryLike(Protocol):
 
     @property
     def retryable(self) -> bool | None:
-        """Whether it may be run again, by its caller's word; None where that is not said."""
+        """Whether its caller allows to run it again; None where the caller does not say."""
 
     @property
     def shard_key(self) -> str | None:
-        """What decides on the backend; None for chance."""
+        """The key that decides on the backend; None for chance."""
 
     @property
     def multiplexed_model_id(self) -> str:
-        """The model that it needs, and some replicas may have; empty for none."""
+        """The model that it needs and some replicas may have; empty for none."""
 
     @property
     def follows(self) -> str:
@@ -52,42 +57,43 @@ class QueryLike(Protocol):
 
     @property
     def call(self) -> Sized:
-        """What is called with what; of interest for its length alone."""
+        """The pickled call; only its length matters here."""
 
 
 class Pairing(NamedTuple):
-    """A query's and its copy's answers are to meet at a replica of the shadow.
+    """The answers of a query and of its mirrored query meet at this replica of the shadow.
 
-    ``settings`` is for the copy, and says by which comparison, as (id, settings).
+    ``settings`` is for the mirrored query, and says by which comparison, as (id, settings).
     """
 
-    number: int  # the copy's
+    number: int  # the mirrored query's
     replica: str
     settings: tuple[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One query while the router has it, or a copy of one for a shadow, which has no caller."""
+    """One query while the router has it; a mirrored query's has no caller."""
 
     number: int
-    caller: Hashable  # None for a copy
-    query: Any  # QueryLike; a copy shares the original's
+    caller: Hashable  # None for a mirrored query
+    query: Any  # QueryLike; a mirrored query shares the original's
     endpoint: str
     route: str
     submitted_at: float
     backend: str = ""
     deadline_at: float | None = None
-    replica: str | None = None  # which has it; None while it is queued
+    replica: str | None = None  # None while it is queued
     assigned_at: float = -1.0  # the last time; below 0 is never
-    budget: Any = None  # core.repeats.RepeatBudget, of all like it; None for a copy
+    budget: RetryBudget | None = None  # shared with all queries like it; None for a mirrored query
     attempts: int = 0  # replicas that may have begun to run it
     abandoned: int = 0  # the status it was ended with while its replica may still be busy with it
-    begun: bool = False  # a part of its answer has left, so it cannot be repeated
+    begun: bool = False  # a part of its answer has left, so it cannot be retried
     answered: int = 0  # the status that its replica has answered with
     answered_at: float = 0.0
-    copies: tuple[Ticket, ...] = ()  # of an original: those made of it, some of them ended perhaps
-    # Where its answer is compared with others'; None until that is known, when the copies are made.
+    ended: bool = False
+    mirrored: tuple[Ticket, ...] = ()  # of an original
+    # Where its answer is compared with others'; None until the mirrored queries are made.
     compare: tuple[Pairing, ...] | None = ()
 
     @property
@@ -100,14 +106,14 @@ class Ticket:
         return inf if self.deadline_at is None else self.deadline_at - now
 
     @property
-    def is_copy(self) -> bool:
-        """Whether it is for a shadow, so that nobody hears of its end."""
+    def is_mirrored(self) -> bool:
+        """Whether it is for a shadow, so that no caller hears of its end."""
         return self.caller is None
 
     @property
     def is_open_socket(self) -> bool:
-        """Whether it is a WebSocket that was accepted: answered, but for its slot."""
-        return self.begun and self.query.follows == SOCKET
+        """Whether it is a WebSocket that was accepted: answered, but it keeps its slot."""
+        return self.begun and bool(self.query.follows == SOCKET)
 
 
 class Assign(NamedTuple):
@@ -142,42 +148,149 @@ class Refuse(NamedTuple):
     allowed: tuple[str, ...] = ()
 
 
-class Ended(NamedTuple):
-    """For the metrics: a ticket ended with this HTTP status after this many seconds."""
-
-    endpoint: str
-    backend: str
-    status: int
-    seconds: float
-    is_copy: bool = False
-
-
-class Dropped(NamedTuple):
-    """For the metrics: a copy for a shadow ended before it was run."""
-
-    endpoint: str
-    backend: str
-
-
-class Repeated(NamedTuple):
-    """For metrics and rollouts: a replica died with a query, which is sent to another."""
-
-    endpoint: str
-    backend: str
-
-
-class NotRepeated(NamedTuple):
-    """For the metrics: a query ended as its replica died and there were too many repeats."""
-
-    endpoint: str
-    backend: str
-
-
-class Starved(NamedTuple):
-    """For whoever starts replicas: a query waits first in line at a backend that has none."""
-
-    backend: str
-
-
-Effect = Assign | Cancel | Compare | Refuse | Ended | Dropped | Repeated | NotRepeated | Starved
+Effect = Assign | Cancel | Compare | Refuse
 Effects = list[Effect]
+
+
+class Observer:
+    """Hears of each query's life from the router; override the events that you need.
+
+    This is the one seam for whatever follows queries without deciding on them: metrics, load
+    reports, tallies for rollouts, mirroring. An event comes before its effects are performed.
+    Observers change nothing while they hear of an event.
+    """
+
+    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+        """Hear of a caller's query that was let in: it is queued or dispatched."""
+
+    def starved(self, backend: str) -> None:
+        """Hear of a backend without a replica at which a query waits first in line."""
+
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        """Hear of a ticket that ended, and after how long; with status 408 if it expired."""
+
+    def retried(self, ticket: Ticket) -> None:
+        """Hear of a query that is sent to another replica because the one that had it died."""
+
+    def retry_refused(self, ticket: Ticket) -> None:
+        """Hear of a query that ended with its replica, because there were too many retries."""
+
+    def dropped(self, endpoint: str, backend: str) -> None:
+        """Hear of a mirrored query that was not made because the shadow could not follow."""
+
+
+class Observers:
+    """The observers of a router, by event: only those that override it are called."""
+
+    def __init__(self) -> None:
+        self.accepted: list[Callable[[Ticket, EndpointTable], None]] = []
+        self.starved: list[Callable[[str], None]] = []
+        self.finished: list[Callable[[Ticket, int, float], None]] = []
+        self.retried: list[Callable[[Ticket], None]] = []
+        self.retry_refused: list[Callable[[Ticket], None]] = []
+        self.dropped: list[Callable[[str, str], None]] = []
+
+    def add(self, observer: Observer) -> None:
+        """Tell an observer of all events from now on."""
+        for event, called in vars(self).items():
+            if getattr(type(observer), event) is not getattr(Observer, event):
+                called.append(getattr(observer, event))
+
+
+# Deadlines. Tickets that have ended leave the heap when their time comes, or when they are most of
+# it: queries that are cancelled by the thousands may have hours left.
+
+SPARE = 100  # ended ones that are not worth cleaning up after
+
+LoadByBackend = dict[str, tuple[int, int]]
+LoadByEndpoint = dict[tuple[str, str], tuple[int, int]]
+
+
+class OpenTickets:
+    """The tickets of a router that have not ended: whose they are, and by when they must end."""
+
+    def __init__(self) -> None:
+        self.by_caller: dict[Hashable, dict[int, Ticket]] = {}  # by caller and key
+        self._numbers = itertools.count(1)
+        self._timed: dict[int, Ticket] = {}  # by number
+        self._heap: list[tuple[float, int]] = []  # of deadlines
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_caller.values()))
+
+    def open(
+        self, caller: Hashable, query: QueryLike, endpoint: EndpointTable, now: float
+    ) -> Ticket:
+        """Make a query's ticket."""
+        route = endpoint.route or "/"
+        ticket = Ticket(next(self._numbers), caller, query, endpoint.name, route, now)
+        tickets = self.by_caller.get(caller)
+        if tickets is None:
+            tickets = self.by_caller[caller] = {}
+        tickets[ticket.number if caller is None else query.id] = ticket
+        return ticket
+
+    def end(self, ticket: Ticket) -> None:
+        """Forget a ticket."""
+        ticket.ended = True
+        if ticket.deadline_at is not None:
+            self.limit_no_more(ticket)
+        tickets = self.by_caller[ticket.caller]
+        del tickets[ticket.number if ticket.caller is None else ticket.query.id]
+        if not tickets:
+            del self.by_caller[ticket.caller]
+
+    def find(self, caller: Hashable, query_id: int) -> Ticket | None:
+        """Return the ticket of a query, if it has not ended."""
+        tickets = self.by_caller.get(caller)
+        return None if tickets is None else tickets.get(query_id)
+
+    def of(self, caller: Hashable) -> list[Ticket]:
+        """Return all tickets of a caller, the oldest first."""
+        return list(self.by_caller.get(caller, {}).values())
+
+    # --- Deadlines ------------------------------------------------------------------------------
+
+    def limit(self, ticket: Ticket, table: BackendTable) -> None:
+        """Set a ticket's deadline, where its query or its backend has one; the first set stays.
+
+        The shorter of both holds: a query's is how long its caller waits, a backend's how long an
+        answer of it may take, and neither is a reason to go on past the other.
+        """
+        timeout_s, own_s = ticket.query.timeout_s, table.request_timeout_s
+        if timeout_s is None or (own_s is not None and own_s < timeout_s):
+            timeout_s = own_s
+        if timeout_s is None or ticket.deadline_at is not None:
+            return
+        ticket.deadline_at = at = ticket.submitted_at + timeout_s
+        self._timed[ticket.number] = ticket
+        if len(self._heap) > 2 * len(self._timed) + SPARE:
+            self._heap = [each for each in self._heap if each[1] in self._timed]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (at, ticket.number))
+
+    def limit_no_more(self, ticket: Ticket) -> None:
+        """Let a ticket take as long as it likes from now on."""
+        self._timed.pop(ticket.number, None)
+
+    def take_due(self, now: float) -> Iterator[Ticket]:
+        """Return the tickets whose time is up, the first due first; each is returned once."""
+        while self._heap and self._heap[0][0] <= now:
+            ticket = self._timed.get(heapq.heappop(self._heap)[1])
+            if ticket is not None:
+                yield ticket
+
+    def next_deadline_at(self) -> float | None:
+        """Return when the next ticket's time is up."""
+        while self._heap and self._heap[0][1] not in self._timed:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    # --- Load -----------------------------------------------------------------------------------
+
+    def unanswered(self) -> Iterator[Ticket]:
+        """Return all tickets that wait or run, those of mirrored queries included."""
+        for tickets in self.by_caller.values():
+            for ticket in tickets.values():
+                if not ticket.answered:
+                    yield ticket

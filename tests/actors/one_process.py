@@ -23,7 +23,13 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.envelopes import decode, encode
-from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tables import (
+    BACKEND_PREFIX,
+    ENDPOINT_PREFIX,
+    BackendTable,
+    EndpointTable,
+    ReplicaTable,
+)
 
 _places: WeakValueDictionary[int, Place] = WeakValueDictionary()
 
@@ -108,7 +114,7 @@ class OneProcess:
         """End the threads and the loop; handles of later tests find their own way."""
         query_client.install(None)
         user_context.on_models_changed(None)
-        self.proxy._seek_no_more()
+        self.proxy.link.seek_no_more()
         for place in (self.proxy.loop, self.caller.loop):
             place.close()
         self.user_code.end()
@@ -133,9 +139,7 @@ class OneProcess:
         process: Process = port.process
         replica = ReplicaTable(tag="r1", address=port, process=process)
         backend = BackendTable(tag="b", replicas=(replica,), max_ongoing_requests=limit, **table)
-        self.proxy._set_backend("b", backend, 0.0)
-        self.proxy._run(
-            self.proxy._router.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0}), 0.0)
-        )
-        self.proxy._begin_dispatch()
+        endpoint = EndpointTable(name="e", traffic={"b": 1.0})
+        tables = [(f"{BACKEND_PREFIX}b", backend), (f"{ENDPOINT_PREFIX}e", endpoint)]
+        self.proxy.dispatcher.take_tables(tables, 0.0)
         self.caller.met_proxy(self.proxy.myAddress, self.proxy.process)

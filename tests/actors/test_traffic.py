@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.routing.queues import MAX_COPIES_QUEUED
+from greenroom.core.routing.balancing import MAX_MIRRORED_QUEUED
 from tests.support.systems import RunningSystem, wait_until
 
 KEYS = [f"customer-{i}" for i in range(40)]
@@ -184,16 +184,16 @@ def test_a_shadow_that_hangs_costs_nobody_anything_and_misses_what_it_cannot_fol
     shadow = shop.backend("v2", Gate, str(tmp_path / "open"), max_ongoing_requests=2)
     shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
     shop.client.shadow_traffic(shop.name, shadow, 1.0)
-    asked = MAX_COPIES_QUEUED + 20
+    asked = MAX_MIRRORED_QUEUED + 20
     try:
         for _ in range(asked):
             assert shop.get() == b"one"  # within 30 s, and a hang would be for ever
         shop.wait_for_metric(2, "greenroom_shadow_ongoing_requests", backend=shadow)
-        shop.wait_for_metric(MAX_COPIES_QUEUED, "greenroom_shadow_queued_requests")
+        shop.wait_for_metric(MAX_MIRRORED_QUEUED, "greenroom_shadow_queued_requests")
         shop.wait_for_metric(18, "greenroom_shadow_dropped_total", backend=shadow)
     finally:
         (tmp_path / "open").touch()
-    shop.wait_for_metric(MAX_COPIES_QUEUED + 2, "greenroom_shadow_requests_total")
+    shop.wait_for_metric(MAX_MIRRORED_QUEUED + 2, "greenroom_shadow_requests_total")
     shop.wait_for_metric(asked, "greenroom_requests_total", status="200")
 
 

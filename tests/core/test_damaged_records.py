@@ -22,7 +22,7 @@ from greenroom.serve.cli.display import problems_of
 from tests.persistence.disks import UnsyncedDisk, copy_with_damage
 
 from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .queries import Query  # noqa: TID251
+from .routing.queries import Query  # noqa: TID251
 from .test_rollouts import change, start  # noqa: TID251
 from .worlds import KINDS, Spec, World  # noqa: TID251
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
-from greenroom.core.routing.router import Router
-from greenroom.core.routing.tickets import BODY, SOCKET, Dropped, Effect, Ended, Refuse
-from tests.core.queries import Query, assigned, backend, endpoint, is_empty, numbers, only, router
+from greenroom.core.routing.tickets import BODY, SOCKET, Effect, Refuse
+from tests.core.routing.queries import (
+    Dropped,
+    Ended,
+    Query,
+    WatchedRouter,
+    assigned,
+    backend,
+    endpoint,
+    numbers,
+    only,
+    router,
+)
 
 
-def submit(made: Router, follows: str, timeout_s: float | None = None) -> list[Effect]:
+def submit(made: WatchedRouter, follows: str, timeout_s: float | None = None) -> list[Effect]:
     query = Query(1, http_method="GET", follows=follows, timeout_s=timeout_s)
-    return made.submit("c", query, 0.0) + made.make_copies(0.0)
+    return made.submit("c", query, 0.0) + made.mirror(0.0)
 
 
 @pytest.mark.parametrize("follows", [BODY, SOCKET])
@@ -33,7 +43,7 @@ def test_a_time_limit_is_for_the_opening_of_a_websocket_alone() -> None:
     made.answered("r1", [(number, 101)], 3600.0)
     (ended,) = only(Ended, made.delivered("r1", [number]))
     assert (ended.status, ended.seconds) == (101, 0.5), "the metrics hear of the opening"
-    assert is_empty(made)
+    assert made.is_empty
 
 
 def test_the_opening_itself_is_limited_and_so_is_a_body() -> None:
@@ -53,7 +63,10 @@ def test_an_open_websocket_takes_a_slot_and_is_not_slow() -> None:
     assert made.overdue(20.0) == {}
     assert assigned(made.submit("c", Query(2), 20.0)) == []
     assert assigned(made.answered("r1", [(number, 101)], 3600.0)) == [("r1", 2)]
-    assert made._backends["b"].pace.run_s == 0.0, "how long it was open says nothing"
+    soon = made.submit("c", Query(3, timeout_s=2.0), 3600.0)
+    assert assigned(soon + made.finished("r1", [(2, 200)], 3600.0)) == [("r1", 3)], (
+        "how long it was open says nothing"
+    )
 
 
 def test_a_close_travels_as_it_is_and_a_long_reason_loses_its_end() -> None:

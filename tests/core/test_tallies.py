@@ -15,6 +15,12 @@ from greenroom.core.rollouts.judging import (
     bucket_of,
     total,
 )
+from greenroom.core.routing.tickets import Ticket
+
+
+def ticket(endpoint: str, backend: str) -> Ticket:
+    return Ticket(1, "caller", None, endpoint, "/", 0.0, backend)
+
 
 HTTP = {200: 0, 404: 0, 429: 0, 500: 1, 503: 1, 408: 1}  # status -> bad
 
@@ -59,11 +65,11 @@ def test_overdue_queries_are_slow_but_not_bad() -> None:
 def test_a_proxy_counts_what_is_watched_and_begins_anew_with_each_step() -> None:
     tallies = Tallies()
     assert not tallies
-    tallies.ended("e", "v1", 200, 0.01)
+    tallies.finished(ticket("e", "v1"), 200, 0.01)
     tallies.watch("e", "r.0")
-    tallies.ended("e", "v1", 500, 0.01)
-    tallies.ended("f", "v1", 500, 0.01)
-    tallies.lost("e", "v2")
+    tallies.finished(ticket("e", "v1"), 500, 0.01)
+    tallies.finished(ticket("f", "v1"), 500, 0.01)
+    tallies.retried(ticket("e", "v2"))
     tallies.watch("e", "r.0")
     (told,) = tallies.plain({("e", "v3"): 2, ("f", "v3"): 1}).items()
     endpoint, (token, counted) = told

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _WATCHED = {
     "submit",
-    "make_copies",
+    "dispatch_mirrored",
     "cancel",
     "caller_lost",
     "expire",
@@ -46,6 +46,7 @@ class CheckedRouter:
         self._begun: set[int] = set()  # tickets whose answers have begun to come in parts
         self._replicas: dict[str, ReplicaTable] = {}
         simulation.routers[self._who.pid] = self
+        router.observers.add(simulation.checks.rollouts)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._router, name)
@@ -89,7 +90,6 @@ class CheckedRouter:
 
     def _check(self, effects: list[Any]) -> None:
         for effect in effects:
-            self._checks.rollouts.effect(effect)
             if isinstance(effect, Assign):
                 self._check_assignment(effect)
 
@@ -106,7 +106,7 @@ class CheckedRouter:
         if table is None or endpoint is None:
             expect(False, f"{self._who} sends a query where it has no table: {ticket}")
             return
-        shares = endpoint.shadows if ticket.is_copy else endpoint.traffic
+        shares = endpoint.shadows if ticket.is_mirrored else endpoint.traffic
         expect(
             shares.get(ticket.backend, 0.0) > 0.0,
             f"{self._who} sends a query of {ticket.endpoint} to {ticket.backend} without weight",

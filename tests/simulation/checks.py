@@ -270,7 +270,7 @@ class Checks:
         record = self.on_disk.get(("endpoint", name))
         for process in self.simulation.proxies():
             router = self.simulation.routers.get(process.pid)
-            if router is None or not process.actor._ready:
+            if router is None or not process.actor.dispatcher.ready:
                 continue
             if self._is_lost(process):
                 continue

@@ -25,7 +25,7 @@ class ComparisonChecks:
 
     def assigned(self, ticket: Any) -> None:
         """A proxy sends a query, or a copy of one."""
-        if ticket.is_copy:
+        if ticket.is_mirrored:
             for pairing in ticket.compare:
                 self._copies[ticket.endpoint, ticket.backend, pairing.settings[0]] += 1
 

@@ -72,8 +72,8 @@ def _state(process: SimProcess) -> Any:
     if process.role == "replica":
         return actor._state, actor._config_id, actor._controller.resolved()
     if process.role == "proxy":
-        following = actor._following
-        return following.seen, following.controller and following.controller.resolved()
+        known = actor.link.known
+        return actor.link.seen, known and known[0].resolved()
     if process.role == "host":
         return actor.membership.trouble, len(process.world.processes)
     return None

@@ -16,7 +16,7 @@ from typing import Any
 
 from greenroom.actors.cluster import membership
 from greenroom.actors.controller import read_only as unsaved
-from greenroom.actors.proxy import actor as proxy
+from greenroom.actors.proxy import controller_link
 from greenroom.actors.runtime import actor as crash_loop
 from greenroom.actors.runtime import loop, port
 from greenroom.core import operations as ops
@@ -38,7 +38,7 @@ _STRETCHED: list[tuple[Any, str, float]] = [
     (crash_loop, "MOST_S", LONGEST_PAUSE_S),
     (loop, "TICK_S", 600.0),
     (processes, "TICK_S", 600.0),
-    (proxy, "LISTEN_AGAIN_S", 600.0),
+    (controller_link, "LISTEN_AGAIN_S", 600.0),
     (membership, "REPORT_EVERY_S", 600.0),
     (membership, "LISTEN_S", 600.0),
     (unsaved, "LOOK_S", 600.0),

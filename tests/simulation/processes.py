@@ -60,6 +60,7 @@ from greenroom.actors.transport import cluster_key as key_files
 from greenroom.actors.transport.admission import Trouble
 from greenroom.core.cluster.state import State
 from greenroom.core.routing.router import Router
+from greenroom.core.routing.tickets import Observer
 from greenroom.core.silence import TICK_S, Doing
 from greenroom.persistence import writer
 from greenroom.persistence.filesystem import FileStore
@@ -220,9 +221,6 @@ def _fallible_state(simulation: Simulation) -> type[State]:
             return super().take_changes()
 
     return FallibleState
-
-
-METRICS = ("ended", "dropped", "repeated", "not_repeated")
 
 
 class _Sockets:
@@ -392,7 +390,7 @@ def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
         (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
         (State, _fallible_state(simulation)),
         (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
-        (metrics.Metrics, lambda: SimpleNamespace(**dict.fromkeys(METRICS, nothing))),
+        (metrics.Metrics, Observer),
     ]
 
 

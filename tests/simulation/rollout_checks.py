@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
-from greenroom.core.routing.tickets import Ended, Repeated
+from greenroom.core.routing.tickets import Observer, Ticket
 from tests.simulation.scripted_code import FAILING
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _STATES: dict[type[ops.Operation], str] = {
 }
 
 
-class RolloutChecks:
+class RolloutChecks(Observer):
     """Follows every endpoint's rollout from save to save."""
 
     def __init__(self, checks: Checks) -> None:
@@ -38,13 +38,15 @@ class RolloutChecks:
 
     # --- What proxies count -----------------------------------------------------------------------
 
-    def effect(self, effect: Any) -> None:
-        """A proxy's router has said what became of a query."""
-        if isinstance(effect, Repeated):
-            self._count(effect.endpoint, effect.backend, is_bad=True)
-        elif isinstance(effect, Ended) and not effect.is_copy and effect.status != CANCELLED_STATUS:
-            is_bad = effect.status >= 500 or effect.status == 408
-            self._count(effect.endpoint, effect.backend, is_bad=is_bad)
+    def retried(self, ticket: Ticket) -> None:
+        """See Observer."""
+        self._count(ticket.endpoint, ticket.backend, is_bad=True)
+
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        """See Observer."""
+        if not ticket.is_mirrored and status != CANCELLED_STATUS:
+            is_bad = status >= 500 or status == 408
+            self._count(ticket.endpoint, ticket.backend, is_bad=is_bad)
 
     def _count(self, endpoint: str, backend: str, *, is_bad: bool) -> None:
         self._of(endpoint, QUERIES)[backend] += 1

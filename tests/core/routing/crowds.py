@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
 from greenroom.core.routing.tickets import Assign, Refuse, Ticket
-
-from .queries import Query, endpoint, replica  # noqa: TID251 - the tests' own folder
+from tests.core.routing.queries import Query, endpoint, replica
 
 
 class Outcome(NamedTuple):

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from greenroom.core.routing.queues import FairQueue
 from greenroom.core.routing.tickets import Ticket
-
-from .queries import Query  # noqa: TID251 - the tests' own folder
+from tests.core.routing.queries import Query
 
 
 def ticket(number: int, endpoint: str = "e") -> Ticket:

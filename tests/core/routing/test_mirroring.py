@@ -2,50 +2,62 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.routing.router import SATURATED_S, Router
+from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, Compare, Dropped, Ended, Refuse, Starved
+from greenroom.core.routing.tickets import Assign, Cancel, Compare, Refuse
+from tests.core.routing.queries import (
+    Dropped,
+    Ended,
+    Query,
+    Starved,
+    WatchedRouter,
+    backend,
+    endpoint,
+    only,
+)
 
-from .queries import Query, backend, endpoint, is_empty, load, only  # noqa: TID251 - the tests' own folder
 
-
-def shadowed(*tables: BackendTable, proportion: float = 1.0, **settings: Any) -> Router:
+def shadowed(*tables: BackendTable, proportion: float = 1.0, **settings: Any) -> WatchedRouter:
     """Return a router with endpoint "e" on backend "b", and backend "s" as its shadow."""
-    made = Router(lambda: 0.5)
+    made = WatchedRouter(lambda: 0.5)
     for table in tables:
         made.set_backend(table.tag, table, 0.0)
     made.set_endpoint("e", endpoint(shadows={"s": proportion}, **settings), 0.0)
     return made
 
 
-def submit(made: Router, *ids: int, now: float = 0.0, **query: Any) -> list[Any]:
+def submit(made: WatchedRouter, *ids: int, now: float = 0.0, **query: Any) -> list[Any]:
     effects = []
     for i in ids:
         effects += made.submit("c", Query(i, **query), now)
-        effects += made.make_copies(now)
+        effects += made.mirror(now)
     return effects
 
 
 def copies(effects: list[Any]) -> list[tuple[str, int]]:
     """Return (replica, query id) of each copy that was assigned."""
-    return [(e.replica, e.ticket.query.id) for e in only(Assign, effects) if e.ticket.is_copy]
+    return [(e.replica, e.ticket.query.id) for e in only(Assign, effects) if e.ticket.is_mirrored]
 
 
 def originals(effects: list[Any]) -> list[tuple[str, int]]:
-    return [(e.replica, e.ticket.query.id) for e in only(Assign, effects) if not e.ticket.is_copy]
+    return [
+        (e.replica, e.ticket.query.id) for e in only(Assign, effects) if not e.ticket.is_mirrored
+    ]
 
 
 def ends(effects: list[Any]) -> list[tuple[str, int, bool]]:
-    return [(e.backend, e.status, e.is_copy) for e in only(Ended, effects)]
+    return [(e.backend, e.status, e.is_mirrored) for e in only(Ended, effects)]
 
 
-def finish(made: Router, effects: list[Any], replica: str, now: float = 1.0) -> list[Any]:
+def finish(made: WatchedRouter, effects: list[Any], replica: str, now: float = 1.0) -> list[Any]:
     """Have a replica answer all that ``effects`` gave it."""
     numbers = [e.ticket.number for e in only(Assign, effects) if e.replica == replica]
     return made.finished(replica, [(number, 200) for number in numbers], now)
@@ -58,13 +70,27 @@ S1 = backend("s1", tag="s", limit=2)
 def test_a_query_goes_to_its_backend_first_and_its_copy_to_the_shadow() -> None:
     made = shadowed(backend("r1"), S1)
     effects = submit(made, 1)
-    assert [(e.replica, e.ticket.is_copy) for e in effects] == [("r1", False), ("s1", True)]
+    assert [(e.replica, e.ticket.is_mirrored) for e in effects] == [("r1", False), ("s1", True)]
     original, copy = (e.ticket for e in effects)
     assert copy.query is original.query, "the body is shared, not copied"
     assert (copy.endpoint, copy.route) == (original.endpoint, original.route)
     assert ends(finish(made, effects, "s1")) == [("s", 200, True)]
     assert ends(finish(made, effects, "r1")) == [("b", 200, False)]
-    assert is_empty(made)
+    assert made.is_empty
+
+
+def test_each_shadow_gets_its_proportion_whatever_the_others_get() -> None:
+    drawn = random.Random(6)
+    shadows = {"a": 0.2, "all": 1.0, "c": 0.5, "none": 0.0}
+    made = WatchedRouter(drawn.random)
+    made.set_backend("b", backend("r1", limit=20_000), 0.0)
+    made.set_endpoint("e", endpoint(shadows=shadows), 0.0)
+    effects = submit(made, *range(20_000))  # no shadow has a table, so all are dropped
+    counts = Counter(each.backend for each in only(Dropped, effects))
+    assert counts["all"] == 20_000
+    assert "none" not in counts
+    assert counts["a"] == pytest.approx(4_000, rel=0.06)
+    assert counts["c"] == pytest.approx(10_000, rel=0.03)
 
 
 @pytest.mark.parametrize(("proportion", "times"), [(0.4, 0), (0.6, 1)])
@@ -83,7 +109,7 @@ def test_a_shadow_of_two_endpoints_gets_copies_of_both_and_each_may_have_two_sha
 
 
 def test_a_shadow_that_has_traffic_keeps_half_of_its_slots_for_it() -> None:
-    made = Router(lambda: 0.5)
+    made = WatchedRouter(lambda: 0.5)
     made.set_backend("b", backend("r1", limit=4), 0.0)
     made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
     effects = submit(made, 1, 2)
@@ -106,19 +132,19 @@ def test_a_shadow_that_loses_its_traffic_may_use_all_its_slots() -> None:
 
 
 def test_queries_go_before_copies_that_wait() -> None:
-    made = Router(lambda: 0.5)
+    made = WatchedRouter(lambda: 0.5)
     made.set_backend("b", backend("r1", limit=1), 0.0)
     made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
     first = submit(made, 1)
     submit(made, 2, 3)
-    assert load(made) == {"b": (5, 1)}
+    assert made.busy() == {"b": (5, 1)}
     order = []
     effects = first
     for _ in range(6):
-        order += [(e.ticket.query.id, e.ticket.is_copy) for e in only(Assign, effects)]
+        order += [(e.ticket.query.id, e.ticket.is_mirrored) for e in only(Assign, effects)]
         effects = finish(made, effects, "r1")
     assert order == [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)]
-    assert is_empty(made)
+    assert made.is_empty
 
 
 def test_refused_queries_are_not_copied() -> None:
@@ -137,7 +163,7 @@ def test_an_answered_copy_has_ended_whatever_becomes_of_its_replica() -> None:
     assert made.load_by_endpoint() == ({("e", "b"): (0, 0)}, {("e", "s"): (0, 0)})
     assert made.replica_lost("s1", (), 2.0) == []
     assert ends(made.delivered("r1", numbers[:1])) == [("b", 200, False)]
-    assert is_empty(made)
+    assert made.is_empty
 
 
 # --- Copies are made some ms later ----------------------------------------------------------------
@@ -148,11 +174,11 @@ def test_a_query_leaves_before_its_copy_is_made() -> None:
     effects = made.submit("c", Query(1), 0.0)
     assert originals(effects) == [("r1", 1)]
     assert copies(effects) == []
-    assert made.has_copies_due
+    assert made.mirroring.is_due
     finish(made, effects, "r1")  # answered, so quickly
-    assert copies(made.make_copies(2.0)) == [("s1", 1)]
-    assert not made.has_copies_due
-    assert made.make_copies(3.0) == []
+    assert copies(made.mirror(2.0)) == [("s1", 1)]
+    assert not made.mirroring.is_due
+    assert made.mirror(3.0) == []
 
 
 @pytest.mark.parametrize("becomes", ["cancelled", "cancelled in the queue", "no shadow", "gone"])
@@ -160,7 +186,7 @@ def test_no_copy_is_made_that_nobody_wants_by_then(becomes: str) -> None:
     limit = 1 if becomes == "cancelled in the queue" else 2
     made = shadowed(backend("r1", limit=limit), S1)
     first = made.submit("d", Query(0), 0.0)
-    made.make_copies(0.0)
+    made.mirror(0.0)
     made.submit("c", Query(1), 0.0)
     if becomes == "no shadow":
         made.set_endpoint("e", endpoint(), 0.0)
@@ -168,7 +194,7 @@ def test_no_copy_is_made_that_nobody_wants_by_then(becomes: str) -> None:
         made.set_endpoint("e", None, 0.0)
     else:
         made.cancel("c", 1, 0.0)
-    assert made.make_copies(1.0) == [Dropped("e", "s")]
+    assert made.mirror(1.0) == [Dropped("e", "s")]
     assert originals(first) == [("r1", 0)]
 
 
@@ -177,8 +203,8 @@ def test_of_many_copies_some_are_made_at_a_time() -> None:
     for number in range(40):
         made.submit("c", Query(number), 0.0)
     made_at_once = []
-    while made.has_copies_due:
-        made_at_once.append(len(copies(made.make_copies(1.0))))
+    while made.mirroring.is_due:
+        made_at_once.append(len(copies(made.mirror(1.0))))
     assert made_at_once == [20, 10, 8, 2]
 
 
@@ -191,7 +217,7 @@ def test_a_full_shadow_queues_a_bounded_number_and_drops_the_rest() -> None:
     assert len(originals(effects)) == 200
     assert copies(effects) == [("s1", 1)]
     assert only(Dropped, effects) == [Dropped("e", "s")] * 99
-    assert load(made)["s"] == (100, 1)
+    assert made.busy()["s"] == (100, 1)
     assert only(Refuse, effects) == []
 
 
@@ -201,7 +227,7 @@ def test_the_shadows_own_queue_limit_holds_where_it_is_lower(limit: int, waiting
         backend("r1", limit=10_000), backend("s1", tag="s", limit=1, max_queued_requests=limit)
     )
     submit(made, *range(1, 201))
-    assert load(made)["s"] == (waiting, 1)
+    assert made.busy()["s"] == (waiting, 1)
 
 
 def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
@@ -209,7 +235,7 @@ def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
     body = bytes(8 * MIB)
     effects = submit(made, *range(1, 10), call=body)
     assert len(copies(effects)) == 3
-    assert load(made)["s"] == (1, 3)
+    assert made.busy()["s"] == (1, 3)
     assert len(only(Dropped, effects)) == 5
     finish(made, effects, "s1")
     assert len(copies(submit(made, 11, call=body))) == 1
@@ -247,7 +273,7 @@ def test_a_copy_is_not_run_again_when_its_replica_dies() -> None:
     made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
     submit(made, 1)
     effects = made.replica_lost("s1", (), 1.0)
-    assert effects == [Ended("e", "s", 503, 1.0, is_copy=True)]
+    assert effects == [Ended("e", "s", 503, 1.0, is_mirrored=True)]
 
 
 def test_a_copy_that_never_left_goes_to_another_replica() -> None:
@@ -261,7 +287,7 @@ def test_a_copy_that_a_replica_rejects_waits() -> None:
     made = shadowed(backend("r1"), S1)
     number = submit(made, 1)[1].ticket.number
     assert made.rejected("s1", [number], 1.0, draining=False) == []
-    assert load(made)["s"] == (1, 0)
+    assert made.busy()["s"] == (1, 0)
     assert copies(made.wake(1.0 + SATURATED_S)) == [("s1", 1)]
 
 
@@ -273,7 +299,7 @@ def test_a_copy_outlives_an_original_that_was_answered() -> None:
     assert made.caller_lost("c", 1.0) == []
     assert made.ongoing()["s1"] == 1
     assert ends(finish(made, effects, "s1")) == [("s", 200, True)]
-    assert is_empty(made)
+    assert made.is_empty
 
 
 def test_a_copy_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> None:
@@ -326,7 +352,7 @@ def test_copies_that_wait_are_dropped_when_the_shadow_is_taken_away() -> None:
 
 
 def test_no_copy_gets_the_slots_that_are_free_once_its_endpoint_is_gone() -> None:
-    made = Router(lambda: 0.1)
+    made = WatchedRouter(lambda: 0.1)
     made.set_backend("b", backend("r1", limit=9), 0.0)
     made.set_backend("s", S1, 0.0)
     split = EndpointTable(name="e", traffic={"b": 0.5, "s": 0.5}, shadows={"s": 1.0})
@@ -350,7 +376,7 @@ def test_a_deleted_shadow_leaves_nothing_behind() -> None:
     assert made.set_backend("s", None, 1.0) == [Dropped("e", "s")]
     finish(made, effects, "s1")
     finish(made, effects, "r1")
-    assert is_empty(made)
+    assert made.is_empty
 
 
 def test_load_is_told_by_endpoint_with_copies_apart() -> None:
@@ -381,7 +407,7 @@ class Play:
     """One life of a router; the same steps, with and without shadows, must look the same."""
 
     def __init__(self, shadows: dict[str, float]) -> None:
-        self.router = Router(lambda: 0.5)
+        self.router = WatchedRouter(lambda: 0.5)
         self.now = 0.0
         self.held: dict[str, list[int]] = {"r1": [], "r2": [], "s1": []}
         self.seen: list[Any] = []
@@ -394,9 +420,11 @@ class Play:
         for effect in effects:
             if isinstance(effect, Assign):
                 self.held[effect.replica].append(effect.ticket.number)
-            if isinstance(effect, Assign | Cancel) and not effect.ticket.is_copy:
+            if isinstance(effect, Assign | Cancel) and not effect.ticket.is_mirrored:
                 self.seen.append((type(effect), effect.replica, effect.ticket.query.id))
-            elif isinstance(effect, Refuse) or (isinstance(effect, Ended) and not effect.is_copy):
+            elif isinstance(effect, Refuse) or (
+                isinstance(effect, Ended) and not effect.is_mirrored
+            ):
                 self.seen.append(effect)
 
     def step(self, number: int, what: str, index: int) -> None:
@@ -406,12 +434,12 @@ class Play:
                 self.router.submit("c", Query(number, timeout_s=None if index else 1.0), self.now)
             )
             if index < 5:
-                self.run(self.router.make_copies(self.now))
+                self.run(self.router.mirror(self.now))
         elif what == "cancel":
             self.run(self.router.cancel("c", number - index, self.now))
         elif what == "wait":
             self.now += 0.3
-            self.run(self.router.make_copies(self.now))
+            self.run(self.router.mirror(self.now))
             self.run(self.router.expire(self.now))
             self.run(self.router.wake(self.now))
         else:
@@ -478,7 +506,7 @@ def test_where_an_answer_is_compared_is_told_once_its_copy_is_made() -> None:
     (runs,) = only(Assign, made.submit("c", Query(1), 0.0))
     made.submit("c", Query(2), 0.0)  # waits
     assert runs.ticket.compare is None, "that it is compared is known, and not where"
-    effects = made.make_copies(0.0)
+    effects = made.mirror(0.0)
     assert [(e.replica, e.ticket) for e in only(Compare, effects)] == [("r1", runs.ticket)]
     assert runs.ticket.compare
     (waited,) = only(Assign, finish(made, [runs], "r1"))
@@ -489,7 +517,7 @@ def test_an_answer_is_compared_nowhere_where_its_copy_was_dropped() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1), compares=COMPARES)
     (assigned,) = only(Assign, made.submit("c", Query(1), 0.0))
     made.set_backend("s", None, 0.0)
-    assert only(Compare, made.make_copies(0.0)) == [Compare("r1", assigned.ticket)]
+    assert only(Compare, made.mirror(0.0)) == [Compare("r1", assigned.ticket)]
     assert assigned.ticket.compare == ()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .crowds import Crowd, quantile  # noqa: TID251 - the tests' own folder
+from tests.core.routing.crowds import Crowd, quantile
 
 SLOTS, RUN_S = 10, 0.1
 CAPACITY = SLOTS / RUN_S  # queries per second

@@ -10,22 +10,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.core.routing.router import SATURATED_S, Router
+from greenroom.core.routing.balancing import SATURATED_S
+from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import (
-    Assign,
-    Cancel,
+from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Ticket
+from tests.core.routing.queries import (
     Dropped,
     Ended,
-    NotRepeated,
-    Refuse,
-    Repeated,
+    Query,
+    Retried,
+    RetryRefused,
     Starved,
-    Ticket,
+    WatchedRouter,
+    endpoint,
+    only,
+    replica,
 )
-from greenroom.core.routing.traffic import MAX_ATTEMPTS, may_repeat
-
-from .queries import Query, endpoint, is_empty, load, replica  # noqa: TID251 - the tests' own folder
 
 BACKENDS = ("a", "b")
 CALLERS = st.sampled_from(["c1", "c2"])
@@ -37,7 +37,7 @@ class RouterModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router(random.Random(0).random)
+        self.router = WatchedRouter(random.Random(0).random)
         self.now = 0.0
         self.ids = iter(range(1, 10**6))
         self.lives = iter(range(1, 10**6))
@@ -45,6 +45,9 @@ class RouterModel(RuleBasedStateMachine):
         self.held: dict[str, dict[int, Ticket]] = {}  # by replica, dead ones excluded
         self.unconfirmed: dict[str, dict[int, Ticket]] = {}  # answered, and not known to be there
         self.dead: set[str] = set()
+        self.draining: set[str] = set()
+        self.resting: dict[str, float] = {}  # until when; they rejected a query
+        self.traffic = {f"e-{tag}": tag for tag in BACKENDS}
         self.limits = dict.fromkeys(BACKENDS, 2)
         self.queries: dict[tuple[str, int], Query] = {}
         self.outcomes: dict[tuple[str, int], list[str]] = {}
@@ -66,7 +69,7 @@ class RouterModel(RuleBasedStateMachine):
                 held = self.held.setdefault(effect.replica, {})
                 held[effect.ticket.number] = effect.ticket
                 assert len(held) <= self.limits[tag]
-                if effect.ticket.is_copy:
+                if effect.ticket.is_mirrored:
                     assert effect.ticket.attempts == 1, "a copy runs once"
                     continue
                 key = (str(effect.ticket.caller), effect.ticket.query.id)
@@ -79,10 +82,10 @@ class RouterModel(RuleBasedStateMachine):
                     got.append(effect.kind)
             elif isinstance(effect, Cancel):
                 assert effect.ticket.number in self.held[effect.replica]
-            elif isinstance(effect, Repeated):
+            elif isinstance(effect, Retried):
                 self.repeats[effect] += 1
             else:
-                assert isinstance(effect, Ended | Dropped | NotRepeated | Starved)
+                assert isinstance(effect, Ended | Dropped | RetryRefused | Starved)
 
     def publish(self, tag: str, **settings: Any) -> None:
         table = BackendTable(
@@ -129,6 +132,7 @@ class RouterModel(RuleBasedStateMachine):
     )
     def move_traffic(self, name: str, to: str, shadows: dict[str, float]) -> None:
         table = endpoint(f"e-{name}", to=to, shadows=shadows)
+        self.traffic[f"e-{name}"] = to
         self.run(self.router.set_endpoint(f"e-{name}", table, self.now))
 
     @rule(tag=st.sampled_from(BACKENDS))
@@ -154,7 +158,7 @@ class RouterModel(RuleBasedStateMachine):
 
     @rule()
     def make_copies(self) -> None:
-        self.run(self.router.make_copies(self.now))
+        self.run(self.router.mirror(self.now))
 
     @rule(index=INDEX)
     def submit_again(self, index: int) -> None:
@@ -195,7 +199,7 @@ class RouterModel(RuleBasedStateMachine):
         return tag, [self.held[tag].pop(number) for number in numbers]
 
     def answer(self, ticket: Ticket) -> None:
-        if ticket.is_copy:
+        if ticket.is_mirrored:
             return
         key = (str(ticket.caller), ticket.query.id)
         if not ticket.abandoned and "answered" not in self.outcomes[key]:  # callers ignore seconds
@@ -203,7 +207,7 @@ class RouterModel(RuleBasedStateMachine):
 
     def not_run(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            if not ticket.is_copy:
+            if not ticket.is_mirrored:
                 self.assignments[str(ticket.caller), ticket.query.id] -= 1
 
     @rule(index=INDEX, count=st.integers(1, 3))
@@ -212,6 +216,7 @@ class RouterModel(RuleBasedStateMachine):
         for ticket in tickets:
             self.answer(ticket)
         outcomes = [(ticket.number, 200) for ticket in tickets]
+        self.resting.pop(tag, None)
         self.run(self.router.finished(tag, outcomes, self.now))
         assert self.router.finished(tag, outcomes, self.now) == []
 
@@ -220,9 +225,10 @@ class RouterModel(RuleBasedStateMachine):
         tag, tickets = self.take(index, count)
         for ticket in tickets:
             self.answer(ticket)
-            if not ticket.is_copy:
+            if not ticket.is_mirrored:
                 self.unconfirmed.setdefault(tag, {})[ticket.number] = ticket
         outcomes = [(ticket.number, 200) for ticket in tickets]
+        self.resting.pop(tag, None)
         self.run(self.router.answered(tag, outcomes, self.now))
 
     @rule(index=INDEX)
@@ -231,13 +237,16 @@ class RouterModel(RuleBasedStateMachine):
         if tags:
             tag = tags[index % len(tags)]
             numbers = list(self.unconfirmed.pop(tag))
-            assert len(self.router.delivered(tag, numbers)) == len(numbers)
+            assert len(only(Ended, self.router.delivered(tag, numbers))) == len(numbers)
 
     @rule(index=INDEX, draining=st.booleans())
     def reject(self, index: int, draining: bool) -> None:
         tag, tickets = self.take(index, 1)
         self.not_run(tickets)
         numbers = [ticket.number for ticket in tickets]
+        self.resting[tag] = self.now + SATURATED_S
+        if draining:
+            self.draining.add(tag)
         self.run(self.router.rejected(tag, numbers, self.now, draining=draining))
 
     @rule(index=INDEX, unsent=st.booleans())
@@ -257,13 +266,13 @@ class RouterModel(RuleBasedStateMachine):
         self.run(effects)
         refused = {e.query_id for e in effects if isinstance(e, Refuse)}
         for ticket in tickets.values():
-            if ticket.is_copy:
-                assert unsent or ticket.number not in self.router._tickets.copies.open
+            if ticket.is_mirrored:
+                assert unsent or ticket.ended
             elif ticket.query.id in refused and self.queries_left(ticket):
                 assert not unsent
-                over_budget = NotRepeated(ticket.endpoint, ticket.backend) in effects
+                over_budget = RetryRefused(ticket.endpoint, ticket.backend) in effects
                 tired = ticket.attempts >= MAX_ATTEMPTS or over_budget
-                assert tired or not may_repeat(ticket.query, None, None)
+                assert tired or not may_retry(ticket.query.http_method, (ticket.query.retryable,))
 
     def queries_left(self, ticket: Ticket) -> bool:
         kinds = self.outcomes[str(ticket.caller), ticket.query.id]
@@ -277,9 +286,12 @@ class RouterModel(RuleBasedStateMachine):
         assert {tag: n for tag, n in self.router.ongoing().items() if n} == held
 
     @invariant()
-    def what_is_busy_is_what_load_says(self) -> None:
-        loads = load(self.router)
-        assert self.router.busy() == {tag: each for tag, each in loads.items() if any(each)}
+    def what_is_busy_is_what_is_open(self) -> None:
+        ongoing = Counter(t.backend for held in self.held.values() for t in held.values())
+        assert {tag: n for tag, (_, n) in self.router.busy().items() if n} == dict(ongoing)
+        waiting = sum(queued for queued, _ in self.router.busy().values())
+        answered = sum(map(len, self.unconfirmed.values()))
+        assert self.router.open_tickets == waiting + ongoing.total() + answered
 
     @invariant()
     def no_query_ends_twice_or_runs_too_often(self) -> None:
@@ -291,32 +303,26 @@ class RouterModel(RuleBasedStateMachine):
         assert all(repeats <= self.first_runs[pair] for pair, repeats in self.repeats.items())
 
     @invariant()
-    def nobody_waits_beside_a_free_replica(self) -> None:
-        for tag, backend in self.router._backends.items():
-            if backend.queue.size:
-                assert backend.levels.least_loaded(self.limits[tag]) is None
-            if backend.copies.size:
-                assert backend.levels.least_loaded(backend.slots_for_copies) is None
+    def nothing_waits_beside_a_free_replica(self) -> None:
+        queries, mirrored = self.router.load_by_endpoint()
+        with_traffic = set(self.traffic.values())
+        for load, is_mirrored in ((queries, False), (mirrored, True)):
+            for (_, tag), (queued, _) in load.items():
+                limit = self.limits[tag]
+                slots = max(limit // 2, 1) if is_mirrored and tag in with_traffic else limit
+                for each in self.replicas[tag] if queued else ():
+                    held = len(self.held.get(each, ()))
+                    assert held >= slots or self.may_get_none(each)
 
-    @invariant()
-    def queues_are_as_long_as_their_lines(self) -> None:
-        for backend in self.router._backends.values():
-            for queue in (backend.queue, backend.copies):
-                assert queue.size == sum(queue.length(f"e-{tag}") for tag in BACKENDS)
-                assert (queue.first() is None) == (queue.size == 0)
-
-    @invariant()
-    def slots_are_kept_free_where_there_is_traffic(self) -> None:
-        endpoints = self.router._endpoints.values()
-        for tag, backend in self.router._backends.items():
-            assert backend.has_traffic == any(tag in each.split.tags for each in endpoints)
+    def may_get_none(self, replica: str) -> bool:
+        return replica in self.draining or self.resting.get(replica, 0.0) > self.now
 
     def teardown(self) -> None:
         for tag in BACKENDS:
             self.add_replica(tag)
         for _ in range(200):
             self.now += SATURATED_S
-            self.run(self.router.make_copies(self.now))
+            self.run(self.router.mirror(self.now))
             self.run(self.router.wake(self.now))
             tag, tickets = self.take(0, 9)
             for ticket in tickets:
@@ -326,7 +332,7 @@ class RouterModel(RuleBasedStateMachine):
             self.deliver_some(0)
         for key, got in self.outcomes.items():
             assert len(got) == 1 or (not got and key in self.cancelled), key
-        assert is_empty(self.router)
+        assert self.router.is_empty
 
 
 TestRouterModel = RouterModel.TestCase

@@ -8,11 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.routing.router import SATURATED_S, Router
+from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Ticket
-
-from .queries import Query, assigned, backend, endpoint, load, only  # noqa: TID251 - the tests' own folder
+from tests.core.routing.queries import Query, WatchedRouter, assigned, backend, endpoint, only
 
 STEPS = st.lists(
     st.one_of(
@@ -25,7 +24,7 @@ STEPS = st.lists(
 
 
 def test_two_endpoints_of_a_backend_wait_in_one_line() -> None:
-    made = Router(lambda: 0.5)
+    made = WatchedRouter(lambda: 0.5)
     made.set_backend("b", backend("r1", limit=1), 0.0)
     for name in ("e", "f"):
         made.set_endpoint(name, endpoint(name), 0.0)
@@ -40,7 +39,7 @@ def test_two_endpoints_of_a_backend_wait_in_one_line() -> None:
 
 
 def test_one_backends_full_queue_holds_up_no_other() -> None:
-    made = Router(lambda: 0.5)
+    made = WatchedRouter(lambda: 0.5)
     made.set_backend("full", backend("r1", tag="full", limit=1), 0.0)
     made.set_backend("free", backend("s1", tag="free", limit=9), 0.0)
     made.set_endpoint("e", EndpointTable(name="e", traffic={"full": 0.5, "free": 0.5}), 0.0)
@@ -49,7 +48,7 @@ def test_one_backends_full_queue_holds_up_no_other() -> None:
         e for i, key in enumerate(keys) for e in made.submit("c", Query(i, shard_key=key), 0.0)
     ]
     places = [replica for replica, _ in assigned(effects)]
-    queued, ongoing = load(made)["full"]
+    queued, ongoing = made.busy()["full"]
     assert (queued, ongoing) == (len(keys) - places.count("s1") - 1, 1)
     assert queued > 0
 
@@ -83,7 +82,7 @@ class Replicas:
 def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
     steps: list[tuple[str, Any, Any]],
 ) -> None:
-    made, replicas = Router(lambda: 0.5), Replicas()
+    made, replicas = WatchedRouter(lambda: 0.5), Replicas()
     for tag in ("a", "b"):
         made.set_backend(tag, backend(f"{tag}1", f"{tag}2", tag=tag, limit=2), 0.0)
     for name in ("e", "f"):
@@ -108,7 +107,7 @@ def tickets(effects: list[Any]) -> list[Ticket]:
 
 
 def test_replicas_of_the_routers_own_host_are_taken_while_they_have_room() -> None:
-    made = Router(lambda: 0.5, "here")
+    made = WatchedRouter(lambda: 0.5, "here")
     replicas = [
         ReplicaTable(tag=f"{host}{number}", address=None, process=(host, number), host=host)
         for host in ("here", "there")
@@ -122,7 +121,7 @@ def test_replicas_of_the_routers_own_host_are_taken_while_they_have_room() -> No
     ]
     assert sorted(places[:4]) == ["here1", "here1", "here2", "here2"]
     assert sorted(places[4:]) == ["there1", "there1", "there2", "there2"]
-    assert load(made)["b"] == (1, 8)
+    assert made.busy()["b"] == (1, 8)
     freed = made.finished("there1", [(5, 200)], 1.0)
     assert [place for place, _ in assigned(freed)] == ["there1"]
     made.finished("here1", [(1, 200)], 1.0)

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Ended
-from greenroom.core.routing.traffic import Split, choose_shadows
-
-from .queries import Query, only  # noqa: TID251 - the tests' own folder
+from greenroom.core.routing.traffic import Split
+from tests.core.routing.queries import Ended, Query, WatchedRouter, only
 
 # What chi-square stays below in 999 of 1,000 fair runs, by degrees of freedom.
 CHI_SQUARE_BOUND = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 9: 27.88}
@@ -56,7 +53,7 @@ def test_the_split_is_exact_in_the_long_run(weights: dict[str, float]) -> None:
 
 def test_the_split_of_a_whole_router_is_exact_in_the_long_run() -> None:
     weights = {"a": 0.6, "b": 0.3, "c": 0.1, "none": 0.0}
-    made = Router(random.Random(5).random)
+    made = WatchedRouter(random.Random(5).random)
     for tag in weights:
         made.set_backend(tag, BackendTable(tag=tag, unavailable="only counted here"), 0.0)
     made.set_endpoint("e", EndpointTable(name="e", traffic=weights), 0.0)
@@ -114,7 +111,7 @@ def test_the_order_in_which_weights_are_given_changes_nothing() -> None:
 
 def test_two_routers_agree_on_every_key_whatever_chance_and_order_they_have() -> None:
     def places(seed: int, tags: list[str]) -> list[str]:
-        made = Router(random.Random(seed).random)
+        made = WatchedRouter(random.Random(seed).random)
         for tag in tags:
             made.set_backend(tag, BackendTable(tag=tag, unavailable="only counted here"), 0.0)
         made.set_endpoint("e", EndpointTable(name="e", traffic=dict.fromkeys(tags, 0.25)), 0.0)
@@ -190,21 +187,3 @@ def test_no_more_keys_move_than_a_rule_without_memory_must(
     tags = {*before, *after}
     distance = sum(abs(before.get(tag, 0) - after.get(tag, 0)) for tag in tags) / 2
     assert moved / len(keys) < 2 * distance / (1 + distance) + 0.02
-
-
-# --- Shadows --------------------------------------------------------------------------------------
-
-
-def test_each_shadow_gets_its_proportion_whatever_the_others_get() -> None:
-    drawn = random.Random(6)
-    counts: Counter[str] = Counter()
-    for _ in range(50_000):
-        chosen = choose_shadows({"a": 0.2, "all": 1.0, "b": 0.5, "none": 0.0}, drawn.random)
-        counts.update(chosen)
-        counts["both"] += "a" in chosen and "b" in chosen
-    assert counts["all"] == 50_000
-    assert counts["none"] == 0
-    for what, share in (("a", 0.2), ("b", 0.5), ("both", 0.1)):
-        expected = {what: share, "rest": 1 - share}
-        observed = Counter({what: counts[what], "rest": 50_000 - counts[what]})
-        assert chi_square(observed, expected) < CHI_SQUARE_BOUND[1]

@@ -6,17 +6,17 @@ import itertools
 
 import pytest
 
-from greenroom.core.routing.router import Router
+from greenroom.core.routing.retries import MAX_ATTEMPTS, SPARE, RetryBudget, may_retry
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Effects, NotRepeated, Refuse, Repeated
-from greenroom.core.routing.traffic import MAX_ATTEMPTS, SPARE, RetryBudget, may_repeat
-
-from .queries import (  # noqa: TID251 - the tests' own folder
+from greenroom.core.routing.tickets import Assign, Effects, Refuse
+from tests.core.routing.queries import (
     Query,
+    Retried,
+    RetryRefused,
+    WatchedRouter,
     assigned,
     backend,
     endpoint,
-    is_empty,
     numbers,
     only,
     replica,
@@ -48,7 +48,7 @@ def test_the_nearest_who_says_so_decides(
     may: bool,
 ) -> None:
     query = Query(1, retryable=handle, http_method=method)
-    assert may_repeat(query, of_endpoint, deployment) is may
+    assert may_retry(method, (handle, of_endpoint, deployment)) is may
     made = router(backend("r1", "r2", retryable=deployment))
     made.set_endpoint("e", endpoint(retryable=of_endpoint), 0.0)
     made.submit("c", query, 0.0)
@@ -62,7 +62,7 @@ def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_
     (refusal,) = only(Refuse, made.submit("c", Query(1, retryable=None), 0.0, resent=True))
     assert refusal.kind == "ReplicaUnavailableError"
     assert refusal.text == "e: the proxy died with this query under way; it may have run"
-    assert is_empty(made)
+    assert made.is_empty
 
 
 def test_it_may_be_repeated_only_if_it_may_at_every_backend_where_it_could_have_been() -> None:
@@ -76,7 +76,7 @@ def test_it_may_be_repeated_only_if_it_may_at_every_backend_where_it_could_have_
     assert only(Refuse, made.submit("c", Query(2, retryable=None), 0.0, resent=True))
 
 
-def deadly(made: Router, effects: Effects, lives: itertools.count[int]) -> int:
+def deadly(made: WatchedRouter, effects: Effects, lives: itertools.count[int]) -> int:
     """Have each replica die of each query, and be replaced; return how many were run."""
     runs = 0
     while started := only(Assign, effects):
@@ -85,7 +85,7 @@ def deadly(made: Router, effects: Effects, lives: itertools.count[int]) -> int:
     return runs
 
 
-def dies(made: Router, tag: str, lives: itertools.count[int]) -> Effects:
+def dies(made: WatchedRouter, tag: str, lives: itertools.count[int]) -> Effects:
     effects = made.replica_lost(tag, (), 1.0)
     replicas = tuple(replica(f"r{i}", next(lives)) for i in range(4))
     table = BackendTable(tag="b", replicas=replicas, max_ongoing_requests=25)
@@ -98,16 +98,16 @@ def test_where_every_query_kills_its_replica_the_load_is_at_most_doubled(queries
     effects = [e for i in range(queries) for e in made.submit("c", Query(i), 0.0)]
     runs = deadly(made, effects, lives)
     assert queries <= runs <= 2 * queries
-    assert is_empty(made)
+    assert made.is_empty
 
 
 def test_what_is_repeated_too_often_hears_why_and_is_counted() -> None:
     made = router(backend("r1", "r2", "r3", limit=9))
     effects = made.submit("c", Query(1), 0.0)
     effects = made.replica_lost(effects[0].replica, (), 1.0)
-    assert only(Repeated, effects) == [Repeated("e", "b")]
+    assert only(Retried, effects) == [Retried("e", "b")]
     effects = made.replica_lost(only(Assign, effects)[0].replica, (), 1.0)
-    assert only(NotRepeated, effects) == [NotRepeated("e", "b")]
+    assert only(RetryRefused, effects) == [RetryRefused("e", "b")]
     (refusal,) = only(Refuse, effects)
     assert (refusal.kind, refusal.retry_after_s) == ("ReplicaUnavailableError", 1.0)
     assert refusal.text == (
@@ -137,7 +137,7 @@ def test_one_endpoint_does_not_spend_what_another_has_paid_in() -> None:
     assert only(Refuse, effects)
     effects = made.submit("d", Query(9, "other"), 2.0)
     effects = made.replica_lost(effects[0].replica, (), 3.0)
-    assert only(Repeated, effects) == [Repeated("other", "b")]
+    assert only(Retried, effects) == [Retried("other", "b")]
 
 
 def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
@@ -151,7 +151,8 @@ def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
     effects = made.replica_lost("r1", numbers(effects), 9.0)
     assert assigned(effects) == [("r2", 1)]
     assert only(Assign, effects)[0].ticket.attempts == 1
-    assert made._endpoints["e"].budgets["b"].tokens == 1, "it paid in once, and took out nothing"
+    made.set_backend("b", backend("r1", "r2", "r3", limit=1), 9.0)
+    assert only(Retried, made.replica_lost("r2", (), 9.0)), "it paid in once, and took out nothing"
 
 
 def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
@@ -171,7 +172,9 @@ def test_answers_that_nobody_has_confirmed_leave_the_budget_to_what_is_not_answe
         for each in (number, number + 1):
             made.submit("c", Query(each), 0.0)
         made.answered("r1", [(number - 1, 200), (number, 200)], 0.0)
-    made._endpoints["e"].budgets["b"].tokens = 2
+    made.set_backend("b", backend("r1", "r2", limit=2), 0.5)
+    for each in made.submit("d", Query(0), 0.5):
+        made.answered("r2", [(each.ticket.number, 200)], 0.5)
     made.submit("c", Query(1001), 1.0)
     made.submit("c", Query(1002), 1.0)
     effects = made.replica_lost("r1", (), 1.0)

@@ -1,0 +1,132 @@
+"""The controller as a proxy knows it: found, listened to for tables, and beaten for.
+
+A host process introduces the controller. While none does, the proxy looks for the controller as
+host processes do: its own may be dead, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thespian.actors import ActorAddress
+
+from greenroom.actors.cluster.epoch_fence import Following
+from greenroom.actors.cluster.heartbeats import Beater, beater_towards
+from greenroom.actors.messages.control import Changed, Listen, MeetController
+from greenroom.actors.messages.queries import Address, Message, Process
+from greenroom.actors.runtime.loop import Loop, Timer, nothing
+from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
+from greenroom.actors.runtime.settings import HostSettings, resolved_gates
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.core.routing.tables import order_of_taking
+
+LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
+SEEK_AFTER_S = 0.2  # in which a host process that lives introduces the controller
+
+
+class ControllerLink:
+    """Follows one controller; ``met`` is called for each new one."""
+
+    def __init__(
+        self, loop: Loop, settings: HostSettings, process: Process, met: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._process = process
+        self._met = met
+        self._following = Following(loop)
+        self._held: set[str] = set()  # the keys of the tables
+        self._beater: Beater | None = None
+        self._unwatch_host: Callable[[], None] = nothing
+        self._finder: Finder | None = None  # while no host process names a controller
+        self._port: Port | None = None
+        self._timer: Timer = loop.call_later(SEEK_AFTER_S, self.listen)
+
+    @property
+    def known(self) -> tuple[Address, Process, int] | None:
+        """The controller, and the latest epoch that was heard of."""
+        return self._following.known()
+
+    @property
+    def seen(self) -> int:
+        """Up to which snapshot id the tables are held."""
+        return self._following.seen
+
+    def send(self, message: Message) -> bool:
+        """Send to the controller; return False while none is known."""
+        if self._following.controller is None:
+            return False
+        self._loop.send(self._following.controller, message)
+        return True
+
+    def meet(self, message: MeetController) -> None:
+        """Listen to this controller from now on, and beat for this host."""
+        if not self._following.meets(message):
+            return
+        if message.by is not None:
+            self.seek_no_more()
+            self._unwatch_host()  # a hanging host process is watched so that it can be ended
+            self._unwatch_host = self._loop.watch_process(message.by, nothing)
+        if self._beater is not None:
+            self._beater.close()
+        self._beater = beater_towards(
+            message.controller,
+            message.process.incarnation,
+            self._settings,
+            self._loop.asyncio,
+            self._process.incarnation,
+        )
+        self.listen()
+        self._met()
+
+    def take(self, message: Changed, sender: Address) -> list[tuple[str, Any]] | None:
+        """Return (key, table) of newer tables, in the order to take them; None for old news."""
+        if not self._following.takes(message, sender):
+            return None
+        snapshots = dict(message.snapshots)
+        if message.complete:
+            gone = self._held - snapshots.keys()
+            snapshots.update(dict.fromkeys(gone, (message.upto, None)))
+        for key, (_, table) in snapshots.items():
+            (self._held.discard if table is None else self._held.add)(key)
+        self._following.seen = message.upto
+        return [(key, item[1]) for key, item in sorted(snapshots.items(), key=order_of_taking)]
+
+    def listen(self) -> None:
+        """Ask for newer tables, and so tell the controller which ones are held."""
+        self._timer.cancel()
+        self._timer = self._loop.call_later(LISTEN_AGAIN_S, self.listen)
+        if self._following.controller is None:
+            self._seek()
+            return
+        listen = Listen(
+            listener=self._process,
+            host=self._settings.host_name,
+            seen=self._following.seen,
+            store=self._following.store,
+        )
+        self._loop.send(self._following.controller, listen, on_failed=self._seek)
+
+    def _seek(self) -> None:
+        if self._finder is not None:
+            return
+        settings = self._settings
+        self._port = Port(settings.admin_port, self._process, self._loop.asyncio)
+        gates = [settings.own_address] if settings.leaders else []
+        gates += resolved_gates(settings)
+        addresses = [ActorAddress(parse_address(gate)) for gate in gates]
+        self._finder = Finder(self._port, CONTROLLER, self._found, gates=lambda: addresses)
+        self._finder.start()
+
+    def seek_no_more(self) -> None:
+        """Stop looking for the controller."""
+        if self._finder is not None and self._port is not None:
+            self._finder.stop()
+            self._port.detach()
+            self._finder = self._port = None
+
+    def _found(self, controller: Address, process: Process) -> None:
+        if self._finder is not None:
+            epoch = self._finder.epoch
+            self.meet(MeetController(controller=controller, process=process, by=None, epoch=epoch))

@@ -1,0 +1,440 @@
+"""The router in its shell: what callers and replicas send goes in, its effects are performed.
+
+It holds no hard state. A new one learns its tables from the controller, and its callers attach
+again when they see that the old one is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from greenroom.actors.messages.control import MeetProxy, ReplicaLost
+from greenroom.actors.messages.queries import (
+    Address,
+    AnswerQueries,
+    Assignment,
+    AttachCaller,
+    AttachCallerReply,
+    CompareAt,
+    FailedAnswer,
+    Process,
+    QueriesFinished,
+    RunQueries,
+    SubmitQueries,
+)
+from greenroom.actors.proxy.metrics import Metrics
+from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports
+from greenroom.actors.runtime.loop import Loop, Outbox, Timer
+from greenroom.actors.runtime.processes import is_alive
+from greenroom.core.routing import tickets
+from greenroom.core.routing.balancing import SATURATED_S
+from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S, Mirroring
+from greenroom.core.routing.router import CANCELLED_STATUS, Router
+from greenroom.core.routing.tables import (
+    BACKEND_PREFIX,
+    ENDPOINT_PREFIX,
+    ROLLOUT_PREFIX,
+    BackendTable,
+    ReplicaTable,
+    backend_of,
+)
+
+logger = logging.getLogger(__name__)
+
+TRY_AGAIN_S = 1.0  # to reach a replica of another host that could not be reached
+MAX_PICKLES = 1_000  # of addresses and settings for comparisons; then all are made anew
+
+
+class _Caller(NamedTuple):
+    address: bytes  # pickled
+    incarnation: str
+    outbox: Outbox
+    unwatch: Callable[[], None]
+
+
+class _Link(NamedTuple):
+    table: ReplicaTable
+    outbox: Outbox
+    unwatch: Callable[[], None]
+
+
+class QueryFailedError(Exception):
+    """The router raised on a query."""
+
+    def __init__(self, caller: str, query_id: int, error: Exception) -> None:
+        super().__init__(f"query {query_id}: {type(error).__name__}: {error}")
+        self.caller = caller
+        self.query_id = query_id
+
+
+class Dispatcher:
+    """Dispatches callers' queries to replicas; ``send`` sends to the controller."""
+
+    def __init__(
+        self, loop: Loop, process: Process, address: Address, host_name: str, send: Send
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._address = address
+        self._host_name = host_name
+        self._send = send
+        self.router = Router(random.random, host_name)
+        self.loads = LoadReports(loop, process, self.router, send)
+        self._mirroring = Mirroring(self.router, random.random)
+        self._metrics = Metrics()
+        self._tallies = TallyReports(loop, process, self.router, send)
+        self.router.observers.add(self._metrics)
+
+        self.ready = False  # it has had its first tables
+        self._waiting: list[SubmitQueries] = []  # for that
+        self._tables: dict[str, BackendTable] = {}  # as the controller has them
+        self._callers: dict[str, _Caller] = {}  # by incarnation
+        self._links: dict[str, _Link] = {}  # to replicas, by tag
+        self._linked: dict[str, set[str]] = {}  # backend -> the replicas of its table
+        self._leaving: set[str] = set()  # replicas that are in no table, and may have queries
+        # Replicas of other hosts that could not be reached. Whether such a replica is dead, or its
+        # host lost, is for the controller to judge. Until then they are left out, whatever the
+        # tables say, and tried again now and then.
+        self._unreachable: set[Hashable] = set()
+        self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
+
+        self._mirror_timer: Timer | None = None  # armed while mirrored queries are due
+        self._deadline_timer: Timer | None = None
+        self._deadline_at: float | None = None
+        self._perform: dict[type, Callable[[Any], None]] = {
+            tickets.Assign: self._assign,
+            tickets.Cancel: self._cancel,
+            tickets.Compare: self._compare,
+            tickets.Refuse: self._refuse,
+        }
+
+    def metrics(self) -> bytes:
+        """Return all metrics, in Prometheus' text format."""
+        return self._metrics.text(*self.router.load_by_endpoint())
+
+    # --- Tables ---------------------------------------------------------------------------------
+
+    def take_tables(self, tables: Iterable[tuple[str, Any]], now: float) -> None:
+        """Take newer tables by key, None for what is gone; dispatch begins with the first."""
+        for key, table in tables:
+            if key.startswith(ENDPOINT_PREFIX):
+                self._run(self.router.set_endpoint(key.removeprefix(ENDPOINT_PREFIX), table, now))
+            elif key.startswith(ROLLOUT_PREFIX):
+                self._tallies.watch(key.removeprefix(ROLLOUT_PREFIX), table)
+            else:
+                self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
+        if not self.ready:
+            self.ready = True
+            for caller in self._callers.values():
+                self._welcome(pickle.loads(caller.address))
+            waiting, self._waiting = self._waiting, []
+            for submission in waiting:
+                self._submit(submission)
+
+    def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
+        if table is None:
+            self._tables.pop(tag, None)
+        else:
+            self._tables[tag] = table
+            table = self._without_dead(table)
+        replicas = table.replicas if table is not None else ()
+        for replica in replicas:
+            link = self._links.get(replica.tag)
+            if link is not None and link.table != replica:
+                self._replica_lost(link.table)  # a new process of the same tag
+            if replica.tag not in self._links:
+                self._links[replica.tag] = self._link(replica)
+        present = {replica.tag for replica in replicas}
+        self._leaving = (self._leaving | self._linked.pop(tag, set())) - present
+        if present:
+            self._linked[tag] = present
+        self._run(self.router.set_backend(tag, table, now))
+        done = self._leaving - self.router.ongoing(self._leaving).keys()
+        self._leaving -= done
+        for each in done & self._links.keys():
+            self._links.pop(each).unwatch()
+
+    def _without_dead(self, table: BackendTable) -> BackendTable:
+        """Leave out replicas whose end was seen here before the controller heard of it.
+
+        Each query that was sent to one again would count as one more replica that died under it.
+        """
+        links = {r.tag: self._links.get(r.tag) for r in table.replicas}
+        known = {tag: link.table for tag, link in links.items() if link is not None}
+        living = tuple(r for r in table.replicas if known.get(r.tag) == r or self._lives(r))
+        return replace(table, replicas=living)
+
+    # --- Replicas -------------------------------------------------------------------------------
+
+    def _link(self, replica: ReplicaTable) -> _Link:
+        process: Any = replica.process
+        outbox = Outbox(
+            self._loop,
+            replica.address,
+            lambda items: self._pack_run(process.incarnation, items),
+            on_failed=lambda _items: self._replica_lost(replica),
+            weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
+        )
+        gone = lambda: self._replica_lost(replica)  # noqa: E731
+        unwatch = self._loop.watch_process(process, gone, replica.address)
+        self._loop.send(replica.address, self._introduction(replica))
+        return _Link(replica, outbox, unwatch)
+
+    def _introduction(self, replica: ReplicaTable) -> MeetProxy:
+        is_near = self._is_near(replica)
+        return MeetProxy(proxy=self._address, process=self._process, is_near=is_near)
+
+    def _pack_run(self, incarnation: str, items: list[Any]) -> RunQueries:
+        return RunQueries(
+            incarnation=incarnation,
+            proxy=self._process,
+            assignments=tuple(item for item in items if isinstance(item, Assignment)),
+            cancelled=tuple(item for item in items if isinstance(item, int)),
+            compared=tuple(item for item in items if type(item) is tuple),
+        )
+
+    def _is_near(self, replica: ReplicaTable) -> bool:
+        return replica.host in {"", self._host_name}
+
+    def _lives(self, replica: ReplicaTable) -> bool:
+        process: Any = replica.process
+        return is_alive(process) if self._is_near(replica) else process not in self._unreachable
+
+    def _replica_lost(self, replica: ReplicaTable) -> None:
+        """Give up a replica's process, unless another one has its tag by now."""
+        tag = replica.tag
+        link = self._links.get(tag)
+        if link is None or link.table != replica:
+            return
+        del self._links[tag]
+        link.unwatch()
+        unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
+        self._run(self.router.replica_lost(tag, unsent, time.monotonic()))
+        if self._is_near(replica):
+            process: Any = replica.process
+            self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
+        elif replica.process not in self._unreachable:
+            self._unreachable.add(replica.process)
+            self._try_later(replica)
+
+    def _try_later(self, replica: ReplicaTable) -> None:
+        self._loop.call_later(TRY_AGAIN_S, lambda: self._try(replica))
+
+    def _try(self, replica: ReplicaTable) -> None:
+        if not self._is_wanted(replica):
+            self._unreachable.discard(replica.process)
+            return
+        self._loop.send(
+            replica.address,
+            self._introduction(replica),
+            on_sent=lambda: self._reached(replica),
+            on_failed=lambda: self._try_later(replica),
+        )
+
+    def _reached(self, replica: ReplicaTable) -> None:
+        self._unreachable.discard(replica.process)
+        if self._is_wanted(replica):
+            backend = backend_of(replica)
+            self._set_backend(backend, self._tables[backend], time.monotonic())
+
+    def _is_wanted(self, replica: ReplicaTable) -> bool:
+        table = self._tables.get(backend_of(replica))
+        return table is not None and replica in table.replicas
+
+    def finished(self, message: QueriesFinished) -> None:
+        """Free the slots of what a replica has done, queue again what it rejected."""
+        link = self._links.get(message.replica)
+        process: Any = link.table.process if link is not None else None
+        if process is None or process.incarnation != message.incarnation:
+            return
+        now, router, replica = time.monotonic(), self.router, message.replica
+        if message.models:
+            router.holds(replica, message.models[-1])
+        if message.begun:
+            router.begun(replica, message.begun, now)
+        if message.answered:
+            self._run(router.answered(replica, message.answered, now))
+        if message.delivered:  # perhaps of the same tickets
+            router.delivered(replica, message.delivered)
+        if message.undelivered:
+            self._run(router.undelivered(replica, message.undelivered, now))
+        if message.cancelled:
+            cancelled = [(ticket, CANCELLED_STATUS) for ticket in message.cancelled]
+            self._run(router.finished(replica, cancelled, now))
+        if message.rejected:
+            draining = message.draining
+            self._run(router.rejected(replica, message.rejected, now, draining=draining))
+            self._loop.call_later(SATURATED_S, self._wake)
+
+    def _wake(self) -> None:
+        self._run(self.router.wake(time.monotonic()))
+
+    # --- Callers --------------------------------------------------------------------------------
+
+    def attach(self, message: AttachCaller, sender: Address) -> None:
+        """Know a caller, so that it can be answered and its death noticed."""
+        incarnation = message.process.incarnation
+        if incarnation not in self._callers:
+            outbox = Outbox(
+                self._loop,
+                sender,
+                lambda items: AnswerQueries(incarnation=incarnation, answers=tuple(items)),
+            )
+            lost = lambda: self.detach(incarnation)  # noqa: E731
+            unwatch = self._loop.watch_process(message.process, lost, sender)
+            address = pickle.dumps(sender)
+            self._callers[incarnation] = _Caller(address, incarnation, outbox, unwatch)
+        if self.ready:
+            self._welcome(sender)
+
+    def detach(self, incarnation: str) -> None:
+        """Forget a caller that has left, or whose process has ended."""
+        caller = self._callers.pop(incarnation, None)
+        if caller is not None:
+            caller.unwatch()
+            self._run(self.router.caller_lost(incarnation, time.monotonic()))
+
+    def _welcome(self, caller: Address) -> None:
+        self._loop.send(caller, AttachCallerReply(proxy=self._process, ready=True))
+
+    def submit(self, message: SubmitQueries, sender: Address) -> None:
+        """Dispatch a caller's queries; before the first tables came they wait.
+
+        A caller of another host may have been given up, and not know it: it attaches again.
+        """
+        if message.incarnation not in self._callers:
+            self._loop.send(sender, AttachCallerReply(proxy=self._process, ready=False))
+        elif self.ready:
+            self._submit(message)
+        else:
+            self._waiting.append(message)
+
+    def _submit(self, message: SubmitQueries) -> None:
+        caller = message.incarnation
+        if caller not in self._callers:
+            logger.warning("ignored queries of a caller that is not attached")
+            return
+        now = time.monotonic()
+        for query in message.queries:
+            resent = query.id in message.resent
+            try:
+                self._run(self.router.submit(caller, query, now, resent=resent))
+            except Exception as error:
+                raise QueryFailedError(caller, query.id, error) from error
+        for query_id in message.cancelled:
+            self._run(self.router.cancel(caller, query_id, now))
+        self._arm_deadline()
+        self._mirror_in(MIRROR_S)
+
+    def failed(self, error: QueryFailedError) -> Iterable[tuple[Address, AnswerQueries]]:
+        """Return the answer to a query on which the router failed.
+
+        Callers send all other queries to the next proxy. It would fail on this one, too.
+        """
+        caller = self._callers.get(error.caller)
+        if caller is not None:
+            text = "the router failed on the query; see proxy.log"
+            answers = (FailedAnswer(error.query_id, "GreenroomError", text),)
+            answer = AnswerQueries(incarnation=caller.incarnation, answers=answers)
+            yield pickle.loads(caller.address), answer
+
+    # --- Timers ---------------------------------------------------------------------------------
+
+    def _mirror_in(self, delay_s: float) -> None:
+        if self._mirroring.is_due and self._mirror_timer is None:
+            self._mirror_timer = self._loop.call_later(delay_s, self._mirror)
+
+    def _mirror(self) -> None:
+        self._mirror_timer = None
+        self._run(self._mirroring.make(time.monotonic()))
+        self._mirror_in(MIRROR_MORE_S)
+        self._arm_deadline()
+
+    def _arm_deadline(self) -> None:
+        due = self.router.next_deadline_at()
+        if due is None or due == self._deadline_at:
+            return
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_at = due
+        delay_s = max(due - time.monotonic(), 0.0)
+        self._deadline_timer = self._loop.call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._deadline_at = None
+        self._run(self.router.expire(time.monotonic()))
+        self._arm_deadline()
+
+    # --- Effects --------------------------------------------------------------------------------
+
+    def _run(self, effects: tickets.Effects) -> None:
+        for effect in effects:
+            self._perform[type(effect)](effect)
+
+    def _assign(self, effect: tickets.Assign) -> None:
+        ticket = effect.ticket
+        link = self._links.get(effect.replica)
+        caller = None if ticket.is_mirrored else self._callers.get(str(ticket.caller))
+        if link is None or (caller is None and not ticket.is_mirrored):
+            return  # its death is being handled, and ends the ticket
+        timeout_s = None
+        if ticket.deadline_at is not None:
+            timeout_s = max(ticket.deadline_at - time.monotonic(), 0.0)
+        link.outbox.put(
+            Assignment(
+                ticket=ticket.number,
+                query=ticket.query,
+                caller=None if caller is None else caller.address,
+                caller_incarnation="" if caller is None else caller.incarnation,
+                endpoint=ticket.endpoint,
+                route=ticket.route,
+                timeout_s=timeout_s,
+                compare=() if ticket.compare == () else self._compare_at(ticket),
+            )
+        )
+
+    def _compare(self, effect: tickets.Compare) -> None:
+        link = self._links.get(effect.replica)
+        if link is not None:
+            places = self._compare_at(effect.ticket) or ()
+            link.outbox.put_patiently((effect.ticket.number, places), MIRROR_S)
+
+    def _cancel(self, effect: tickets.Cancel) -> None:
+        link = self._links.get(effect.replica)
+        if link is not None:
+            link.outbox.put(effect.ticket.number)
+
+    def _refuse(self, effect: tickets.Refuse) -> None:
+        caller = self._callers.get(str(effect.caller))
+        if caller is not None:
+            caller.outbox.put(FailedAnswer(*effect[1:]))
+
+    def _compare_at(self, ticket: tickets.Ticket) -> tuple[CompareAt, ...] | None:
+        """Return where a ticket's answer is compared, at replicas that live; None if unknown."""
+        if ticket.compare is None:
+            return None
+        places = []
+        for number, tag, settings in ticket.compare:
+            link = self._links.get(tag)
+            if link is not None:
+                process: Any = link.table.process
+                at = (process.incarnation, link.table.address)
+                packed = b"" if settings is None else self._pickled("settings", settings)
+                places.append((number, self._pickled("replica", at), packed))
+        return tuple(places)
+
+    def _pickled(self, kind: str, value: tuple[str, Any]) -> bytes:
+        """Pickle once what goes with many queries; the first of ``value`` is its id."""
+        key = (kind, value[0])
+        pickled = self._pickles.get(key)
+        if pickled is None:
+            if len(self._pickles) >= MAX_PICKLES:
+                self._pickles.clear()
+            pickled = self._pickles[key] = pickle.dumps(value)
+        return pickled

@@ -1,0 +1,330 @@
+"""Which replica of a backend gets the next ticket: the least loaded, round robin among equals.
+
+Theory of operation. Replicas stand in *levels* by the number of tickets they have; each level is
+ordered by which came to it first. The next ticket goes to the first replica of the lowest level,
+which thereby goes to the end of the next level. So every step takes the same short time, however
+many replicas there are. A replica that may get no ticket at present (it rejected one, or drains)
+stands in no level. A ticket's slot is given back when its replica reports the outcome or rejects
+it, or dies: not when the caller has lost interest, because the replica may still be busy with it.
+
+Replicas on the router's own host are taken first, while they have room. A replica that lets a query
+wait for UNHEARD_S without a word about any is *suspect*, until it ends one sooner: it is taken only
+when each other one has SUSPECT_LOAD tickets more. So a replica whose loop is blocked costs few
+queries, and where all take long, all are alike.
+
+Queries wait in two queues: those of callers, and mirrored queries, for which the backend is a
+shadow. Mirrored queries are dispatched only where no caller waits, and leave half of the slots
+alone where callers send queries too. Their queue is short: a shadow that cannot follow misses some,
+and nothing piles up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from greenroom.core.routing.queues import DrainRate, FairQueue
+from greenroom.core.routing.tables import BackendTable, ReplicaTable
+from greenroom.core.routing.tickets import Assign, Ticket
+
+UNHEARD_S = 1.0
+SUSPECT_LOAD = 1
+GIVEN_UP_S = 0.1  # a caller that gives up after that, with nothing heard, counts as a silence
+SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
+MAX_MIRRORED_QUEUED = 100
+
+
+@dataclass(slots=True, eq=False)
+class RoutedReplica:
+    """One replica as a router uses it, and the tickets it has."""
+
+    table: ReplicaTable
+    backend: str
+    ongoing: dict[int, Ticket] = field(default_factory=dict)
+    unconfirmed: dict[int, Ticket] = field(default_factory=dict)  # answered, but did it arrive?
+    saturated_until: float = 0.0  # it rejected a ticket, and is left alone for a moment
+    draining: bool = False  # it rejected a ticket because it is to stop: for good
+    retired: bool = False  # no longer in the table; lives on until its tickets are done
+    is_near: bool = True  # on the router's own host
+    models: frozenset[str] = frozenset()  # multiplexed ones, that it has or loads
+    heard_at: float = float("-inf")  # when it said something of a ticket, the last time
+    is_suspect: bool = False
+    level: int = -1  # where it stands in its backend's levels; -1 is nowhere
+
+    def seems_suspect(self, numbers: Iterable[int], now: float) -> bool:
+        """Hear of these tickets, which it still has; return whether it is suspect now."""
+        if not self.ongoing:
+            return self.is_suspect
+        oldest_at = next(iter(self.ongoing.values())).assigned_at
+        unheard_s = now - max(self.heard_at, oldest_at)
+        self.heard_at = now
+        if not self.is_suspect and unheard_s <= UNHEARD_S:
+            return False
+        told = (self.ongoing.get(number) for number in numbers)
+        return not any(t is not None and now - t.assigned_at <= UNHEARD_S for t in told)
+
+    def is_silent_on(self, ticket: Ticket, now: float) -> bool:
+        """Return whether it has said nothing since it got a ticket that is given up now."""
+        return self.heard_at < ticket.assigned_at < now - GIVEN_UP_S
+
+
+class Levels:
+    """Replicas of one backend that may get tickets, by load."""
+
+    __slots__ = ("_levels", "_lowest")
+
+    def __init__(self) -> None:
+        self._levels: list[dict[str, RoutedReplica]] = [{}]
+        self._lowest = 0  # no level below this one has a replica
+
+    def place(self, replica: RoutedReplica) -> None:
+        """Put a replica where its load belongs; to be called after each change of its load."""
+        load, levels = len(replica.ongoing), self._levels
+        if replica.level == load:
+            return
+        tag = replica.table.tag
+        if replica.level >= 0:
+            del levels[replica.level][tag]
+        while load >= len(levels):
+            levels.append({})
+        levels[load][tag] = replica
+        replica.level = load
+        self._lowest = min(self._lowest, load)
+
+    def remove(self, replica: RoutedReplica) -> None:
+        """Give a replica no more tickets; harmless when it stands nowhere."""
+        if replica.level >= 0:
+            del self._levels[replica.level][replica.table.tag]
+            replica.level = -1
+
+    def least_loaded(self, limit: int) -> RoutedReplica | None:
+        """Return the replica to take next, or None when all have ``limit`` tickets or more."""
+        levels, lowest = self._levels, self._lowest
+        end = min(limit, len(levels))
+        while lowest < end and not levels[lowest]:
+            lowest += 1
+        self._lowest = lowest
+        return next(iter(levels[lowest].values())) if lowest < end else None
+
+
+@dataclass(slots=True, eq=False)
+class RoutedBackend:
+    """A backend's newest table, its replicas by load, and the queries that wait for them."""
+
+    table: BackendTable
+    queue: FairQueue = field(default_factory=FairQueue)
+    mirrored: FairQueue = field(default_factory=FairQueue)
+    rate: DrainRate = field(default_factory=DrainRate)
+    replicas: dict[str, RoutedReplica] = field(default_factory=dict)
+    near: Levels = field(default_factory=Levels)
+    far: Levels = field(default_factory=Levels)  # on other hosts
+    suspects: Levels = field(default_factory=Levels)  # on any
+    has_traffic: bool = False
+    slots: int = 0  # of all replicas
+
+    def take_table(self, table: BackendTable) -> None:
+        """Replace the table, and expect the drain rate to follow the number of slots."""
+        self.table = table
+        slots = len(table.replicas) * table.max_ongoing_requests
+        if slots and self.slots:
+            self.rate.resized(slots / self.slots)
+        self.slots = slots
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it was in full service once, should be, and has no replica."""
+        return self.table.is_expected and not self.replicas
+
+    # --- Replicas -------------------------------------------------------------------------------
+
+    def choose(self, ticket: Ticket, slots: int) -> RoutedReplica | None:
+        """Return the replica for a ticket, or None when all have ``slots`` tickets or more.
+
+        A replica that has the model which the query needs is better than the least loaded of all:
+        loading one takes longer than waiting among other queries.
+        """
+        model = ticket.query.multiplexed_model_id
+        if model:
+            having = [r for r in self.replicas.values() if model in r.models]
+            with_room = [r for r in having if 0 <= r.level < slots]
+            if with_room:
+                return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
+        return self._least_loaded(slots)
+
+    def _least_loaded(self, slots: int) -> RoutedReplica | None:
+        best = self.near.least_loaded(slots) or self.far.least_loaded(slots)
+        suspect = self.suspects.least_loaded(slots)
+        if best is None or suspect is None:
+            return best or suspect
+        return suspect if best.level > suspect.level + SUSPECT_LOAD else best
+
+    def set_level(self, replica: RoutedReplica, now: float) -> None:
+        """Choose a replica by the load it has now, if it may be chosen."""
+        if replica.draining or replica.saturated_until > now:
+            self._levels_of(replica).remove(replica)
+        else:
+            self._levels_of(replica).place(replica)
+
+    def retire(self, replica: RoutedReplica) -> None:
+        """Give a replica no more tickets."""
+        replica.retired = True
+        del self.replicas[replica.table.tag]
+        self._levels_of(replica).remove(replica)
+
+    def set_suspect(self, replica: RoutedReplica, *, is_suspect: bool) -> None:
+        """Move a replica to the levels of its kind, if it stands in any."""
+        if is_suspect == replica.is_suspect:
+            return
+        stands = replica.level >= 0
+        self._levels_of(replica).remove(replica)
+        replica.is_suspect = is_suspect
+        if stands:
+            self._levels_of(replica).place(replica)
+
+    def _levels_of(self, replica: RoutedReplica) -> Levels:
+        if replica.is_suspect:
+            return self.suspects
+        return self.near if replica.is_near else self.far
+
+    def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
+        """Give a ticket to a replica that has room."""
+        ticket.replica = tag = replica.table.tag
+        if ticket.assigned_at < 0 and ticket.budget is not None:
+            ticket.budget.pay_in(self.slots)
+        ticket.assigned_at = now
+        ticket.attempts += 1
+        replica.ongoing[ticket.number] = ticket
+        self._levels_of(replica).place(replica)
+        return Assign(tag, ticket)
+
+    # --- What waits -----------------------------------------------------------------------------
+
+    def queue_of(self, ticket: Ticket) -> FairQueue:
+        """Return the queue that a ticket waits in, or would."""
+        return self.mirrored if ticket.is_mirrored else self.queue
+
+    def let_wait(self, ticket: Ticket, now: float) -> list[tuple[Ticket, str]]:
+        """Queue a ticket, unless it would wait for too long, or too many wait already.
+
+        Return which tickets are to be refused, and why. Where the queue is full, the longest line
+        gives one up for a line that is clearly shorter: otherwise a flood of one endpoint would
+        have others refused.
+        """
+        ahead = self.queue.ahead(ticket.endpoint)
+        left_s = ticket.left_s(now)
+        if wait_s := self.rate.too_slow_for(ahead, left_s, now):
+            text = (
+                f"{ticket.endpoint} could begin with this query in about {wait_s:.3g} s only, "
+                f"of the {left_s:.3g} s that it has in all"
+            )
+            return [(ticket, text)]
+        refused = []
+        if 0 <= self.table.max_queued_requests <= self.queue.size:
+            given_up = self.queue.longest_beside(ticket.endpoint)
+            if given_up is None:
+                return [(ticket, self._full(ticket))]
+            refused.append((given_up, self._full(given_up)))
+            self.queue.remove(given_up)
+        if not self.queue.size:
+            self.rate.began(now)
+        self.queue.add(ticket)
+        return refused
+
+    def _full(self, ticket: Ticket) -> str:
+        own, every = self.queue.length(ticket.endpoint), self.queue.size
+        text = f"{ticket.endpoint} has {own} queries queued, "
+        return text + ("its limit" if own == every else f"of {every} in all, the limit")
+
+    def put_first(self, ticket: Ticket, now: float) -> None:
+        """Queue a ticket before all others of its queue."""
+        queue = self.queue_of(ticket)
+        if queue is self.queue and not queue.size:
+            self.rate.began(now)
+        queue.put_first(ticket)
+
+    def take_waiting(self) -> list[Ticket]:
+        """Remove and return all that waits."""
+        return self.queue.take_all() + self.mirrored.take_all()
+
+    def assign_waiting(self, now: float) -> tuple[list[Assign], list[Ticket]]:
+        """Give what waits to replicas, as far as they have room.
+
+        Return that, and the tickets that had their turn too late: the time that they have left is
+        shorter than queries take here, so that running them would only keep others waiting.
+        """
+        assigned: list[Assign] = []
+        late: list[Ticket] = []
+        while self.queue.size or self.mirrored.size:
+            waiting = self.queue if self.queue.size else self.mirrored
+            ticket = waiting.first()
+            replica = None if ticket is None else self.choose(ticket, self.slots_for(ticket))
+            if ticket is None or replica is None:
+                break
+            waiting.take(ticket)
+            if ticket.deadline_at is not None and now + self.rate.run_s >= ticket.deadline_at:
+                late.append(ticket)
+            else:
+                assigned.append(self.assign(ticket, replica, now))
+        return assigned, late
+
+    def slots_for(self, ticket: Ticket) -> int:
+        """Return how many tickets a replica may have and get this one."""
+        return self._slots_for_mirrored if ticket.is_mirrored else self.table.max_ongoing_requests
+
+    @property
+    def _slots_for_mirrored(self) -> int:
+        """Half of the slots where there is traffic, which mirrored queries that hang leave free."""
+        slots = self.table.max_ongoing_requests
+        return max(slots // 2, 1) if self.has_traffic else slots
+
+    @property
+    def takes_mirrored(self) -> bool:
+        """Whether one more mirrored query may wait, or need not wait."""
+        limit = self.table.max_queued_requests
+        limit = MAX_MIRRORED_QUEUED if limit < 0 else min(limit, MAX_MIRRORED_QUEUED)
+        if self.mirrored.size < limit:
+            return True  # and where anything waits, no replica has room
+        return self._least_loaded(self._slots_for_mirrored) is not None
+
+
+class ReplicaSlots:
+    """All replicas by tag: those of the newest tables, and retired ones until they are done.
+
+    A replica that has rejected a ticket *rests* for SATURATED_S, or until it has done something.
+    """
+
+    def __init__(self, own_host: str = "") -> None:
+        self._own_host = own_host
+        self.by_tag: dict[str, RoutedReplica] = {}
+        self._resting: list[RoutedReplica] = []
+
+    def add(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> None:
+        """Let a replica get tickets; a retired one may be back with those it has.
+
+        That happens because a new controller begins with empty tables.
+        """
+        replica = self.by_tag.get(table.tag)
+        if replica is None:
+            is_near = table.host in {"", self._own_host}
+            replica = RoutedReplica(table, backend.table.tag, is_near=is_near)
+            self.by_tag[table.tag] = replica
+        replica.retired = False
+        backend.replicas[table.tag] = replica
+        backend.set_level(replica, now)
+
+    def forget_if_done(self, replica: RoutedReplica) -> None:
+        """Forget a retired replica that holds nothing any more."""
+        is_done = replica.retired and not (replica.ongoing or replica.unconfirmed)
+        if is_done and self.by_tag.get(replica.table.tag) is replica:
+            del self.by_tag[replica.table.tag]
+
+    def rest(self, replica: RoutedReplica, now: float) -> None:
+        """Leave a replica that has rejected a ticket alone for a moment."""
+        replica.saturated_until = now + SATURATED_S
+        self._resting.append(replica)
+
+    def take_rested(self, now: float) -> list[RoutedReplica]:
+        """Return the replicas that have rested by now; each is returned once."""
+        rested = [each for each in self._resting if each.saturated_until <= now]
+        self._resting = [each for each in self._resting if each.saturated_until > now]
+        return rested

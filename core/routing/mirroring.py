@@ -1,0 +1,111 @@
+"""Mirrored queries: what shadows run of the queries that callers send.
+
+Theory of operation. Mirroring observes the router. Of each query that was let in it draws which
+shadows of its endpoint get it too. The mirrored queries are made some milliseconds later, so that
+queries go first. Each is a ticket without a caller, which runs once or not at all, and of whose end
+only observers hear. A shadow that cannot follow misses some, which counts as *dropped*: its queue
+is short, and what its mirrored queries keep in memory is limited.
+
+Where a shadow's answers are compared, a query's answer and its mirrored query's meet at one replica
+of the shadow. That is not always the one that runs the mirrored query, which may have to wait for
+room; it is known as soon as the mirrored query is made, and told to the replicas that have the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import EndpointTable
+from greenroom.core.routing.tickets import Compare, Effects, Observer, Pairing, Ticket
+
+MIRROR_S = 0.005  # how long mirrored queries wait: queries go first, and others may go along
+MIRROR_MORE_S = 0.001  # between two batches, for queries to be let in
+AT_ONCE = 8
+MAX_MIRRORED_BYTES = 32 * 1024 * 1024  # of calls that mirrored queries of a shadow keep in memory
+
+
+class Mirroring(Observer):
+    """Makes the mirrored queries of a router; ``draw`` returns a uniform number in [0, 1)."""
+
+    def __init__(self, router: Router, draw: Callable[[], float]) -> None:
+        self._router = router
+        self._draw = draw
+        self._due: list[tuple[Ticket, list[str]]] = []  # queries, and their shadows
+        self._bytes: Counter[str] = Counter()  # by shadow; those without any leave it
+        router.observers.add(self)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to call :meth:`make`, MIRROR_S later."""
+        return bool(self._due)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much mirrored queries keep in memory."""
+        return sum(self._bytes.values())
+
+    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+        """See Observer. What follows a query goes to one replica only, so it is not mirrored."""
+        if not endpoint.shadows:
+            return
+        draw = self._draw
+        shadows = [tag for tag, proportion in endpoint.shadows.items() if draw() < proportion]
+        if shadows:
+            self._due.append((ticket, shadows))
+            if not endpoint.compares.keys().isdisjoint(shadows):
+                ticket.compare = None  # not known yet
+
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        """See Observer."""
+        if ticket.caller is None:
+            self._bytes[ticket.backend] -= len(ticket.query.call)
+            if not self._bytes[ticket.backend]:
+                del self._bytes[ticket.backend]
+
+    def make(self, now: float) -> Effects:
+        """Make some of the mirrored queries that are due; queries that come meanwhile wait.
+
+        So of many it makes only a half.
+        """
+        count = max(AT_ONCE, len(self._due) // 2)
+        due, self._due = self._due[:count], self._due[count:]
+        effects: Effects = []
+        for original, shadows in due:
+            pairings: tuple[Pairing, ...] = ()
+            for tag in shadows:
+                pairings += self._mirror(original, tag, effects, now)
+            if original.compare is None:
+                original.compare = pairings
+                if original.replica is not None:  # else they go with its assignment
+                    effects.append(Compare(original.replica, original))
+        return effects
+
+    def _mirror(
+        self, original: Ticket, tag: str, effects: Effects, now: float
+    ) -> tuple[Pairing, ...]:
+        """Queue a mirrored query at a shadow; return where its answer is compared, if it is."""
+        held, size = self._bytes[tag], len(original.query.call)
+        endpoint = self._router.endpoint(original.endpoint)
+        mirrored = None
+        if not (original.query.follows or (held and held + size > MAX_MIRRORED_BYTES)):
+            mirrored = self._router.mirrored(original, tag, now)
+        if mirrored is None or endpoint is None:
+            for dropped in self._router.observers.dropped:
+                dropped(original.endpoint, tag)
+            return ()
+        self._bytes[tag] = held + size
+        pairings = self._paired(mirrored, endpoint.compares.get(tag))
+        effects += self._router.dispatch_mirrored(mirrored, now)
+        return pairings
+
+    def _paired(self, mirrored: Ticket, compare: tuple[str, Any] | None) -> tuple[Pairing, ...]:
+        replicas = self._router.replicas_of(mirrored.backend)
+        if compare is None or not replicas:
+            return ()
+        # Two by two: numbers go to a query and its mirrored query in turn.
+        pairing = Pairing(mirrored.number, replicas[mirrored.number // 2 % len(replicas)])
+        mirrored.compare = (pairing._replace(settings=compare),)
+        return (pairing,)

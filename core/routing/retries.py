@@ -1,0 +1,57 @@
+"""Which queries may be sent again when the replica that had them died, and how many of them.
+
+Whether a query may be retried is for the nearest one to say that knows: the handle that it comes
+through, else its endpoint, else the deployment that runs it, else its HTTP method. A query that has
+not run, because it never left or its replica had no room, is not retried when it is sent again:
+none of this concerns it.
+
+How many may be retried is up to a budget. Retries hit a backend when it is at its weakest; where
+every query kills its replica, three attempts each would triple the load on the replicas that come
+up again. So a query that is run pays a token in, and a retry takes one out. That is the token
+bucket of Finagle's RetryBudget (https://twitter.github.io/finagle/guide/Clients.html#retries), with
+its percentCanRetry at one: retries never more than double the load. A replica may die with all its
+queries under way, of which clients shall notice nothing; a smaller share would not be enough for
+that. Finagle's tokens expire. Ours do not, but there are never more than a backend has slots, and
+SPARE: enough to retry everything that is under way once, and no hoard for a storm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MAX_ATTEMPTS = 3  # a query that kills its replica must not kill all of them in turn
+# For answers of the last moment before a death. Callers confirm answers by the dozen, so it is not
+# known whether these have arrived, and they are retried too.
+SPARE = 128
+RETRYABLE_METHODS = frozenset(
+    {"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"}
+)  # RFC 9110, 9.2.2
+
+
+def may_retry(http_method: str, said: Iterable[bool | None]) -> bool:
+    """Return whether a query may be run again; in ``said`` the nearest word comes first."""
+    for word in said:
+        if word is not None:
+            return word
+    return http_method in RETRYABLE_METHODS
+
+
+class RetryBudget:
+    """Tokens that queries pay in and retries take out."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, tokens: int = 0) -> None:
+        self.tokens = tokens
+
+    def pay_in(self, most: int) -> None:
+        """Count a query; there are never more tokens than ``most`` and SPARE."""
+        if self.tokens < most + SPARE:
+            self.tokens += 1
+
+    def take_out(self) -> bool:
+        """Take a token for a retry; return False where there is none."""
+        if not self.tokens:
+            return False
+        self.tokens -= 1
+        return True

@@ -1,0 +1,168 @@
+"""Queries and tables for router tests, with what a test does not care about filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from greenroom.core.routing.mirroring import Mirroring
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tickets import Assign, Observer, Ticket
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query, as a caller sends it."""
+
+    id: int
+    endpoint: str | None = "e"
+    path: str = ""
+    http_method: str = ""
+    timeout_s: float | None = None
+    retryable: bool | None = True
+    shard_key: str | None = None
+    multiplexed_model_id: str = ""
+    call: bytes = b"call"
+    follows: str = ""
+
+
+class Ended(NamedTuple):
+    endpoint: str
+    backend: str
+    status: int
+    seconds: float
+    is_mirrored: bool = False
+
+
+class Dropped(NamedTuple):
+    """A mirrored query that was not run."""
+
+    endpoint: str
+    backend: str
+
+
+class Retried(NamedTuple):
+    endpoint: str
+    backend: str
+
+
+class RetryRefused(NamedTuple):
+    endpoint: str
+    backend: str
+
+
+class Starved(NamedTuple):
+    backend: str
+
+
+class Recorder(Observer):
+    """Keeps the events of a router."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def starved(self, backend: str) -> None:
+        self.events.append(Starved(backend))
+
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        place = (ticket.endpoint, ticket.backend)
+        if ticket.is_mirrored and not ticket.attempts:
+            self.events.append(Dropped(*place))
+        else:
+            self.events.append(Ended(*place, status, seconds, ticket.is_mirrored))
+
+    def retried(self, ticket: Ticket) -> None:
+        self.events.append(Retried(ticket.endpoint, ticket.backend))
+
+    def retry_refused(self, ticket: Ticket) -> None:
+        self.events.append(RetryRefused(ticket.endpoint, ticket.backend))
+
+    def dropped(self, endpoint: str, backend: str) -> None:
+        self.events.append(Dropped(endpoint, backend))
+
+
+class WatchedRouter:
+    """A router whose methods return the effects, and after them what observers hear."""
+
+    def __init__(self, draw: Callable[[], float], own_host: str = "") -> None:
+        self.router = Router(draw, own_host)
+        self.mirroring = Mirroring(self.router, draw)
+        self._recorder = Recorder()
+        self.router.observers.add(self._recorder)
+
+    def mirror(self, now: float) -> list[Any]:
+        """Make the mirrored queries that are due."""
+        return self._with_events(self.mirroring.make(now))
+
+    def next_deadline_at(self) -> float | None:
+        return self.router.next_deadline_at()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of any query."""
+        return not (
+            self.router.busy()
+            or self.router.open_tickets
+            or self.router.next_deadline_at()
+            or any(self.router.ongoing().values())
+            or self.mirroring.is_due
+            or self.mirroring.held_bytes
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.router, name)
+        if not callable(attribute):
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = attribute(*args, **kwargs)
+            return self._with_events(result) if isinstance(result, list | None) else result
+
+        return call
+
+    def _with_events(self, effects: list[Any] | None) -> list[Any]:
+        events, self._recorder.events = self._recorder.events, []
+        return [*(effects or []), *events]
+
+
+def replica(tag: str, life: int = 1) -> ReplicaTable:
+    return ReplicaTable(tag=tag, address=f"address of {tag}", process=(tag, life))
+
+
+def backend(*replicas: str, tag: str = "b", limit: int = 2, **settings: Any) -> BackendTable:
+    return BackendTable(
+        tag=tag,
+        replicas=tuple(replica(each) for each in replicas),
+        max_ongoing_requests=limit,
+        **settings,
+    )
+
+
+def endpoint(name: str = "e", to: str = "b", **settings: Any) -> EndpointTable:
+    return EndpointTable(name=name, traffic={to: 1.0}, **settings)
+
+
+def router(*tables: BackendTable) -> WatchedRouter:
+    """Return a router with these backends, and endpoint "e" on backend "b"."""
+    made = WatchedRouter(lambda: 0.5)
+    for table in tables:
+        made.set_backend(table.tag, table, 0.0)
+    made.set_endpoint("e", endpoint(), 0.0)
+    return made
+
+
+def only(kind: type[T], effects: list[Any]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def assigned(effects: list[Any]) -> list[tuple[str, int]]:
+    """Return (replica, query id) of each assignment."""
+    return [(effect.replica, effect.ticket.query.id) for effect in only(Assign, effects)]
+
+
+def numbers(effects: list[Any]) -> list[int]:
+    return [effect.ticket.number for effect in only(Assign, effects)]
