@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.core.routing.queues import MAX_RETRY_AFTER_S, MEMORY_S, DrainRate
+from greenroom.core.routing.queues import MEMORY_S, DrainRate
 
 
 def busy(rate: float, seconds: float, begin: float = 0.0) -> DrainRate:
@@ -39,13 +39,6 @@ def test_time_in_which_nothing_waited_does_not_count() -> None:
     assert pace.wait_s(10, 1000.1) == pytest.approx(1.0, rel=0.05)
 
 
-def test_a_backend_that_stands_still_is_known_to_be_slower_and_slower() -> None:
-    pace = busy(10.0, 20.0)
-    waits = [pace.wait_s(10, now) for now in (20.0, 25.0, 40.0)]
-    assert waits == sorted(waits)
-    assert waits[2] > 4 * waits[0]
-
-
 def test_a_new_rate_replaces_the_old_one() -> None:
     pace = busy(100.0, 60.0)
     for each in range(1, 10 * int(3 * MEMORY_S)):
@@ -58,11 +51,6 @@ def test_with_more_slots_a_higher_rate_is_expected_at_once() -> None:
     pace = busy(10.0, 20.0)
     pace.resized(5.0)
     assert pace.wait_s(100, 20.0) == pytest.approx(2.0, rel=0.05)
-
-
-def test_when_to_come_back_is_bounded() -> None:
-    assert busy(0.1, 50.0).retry_after_s(100, 50.0) == MAX_RETRY_AFTER_S
-    assert busy(100.0, 5.0).retry_after_s(0, 5.0) == pytest.approx(0.01, rel=0.1)
 
 
 def test_waiting_for_half_of_what_is_left_is_too_long() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import Assign, Cancel, Compare, Refuse
 from tests.core.routing.queries import (
@@ -101,13 +100,6 @@ def test_a_query_is_copied_when_the_draw_is_below_the_proportion(
     assert len(copies(submit(made, 1))) == times
 
 
-def test_a_shadow_of_two_endpoints_gets_copies_of_both_and_each_may_have_two_shadows() -> None:
-    made = shadowed(backend("r1", limit=9), S1, backend("t1", tag="t"))
-    made.set_endpoint("f", endpoint("f", shadows={"s": 1.0, "t": 1.0}), 0.0)
-    assert copies(submit(made, 1)) == [("s1", 1)]
-    assert copies(submit(made, 2, endpoint="f")) == [("s1", 2), ("t1", 2)]
-
-
 def test_a_shadow_that_has_traffic_keeps_half_of_its_slots_for_it() -> None:
     made = WatchedRouter(lambda: 0.5)
     made.set_backend("b", backend("r1", limit=4), 0.0)
@@ -144,25 +136,6 @@ def test_queries_go_before_copies_that_wait() -> None:
         order += [(e.ticket.query.id, e.ticket.is_mirrored) for e in only(Assign, effects)]
         effects = finish(made, effects, "r1")
     assert order == [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)]
-    assert made.is_empty
-
-
-def test_refused_queries_are_not_copied() -> None:
-    made = shadowed(backend("r1", limit=1, max_queued_requests=0), S1)
-    assert copies(submit(made, 1, 2)) == [("s1", 1)]
-    assert copies(submit(made, 3, endpoint="nobody")) == []
-    assert copies(submit(made, 1)) == [], "a repeat of one that is here"
-
-
-def test_an_answered_copy_has_ended_whatever_becomes_of_its_replica() -> None:
-    made = shadowed(backend("r1"), S1)
-    effects = submit(made, 1)
-    numbers = [e.ticket.number for e in effects]
-    assert ends(made.answered("s1", [(numbers[1], 200)], 1.0)) == [("s", 200, True)]
-    assert made.answered("r1", [(numbers[0], 200)], 1.0) == []
-    assert made.load_by_endpoint() == ({("e", "b"): (0, 0)}, {("e", "s"): (0, 0)})
-    assert made.replica_lost("s1", (), 2.0) == []
-    assert ends(made.delivered("r1", numbers[:1])) == [("b", 200, False)]
     assert made.is_empty
 
 
@@ -221,15 +194,6 @@ def test_a_full_shadow_queues_a_bounded_number_and_drops_the_rest() -> None:
     assert only(Refuse, effects) == []
 
 
-@pytest.mark.parametrize(("limit", "waiting"), [(0, 0), (3, 3), (1_000, 100)])
-def test_the_shadows_own_queue_limit_holds_where_it_is_lower(limit: int, waiting: int) -> None:
-    made = shadowed(
-        backend("r1", limit=10_000), backend("s1", tag="s", limit=1, max_queued_requests=limit)
-    )
-    submit(made, *range(1, 201))
-    assert made.busy()["s"] == (waiting, 1)
-
-
 def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
     made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=3))
     body = bytes(8 * MIB)
@@ -276,32 +240,6 @@ def test_a_copy_is_not_run_again_when_its_replica_dies() -> None:
     assert effects == [Ended("e", "s", 503, 1.0, is_mirrored=True)]
 
 
-def test_a_copy_that_never_left_goes_to_another_replica() -> None:
-    made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
-    effects = submit(made, 1)
-    number = effects[1].ticket.number
-    assert copies(made.replica_lost("s1", [number], 1.0)) == [("s2", 1)]
-
-
-def test_a_copy_that_a_replica_rejects_waits() -> None:
-    made = shadowed(backend("r1"), S1)
-    number = submit(made, 1)[1].ticket.number
-    assert made.rejected("s1", [number], 1.0, draining=False) == []
-    assert made.busy()["s"] == (1, 0)
-    assert copies(made.wake(1.0 + SATURATED_S)) == [("s1", 1)]
-
-
-def test_a_copy_outlives_an_original_that_was_answered() -> None:
-    made = shadowed(backend("r1"), S1)
-    effects = submit(made, 1)
-    finish(made, effects, "r1")
-    assert made.cancel("c", 1, 1.0) == []
-    assert made.caller_lost("c", 1.0) == []
-    assert made.ongoing()["s1"] == 1
-    assert ends(finish(made, effects, "s1")) == [("s", 200, True)]
-    assert made.is_empty
-
-
 def test_a_copy_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> None:
     made = shadowed(backend("r1"), S1)
     effects = submit(made, 1)
@@ -334,14 +272,6 @@ def test_a_copy_past_its_time_is_cancelled_and_nobody_is_told() -> None:
     assert ends(made.finished("s1", [(effects[1].ticket.number, 499)], 6.0)) == [("s", 408, True)]
 
 
-def test_a_querys_own_time_limit_is_its_copys_too() -> None:
-    made = shadowed(backend("r1"), S1)
-    submit(made, 1, timeout_s=2.0)
-    late = made.expire(2.0)
-    assert [e.query_id for e in only(Refuse, late)] == [1], "one refusal, for the caller"
-    assert len(only(Cancel, late)) == 2
-
-
 def test_copies_that_wait_are_dropped_when_the_shadow_is_taken_away() -> None:
     made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=1))
     submit(made, 1, 2, 3)
@@ -361,22 +291,6 @@ def test_no_copy_gets_the_slots_that_are_free_once_its_endpoint_is_gone() -> Non
     effects = made.set_endpoint("e", None, 1.0)
     assert copies(effects) == []
     assert only(Dropped, effects) == [Dropped("e", "s")]
-
-
-def test_copies_that_come_back_after_the_shadow_was_taken_away_are_dropped() -> None:
-    made = shadowed(backend("r1"), S1)
-    number = submit(made, 1)[1].ticket.number
-    made.set_endpoint("e", endpoint(), 1.0)
-    assert made.rejected("s1", [number], 2.0, draining=False) == [Dropped("e", "s")]
-
-
-def test_a_deleted_shadow_leaves_nothing_behind() -> None:
-    made = shadowed(backend("r1"), backend("s1", tag="s", limit=1))
-    effects = submit(made, 1, 2)
-    assert made.set_backend("s", None, 1.0) == [Dropped("e", "s")]
-    finish(made, effects, "s1")
-    finish(made, effects, "r1")
-    assert made.is_empty
 
 
 def test_load_is_told_by_endpoint_with_copies_apart() -> None:
@@ -519,13 +433,6 @@ def test_an_answer_is_compared_nowhere_where_its_copy_was_dropped() -> None:
     made.set_backend("s", None, 0.0)
     assert only(Compare, made.mirror(0.0)) == [Compare("r1", assigned.ticket)]
     assert assigned.ticket.compare == ()
-
-
-def test_copies_that_wait_are_paired_too_and_those_that_are_dropped_are_not() -> None:
-    made = shadowed(backend("r1", limit=999), backend("s1", tag="s", limit=1), compares=COMPARES)
-    waits = [submit(made, number)[0].ticket for number in range(102)]
-    assert all(ticket.compare for ticket in waits[:-1])
-    assert not waits[-1].compare
 
 
 def test_without_a_comparison_or_a_replica_for_it_nothing_is_paired() -> None:

@@ -116,15 +116,6 @@ def test_what_is_repeated_too_often_hears_why_and_is_counted() -> None:
     )
 
 
-def test_a_replica_that_dies_with_all_its_slots_taken_costs_nobody_anything() -> None:
-    made = router(backend("r1", limit=100))
-    for i in range(100):
-        made.submit("c", Query(i), 0.0)
-    made.set_backend("b", backend("r1", "r2", limit=100), 0.0)
-    effects = made.replica_lost("r1", (), 1.0)
-    assert len(assigned(effects)) == 100
-
-
 def test_one_endpoint_does_not_spend_what_another_has_paid_in() -> None:
     made = router(backend("r1", "r2", "r3", limit=9))
     made.set_endpoint("other", endpoint("other"), 0.0)
@@ -181,13 +172,3 @@ def test_answers_that_nobody_has_confirmed_leave_the_budget_to_what_is_not_answe
     refused = {effect.query_id for effect in only(Refuse, effects)}
     assert not refused & {1001, 1002}
     assert refused, "there was not enough for all"
-
-
-def test_traffic_that_moves_takes_its_budget_along_where_it_stays() -> None:
-    made = router(backend("r1", "r2", limit=9))
-    effects = made.submit("c", Query(1), 0.0)
-    made.finished(effects[0].replica, [(numbers(effects)[0], 200)], 0.0)
-    made.set_endpoint("e", endpoint(methods=("GET",)), 0.0)
-    effects = made.submit("c", Query(2), 0.0)
-    effects = made.replica_lost(effects[0].replica, (), 1.0)
-    assert made._endpoints["e"].budgets["b"].tokens == 1

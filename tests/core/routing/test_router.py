@@ -7,7 +7,6 @@ from greenroom.core.routing.tickets import Assign, Cancel, Refuse
 from tests.core.routing.queries import (
     Ended,
     Query,
-    Retried,
     Starved,
     WatchedRouter,
     assigned,
@@ -61,24 +60,6 @@ def test_no_replica_gets_more_than_its_limit_and_the_rest_waits_in_order() -> No
     assert statuses(effects) == [200]
 
 
-def test_nobody_overtakes_the_queue() -> None:
-    made = router(backend(limit=1))
-    submit(made, 1, 2)
-    effects = made.set_backend("b", backend("r1", limit=1), 1.0)
-    assert assigned(effects) == [("r1", 1)]
-    effects = made.set_backend("b", backend("r1", limit=2), 1.0)
-    assert assigned(effects) == [("r1", 2)]
-
-
-def test_a_lower_limit_holds_for_what_comes_next() -> None:
-    made = router(backend("r1", limit=3))
-    first = numbers(submit(made, 1, 2, 3))
-    made.set_backend("b", backend("r1", limit=1), 1.0)
-    assert submit(made, 4) == []
-    assert assigned(made.finished("r1", [(n, 200) for n in first[:2]], 2.0)) == []
-    assert assigned(made.finished("r1", [(first[2], 200)], 3.0)) == [("r1", 4)]
-
-
 def test_a_query_waits_for_the_first_replica() -> None:
     made = router(backend())
     assert submit(made, 1) == [Starved("b")]
@@ -109,10 +90,6 @@ def test_a_method_that_the_endpoint_lacks_is_refused_naming_those_it_has() -> No
     assert submit(made, 1, http_method="POST") == [refusal]
     assert assigned(submit(made, 2, http_method="PUT")) == [("r1", 2)]
     assert assigned(submit(made, 3)) == [("r1", 3)], "a call through a handle has no method"
-
-
-def test_an_endpoint_without_methods_takes_all() -> None:
-    assert assigned(submit(router(backend("r1")), 1, http_method="TRACE")) == [("r1", 1)]
 
 
 def test_a_full_queue_refuses_more() -> None:
@@ -182,11 +159,6 @@ def test_a_query_past_its_time_is_not_run_though_no_timer_has_fired() -> None:
     assert made.is_empty
 
 
-def test_a_queue_limit_of_nothing_still_fills_the_replicas() -> None:
-    made = router(backend("r1", limit=1, max_queued_requests=0))
-    assert [type(effect) for effect in submit(made, 1, 2)] == [Assign, Refuse, Ended]
-
-
 def test_an_endpoint_whose_backend_is_unknown_is_unavailable() -> None:
     text = "endpoint 'e' has no backend with traffic"
     assert refused(submit(router(), 1)) == [(1, "DeploymentUnavailableError", text)]
@@ -249,32 +221,6 @@ def test_a_request_or_call_has_the_shorter_of_its_own_limit_and_the_backends(
     assert made.next_deadline_at() == deadline
 
 
-def test_deadlines_far_away_of_cancelled_queries_are_not_kept() -> None:
-    made = router(backend("r1", limit=1))
-    submit(made, 1, timeout_s=3600.0)
-    for number in range(2, 20_000):
-        submit(made, number, timeout_s=3600.0)
-        made.cancel("c", number, 1.0)
-    assert made.next_deadline_at() == 3600.0
-    made.expire(3600.0)
-    assert made.next_deadline_at() is None
-
-
-def test_deadlines_of_ended_queries_wake_nobody() -> None:
-    made = router(backend("r1", limit=9, request_timeout_s=30.0))
-    first = numbers(submit(made, 1, 2, 3))
-    made.finished("r1", [(n, 200) for n in first], 1.0)
-    assert made.next_deadline_at() is None
-    assert made.is_empty
-
-
-def test_an_answer_just_in_time_counts() -> None:
-    made = router(backend("r1", request_timeout_s=1.0))
-    number = numbers(submit(made, 1))[0]
-    assert statuses(made.finished("r1", [(number, 200)], 1.0)) == [200]
-    assert made.expire(1.0) == []
-
-
 def test_a_cancelled_queued_query_is_gone_at_once() -> None:
     made = router(backend())
     submit(made, 1, 2)
@@ -329,13 +275,6 @@ def test_what_never_left_for_a_dead_replica_is_sent_again_whatever_it_is() -> No
     assert unsent[0].ticket.attempts == 1, "the dead replica had no chance to run it"
 
 
-def test_it_is_not_sent_to_the_dead_replica_again() -> None:
-    made = router(backend("r1", limit=5))
-    unsent = submit(made, 1, retryable=False)
-    assert made.replica_lost("r1", numbers(unsent), 1.0) == []
-    assert assigned(made.set_backend("b", backend("r2"), 2.0)) == [("r2", 1)]
-
-
 def test_a_query_kills_at_most_three_replicas() -> None:
     tags = [f"r{i}" for i in range(MAX_ATTEMPTS + 1)]
     made = router(backend(*tags, limit=1))
@@ -349,34 +288,12 @@ def test_a_query_kills_at_most_three_replicas() -> None:
     assert made.is_empty
 
 
-def test_what_is_sent_again_goes_before_what_waits_and_in_order() -> None:
-    made = router(backend("r1", limit=2))
-    submit(made, 1, 2, 3)
-    made.replica_lost("r1", (), 1.0)
-    effects = made.set_backend("b", backend("r2", limit=3), 2.0)
-    assert [query for _, query in assigned(effects)] == [1, 2, 3]
-
-
-def test_a_query_that_a_replica_took_along_counts_against_its_backend() -> None:
-    made = router(backend("r1", "r2", limit=1))
-    submit(made, 1)
-    assert Retried("e", "b") in made.replica_lost("r1", (), 1.0)
-
-
 def test_queries_that_are_open_for_long_are_counted_by_endpoint_and_backend() -> None:
     made = router(backend("r1", limit=1))
     submit(made, 1)
     submit(made, 2)
     assert made.overdue(0.0) == {}
     assert made.overdue(10.0) == {("e", "b"): 2}
-
-
-def test_a_cancelled_query_is_not_sent_again() -> None:
-    made = router(backend("r1", "r2", limit=1))
-    submit(made, 1)
-    made.cancel("c", 1, 0.5)
-    assert made.replica_lost("r1", (), 1.0) == [Ended("e", "b", 499, 1.0)]
-    assert made.is_empty
 
 
 def test_a_rejected_query_goes_elsewhere_or_waits_a_moment() -> None:
@@ -405,14 +322,6 @@ def test_a_draining_replica_gets_no_more() -> None:
     assert made.wake(60.0) == []
     effects = made.set_backend("b", backend("r1", "r2", limit=3), 61.0)
     assert assigned(effects) == [("r2", 2)]
-
-
-def test_a_cancelled_query_that_is_rejected_is_over() -> None:
-    made = router(backend("r1"))
-    first = numbers(submit(made, 1))
-    made.cancel("c", 1, 0.5)
-    assert statuses(made.rejected("r1", first, 1.0, draining=False)) == [499]
-    assert made.is_empty
 
 
 def test_a_retired_replica_keeps_its_tickets_and_gets_no_more() -> None:
@@ -446,26 +355,12 @@ def test_another_process_under_the_same_tag_means_that_the_first_is_lost() -> No
     assert assigned(submit(made, 2)) == [("r1", 2)]
 
 
-def test_a_dying_retired_replica_hands_on_its_tickets() -> None:
-    made = router(backend("r1"))
-    submit(made, 1)
-    made.set_backend("b", backend("r2"), 1.0)
-    assert assigned(made.replica_lost("r1", (), 2.0)) == [("r2", 1)]
-
-
 def test_reports_of_unknown_replicas_and_tickets_mean_nothing() -> None:
     made = router(backend("r1"))
     assert made.finished("stranger", [(1, 200)], 0.0) == []
     assert made.rejected("stranger", [1], 0.0, draining=False) == []
     assert made.finished("r1", [(77, 200)], 0.0) == []
     assert made.rejected("r1", [77], 0.0, draining=False) == []
-
-
-def test_an_outcome_reported_twice_counts_once() -> None:
-    made = router(backend("r1"))
-    outcome = [(numbers(submit(made, 1))[0], 200)]
-    assert len(made.finished("r1", outcome, 1.0)) == 1
-    assert made.finished("r1", outcome, 1.0) == []
 
 
 # --- Tables that change -------------------------------------------------------------------------
@@ -560,16 +455,6 @@ def test_an_answer_of_which_a_part_has_left_is_not_made_again() -> None:
     assert made.is_empty
 
 
-def test_a_retired_replica_is_forgotten_when_its_answers_have_arrived() -> None:
-    made = router(backend("r1"))
-    (number,) = numbers(submit(made, 1))
-    made.set_backend("b", backend(), 1.0)
-    made.answered("r1", [(number, 200)], 1.0)
-    assert made.ongoing() == {"r1": 0}
-    made.delivered("r1", [number])
-    assert made.ongoing() == {}
-
-
 def test_a_removed_backend_routes_its_queue_anew() -> None:
     made = router(backend(), backend("s1", tag="other", limit=9))
     submit(made, 1, 2)
@@ -594,13 +479,6 @@ def test_what_waits_follows_the_traffic_to_another_backend() -> None:
     assert made.ongoing() == {"r1": 1, "s1": 1}, "what runs, runs on"
 
 
-def test_what_comes_back_follows_the_traffic_too() -> None:
-    made = router(backend("r1", limit=1), backend("s1", tag="other"))
-    submit(made, 1)
-    made.set_endpoint("e", endpoint(to="other"), 1.0)
-    assert assigned(made.replica_lost("r1", (), 2.0)) == [("s1", 1)]
-
-
 def test_what_waits_for_a_deleted_endpoint_is_refused() -> None:
     made = router(backend("r1", limit=1))
     first = numbers(submit(made, 1, 2))
@@ -609,16 +487,6 @@ def test_what_waits_for_a_deleted_endpoint_is_refused() -> None:
     assert statuses(made.finished("r1", [(first[0], 200)], 2.0)) == [200]
     assert made.is_empty
     assert made.set_endpoint("e", None, 1.0) == []
-
-
-def test_a_backend_that_comes_back_begins_anew() -> None:
-    made = router(backend("r1", limit=1))
-    first = numbers(submit(made, 1))
-    made.set_backend("b", None, 1.0)
-    assert refused(submit(made, 2))[0][1] == "DeploymentUnavailableError"
-    made.set_backend("b", backend("r2", limit=1), 2.0)
-    assert statuses(made.finished("r1", [(first[0], 200)], 3.0)) == [200]
-    assert made.ongoing() == {"r2": 0}
 
 
 @pytest.mark.parametrize(
@@ -670,13 +538,6 @@ def test_the_shard_key_decides_on_the_backend() -> None:
         assert len({e.replica for e in only(Assign, effects)}) == 1
 
 
-def test_the_tickets_of_some_replicas_are_told_without_a_look_at_all() -> None:
-    made = router(backend("r1", "r2"))
-    submit(made, 1)
-    assert made.ongoing() == {"r1": 1, "r2": 0}
-    assert made.ongoing(["r2", "unknown"]) == {"r2": 0}
-
-
 # --- Multiplexed models -------------------------------------------------------------------------
 
 
@@ -709,15 +570,6 @@ def test_a_replica_that_has_the_model_no_more_or_takes_nothing_is_not_preferred(
     made.holds("r1", ())
     made.holds("gone", ("m",))  # a late report
     assert assigned(submit(made, 3, now=1.0, multiplexed_model_id="m")) == [("r1", 3)]
-
-
-def test_what_waits_for_a_model_goes_where_it_is_once_there_is_room() -> None:
-    made = router(backend("r1", "r2", limit=2))
-    made.holds("r2", ("m",))
-    first = submit(made, 1, 2, 3, 4)
-    submit(made, 5, multiplexed_model_id="m")
-    free = next(e.ticket.number for e in only(Assign, first) if e.replica == "r2")
-    assert assigned(made.finished("r2", [(free, 200)], 1.0)) == [("r2", 5)]
 
 
 # --- Readiness ----------------------------------------------------------------------------------

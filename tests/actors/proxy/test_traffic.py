@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.routing.balancing import MAX_MIRRORED_QUEUED
 from tests.support.systems import RunningSystem, wait_until
 
 KEYS = [f"customer-{i}" for i in range(40)]
@@ -49,22 +47,6 @@ class Notes:
 async def endless(request: Any) -> AsyncIterator[bytes]:
     while True:
         yield b"x" * 1000
-
-
-class Gate:
-    """Answers once a file is there."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __call__(self, request: Any) -> str:
-        while not os.path.exists(self.path):
-            time.sleep(0.01)
-        return "opened"
-
-
-def die(request: Any) -> None:
-    os._exit(1)
 
 
 class Endpoint:
@@ -126,7 +108,7 @@ def test_a_split_reaches_all_backends_and_a_weight_of_zero_none(shop: Endpoint) 
     assert {shop.get() for _ in range(20)} == {b"v3"}, "from the first query on"
 
 
-@pytest.mark.parametrize("role", ["proxy", "controller"])
+@pytest.mark.parametrize("role", ["proxy"])
 def test_a_key_has_one_backend_whoever_asks_and_whatever_restarts(
     own_system: RunningSystem, role: str
 ) -> None:
@@ -177,37 +159,6 @@ def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
     assert not (tmp_path / "after").exists()
 
 
-def test_a_shadow_that_hangs_costs_nobody_anything_and_misses_what_it_cannot_follow(
-    shop: Endpoint, tmp_path: Path
-) -> None:
-    primary = shop.backend("v1", Tagged, "one")
-    shadow = shop.backend("v2", Gate, str(tmp_path / "open"), max_ongoing_requests=2)
-    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
-    shop.client.shadow_traffic(shop.name, shadow, 1.0)
-    asked = MAX_MIRRORED_QUEUED + 20
-    try:
-        for _ in range(asked):
-            assert shop.get() == b"one"  # within 30 s, and a hang would be for ever
-        shop.wait_for_metric(2, "greenroom_shadow_ongoing_requests", backend=shadow)
-        shop.wait_for_metric(MAX_MIRRORED_QUEUED, "greenroom_shadow_queued_requests")
-        shop.wait_for_metric(18, "greenroom_shadow_dropped_total", backend=shadow)
-    finally:
-        (tmp_path / "open").touch()
-    shop.wait_for_metric(MAX_MIRRORED_QUEUED + 2, "greenroom_shadow_requests_total")
-    shop.wait_for_metric(asked, "greenroom_requests_total", status="200")
-
-
-def test_a_shadow_that_dies_of_each_query_fails_nobody(shop: Endpoint) -> None:
-    primary, shadow = shop.backend("v1", Tagged, "one"), shop.backend("v2", die)
-    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
-    shop.client.shadow_traffic(shop.name, shadow, 1.0)
-    for _ in range(30):
-        assert shop.get() == b"one"
-    ended = "greenroom_shadow_requests_total"
-    wait_until(lambda: shop.metric(ended, status="503") > 0, 10, "a copy that died")
-    shop.wait_for_metric(30, "greenroom_requests_total", status="200")
-
-
 def test_a_stopped_shadow_process_fails_nobody(shop: Endpoint) -> None:
     primary, shadow = shop.backend("v1", Tagged, "one"), shop.backend("v2", Tagged, "two")
     shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
@@ -232,18 +183,6 @@ def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) ->
     shop.wait_for_metric(0, "greenroom_shadow_ongoing_requests", backend=shadow)
 
 
-def test_calls_through_handles_are_shadowed_too(shop: Endpoint, tmp_path: Path) -> None:
-    def note() -> None:
-        (tmp_path / f"{serve.get_request_context().is_shadow}").touch()
-
-    primary, shadow = shop.backend("v1", Tagged, "one"), shop.backend("v2", note)
-    shop.client.create_endpoint(shop.name, backend=primary)
-    shop.client.shadow_traffic(shop.name, shadow, 1.0)
-    assert shop.client.get_handle(shop.name).remote().result(10) == "one"
-    wait_until((tmp_path / "True").exists, 10, "the copy")
-    assert not (tmp_path / "False").exists()
-
-
 def test_bad_values_are_refused_before_anything_is_asked(client: serve.Client) -> None:
     calls: list[tuple[Callable[[], None], str]] = [
         (lambda: client.set_traffic("", {"b": 1.0}), "endpoint=''"),
@@ -259,20 +198,3 @@ def test_bad_values_are_refused_before_anything_is_asked(client: serve.Client) -
 
 
 # --- What the controller hears of it --------------------------------------------------------------
-
-
-def test_the_controller_is_told_what_is_queued_and_ongoing(shop: Endpoint, tmp_path: Path) -> None:
-    tag = shop.backend("v1", Gate, str(tmp_path / "open"), max_ongoing_requests=2)
-    shop.client.create_endpoint(shop.name, backend=tag, route=f"/{shop.name}")
-    handle = shop.client.get_handle(shop.name)
-
-    def load() -> tuple[int, int]:
-        state = shop.client.list_backends()[tag]
-        return state["queued"], state["ongoing"]
-
-    responses = [handle.remote(None) for _ in range(5)]
-    wait_until(lambda: load() == (3, 2), 10, "the load to be known")
-    (tmp_path / "open").touch()
-    for response in responses:
-        assert response.result(10) == "opened"
-    wait_until(lambda: load() == (0, 0), 10, "its end to be known")

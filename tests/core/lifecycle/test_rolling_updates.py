@@ -7,10 +7,8 @@ import itertools
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.lifecycle.releases import Counts, next_steps, surge
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, REFUSED, Process, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, REFUSED, Process, Spec, World
 
 D = "app#d"
 
@@ -143,20 +141,6 @@ def test_old_code_that_cannot_start_any_more_does_not_hold_up_the_new() -> None:
     assert [process.code for process in world.running(D)] == [b"two"] * 2
 
 
-def test_a_long_drain_counts_until_it_has_ended() -> None:
-    world = world_with(3)
-    for process in world.running(D):
-        process.stuck = True
-    world.request(version(b"two", num_replicas=3))
-    for _ in range(20):
-        world.flush()
-        world.work()
-        assert len(world.processes) <= 4
-    world.thaw()
-    world.settle()
-    assert [process.code for process in world.running(D)] == [b"two"] * 3
-
-
 def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
     world = world_with(4)
     first = world.request(version(b"two", num_replicas=4))
@@ -253,21 +237,6 @@ def test_other_actor_options_are_a_rolling_update() -> None:
     world.settle()
     assert len(world.running(D)) == 2
     assert not set(world.running(D)) & set(old)
-
-
-def test_at_least_one_replica_starts_at_a_time() -> None:
-    assert [surge(wanted) for wanted in (1, 2, 5, 6, 10, 11)] == [1, 1, 1, 2, 2, 3]
-    counts = Counts(
-        wanted=1,
-        capacity=1,
-        live=0,
-        running=0,
-        old_live=1,
-        old_running=1,
-        leaving=0,
-        can_start_old=True,
-    )
-    assert next_steps(counts).start == 1
 
 
 # --- Settings in place ----------------------------------------------------------------------------

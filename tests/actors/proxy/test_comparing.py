@@ -38,10 +38,6 @@ class Scorer:
         }
 
 
-def name_of(number: int) -> str:
-    return f"{serve.get_request_context().is_shadow} {number}"
-
-
 class Shop:
     """One test's endpoint, on "v1", with "v2" as its shadow."""
 
@@ -122,15 +118,6 @@ def test_a_function_of_the_users_compares(shop: Shop) -> None:
     told = shop.wait_for(lambda f: f["compared"] == 2, "both")
     assert told["by"].startswith("how function, function tests.actors")
     assert shop.causes() == {"a score is off": 1}
-
-
-def test_calls_through_handles_are_compared_by_what_they_return(shop: Shop) -> None:
-    shop.begin(name_of)
-    shop.compare("json")
-    assert shop.client.get_handle(shop.name).remote(3).result(10) == "False 3"
-    shop.wait_for(lambda f: f["different"] == 1, "the call")
-    (found,) = shop.found()["causes"]
-    assert found["examples"][0]["detail"] == "'False 3' became 'True 3'"
 
 
 def test_a_shadow_that_dies_or_is_stopped_costs_nobody_anything(shop: Shop) -> None:

@@ -77,42 +77,6 @@ def test_a_step_up_is_followed_after_the_delay_and_a_step_down_after_its_own():
     assert trace == [(131, 6), (1606, 1)]
 
 
-def test_a_ramp_is_followed_in_steps_of_the_delay():
-    run = Run(config(upscale_delay_s=30))
-    trace = run.replay(lambda t: min(t // 10, 20), 300)
-    assert trace == [(71, 3), (111, 5), (151, 7), (191, 9), (231, 10)]
-
-
-def test_a_spike_shorter_than_the_delay_leaves_the_target_alone_once_it_has_left_the_window():
-    run = Run(config(upscale_delay_s=60))
-    assert run.replay(lambda t: 50 if 100 <= t < 105 else 1, 400) == []
-    outcomes = {d.outcome for d in run.decisions[100:135]}
-    assert outcomes == {Outcome.STEADY, Outcome.UPSCALE_DELAYED}
-
-
-def test_a_day_is_followed_up_and_down():
-    day_s = 8640  # a short one
-    run = Run(config(max_replicas=50, downscale_delay_s=60))
-
-    def day(t: int) -> int:
-        return round(30 - 30 * math.cos(2 * math.pi * t / day_s))
-
-    trace = run.replay(day, day_s)
-    targets = [target for _, target in trace]
-    peak = targets.index(max(targets))
-    assert max(targets) == 30
-    assert targets[:peak] == sorted(targets[:peak])
-    assert targets[peak:] == sorted(targets[peak:], reverse=True)
-    assert (trace[0], trace[peak], trace[-1]) == ((597, 2), (3915, 30), (8165, 1))
-
-
-def test_noise_around_a_level_changes_nothing_more():
-    levels = [7, 9, 6, 10, 8, 7, 9, 8]
-    run = Run(config())
-    trace = run.replay(lambda t: levels[t % 8], 3600)
-    assert trace == [(30, 4)], "8 on average, at 2 each"
-
-
 def test_to_zero_and_back():
     run = Run(
         config(min_replicas=0, downscale_delay_s=60, downscale_to_zero_delay_s=10),
@@ -202,23 +166,6 @@ def test_a_load_that_fits_exactly_wants_no_replica_more(per_replica):
 # --- Delays and what is not known yet -----------------------------------------------------------
 
 
-def test_without_delays_each_step_is_taken_at_once_but_a_shrink_waits_for_a_full_window():
-    run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=3)
-    assert run.replay(lambda t: 2 if t < 50 else 20, 52) == [(30, 1), (51, 2)]
-    held = run.decisions[10]
-    assert held.inputs.delay == "look_back_period_s"
-    assert held.inputs.left_s == 20
-
-
-def test_a_delay_begins_anew_when_the_load_falls_back_meanwhile():
-    run = Run(config(look_back_period_s=1, upscale_delay_s=10))
-    assert run.replay(lambda t: 2 if t % 10 == 9 else 8, 200) == []
-    held = run.decisions[5]
-    assert (held.outcome, held.inputs.delay) == (Outcome.UPSCALE_DELAYED, "upscale_delay_s")
-    assert held.inputs.left_s == 5
-    assert "held back by upscale_delay_s=10 for 5 s more" in held.why
-
-
 def test_nothing_shrinks_before_every_proxy_has_told_but_it_may_grow():
     run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=5)
     for now in range(100):
@@ -290,12 +237,6 @@ def test_long_queues_add_replicas_after_so_many_periods_in_a_row():
     assert queued(queue_length(), [(6,)] * 7) == [(1, 3), (3, 5), (5, 7)]
     assert queued(queue_length(), [(6,), (4,)] * 10) == [], "never twice in a row"
     assert queued(queue_length(scale_up_num_replicas=20), [(6,)] * 3) == [(1, 10)]
-
-
-def test_the_length_is_the_average_over_routers():
-    assert queued(queue_length(), [(6, 4)] * 10) == []
-    assert queued(queue_length(), [(9, 4)] * 2) == [(1, 3)]
-    assert queued(queue_length(), [()] * 10) == []
 
 
 def test_short_queues_remove_replicas_after_so_many_periods_and_a_full_window():

@@ -105,7 +105,6 @@ def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
 @pytest.mark.parametrize(
     ("limit", "sign"),
     [
-        pytest.param(1, "stop", id="waiting in the queue"),
         pytest.param(5, "block", id="come in time, but to a blocked loop"),
     ],
 )
@@ -128,17 +127,3 @@ def test_a_query_past_its_time_never_reaches_user_code(
     (tmp_path / sign).unlink()
     assert first.result(timeout_s=20) == last.result(timeout_s=20) == "rested"
     assert served(tmp_path, other) == 1, "only the last one"
-
-
-def test_a_flood_of_one_endpoint_does_not_hold_up_another_of_the_same_backend(
-    client: serve.Client, napping: Callable[..., None], name: str, tmp_path: Path
-) -> None:
-    napping(max_ongoing_requests=1)
-    (tmp_path / "stop").touch()
-    flood = [client.get_handle(name).remote() for _ in range(40)]
-    wait_until(lambda: served(tmp_path, name) == 1, 10, "the flood has begun")
-    polite = client.get_handle(f"{name}-other").remote()
-    (tmp_path / "stop").unlink()
-    assert polite.result(timeout_s=20) == "rested"
-    assert served(tmp_path, name) < 10, "it had the next turn, or nearly so"
-    assert {response.result(timeout_s=30) for response in flood} == {"rested"}

@@ -68,17 +68,6 @@ def test_a_cluster_of_many_hosts_names_a_few_of_them() -> None:
     assert told.endswith("; and 6 other hosts; or another host joins")
 
 
-def test_a_host_that_joins_takes_what_waits() -> None:
-    placement = placement_of(a={"num_cpus": 0.0})
-    request = Request(needs={"num_cpus": 1})
-    assert placement.choose(request, {}) is None
-    placement.take_freed()
-    placement.set_host("b", {"num_cpus": 1.0})
-    assert placement.take_freed()
-    assert not placement.take_freed()
-    assert placement.choose(request, {}) == "b"
-
-
 def test_no_host_gets_more_of_a_backend_than_is_allowed() -> None:
     placement = placement_of(a={"num_cpus": 9.0}, b={"num_cpus": 9.0})
     request = Request(max_per_host=2)

@@ -11,9 +11,8 @@ from greenroom.core import operations as ops
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.rollouts.judging import Tally
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, Spec, World
 
 HOLD_S = 100.0
 _numbers = itertools.count(1)

@@ -14,12 +14,10 @@ from greenroom.core.lifecycle.backend import (
     SILENT_EXIT_S,
     SILENT_START_S,
     Backend,
-    Replica,
 )
-from greenroom.core.lifecycle.replicas import Failures, IllegalTransitionError, ReplicaEvent
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, UNLOADABLE, World  # noqa: TID251
+from greenroom.core.lifecycle.replicas import Failures
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, UNLOADABLE, World
 
 
 def world_with(tag: str = "b", code: bytes = b"code", **config: object) -> World:
@@ -163,15 +161,6 @@ def test_code_that_served_is_back_within_a_second_however_often_it_is_killed() -
         world.settle()
 
 
-def test_replicas_that_are_killed_together_count_as_one_death() -> None:
-    world = running_world(num_replicas=5)
-    world.wait(1.5)
-    for process in world.running("b"):
-        world.die(process.tag)
-    world.flush()
-    assert states(world) == ["STARTING"] * 5, "the first death is replaced at once"
-
-
 def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None:
     world = running_world()
     for _ in range(60):
@@ -180,16 +169,6 @@ def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None
         died_at = world.now
         world.settle()
     assert world.now - died_at >= 10.0
-
-
-def test_a_replica_that_ran_for_long_is_no_crash_loop() -> None:
-    world = running_world()
-    for _ in range(3):
-        world.wait(31.0)
-        world.die(world.running("b")[0].tag)
-        world.flush()
-        assert states(world) == ["STARTING"]
-        world.settle()
 
 
 @pytest.mark.parametrize(("replicas", "retries"), [(1, 20), (2, 20), (50, 20), (1, 2), (3, 1)])
@@ -264,30 +243,6 @@ def test_code_that_a_host_cannot_load_is_given_up_though_another_runs_it() -> No
         world.now += 10.0
     assert backend(world).record.failure == "boom"
     assert "STARTING" not in states(world)
-
-
-def test_failed_starts_are_repeated_more_and_more_slowly() -> None:
-    world = world_with(code=BROKEN, num_replicas=4)
-    world.flush()
-    starts = []
-    for _ in range(9):
-        world.now += 0.01  # the constructors take their time
-        world.work()
-        world.flush()
-        failed_at = world.now
-        while not any(s == "STARTING" for s in states(world)):
-            world.now = world.cluster.next_due_at()
-            world.flush()
-        starts.append(round(world.now - failed_at, 2))
-    assert starts == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-
-
-def test_a_process_that_dies_while_it_starts_counts_as_a_failed_start() -> None:
-    world = world_with()
-    world.flush()
-    world.die(next(iter(world.processes)))
-    world.flush()
-    assert backend(world).trouble.endswith("the last one: its process died while it was starting")
 
 
 def test_code_that_ran_once_is_never_given_up() -> None:
@@ -484,17 +439,6 @@ def test_a_constructor_without_end_is_told_and_ended() -> None:
     world.settle()
 
 
-def test_one_good_check_makes_up_for_earlier_ones() -> None:
-    world = running_world(health_check_period_s=2)
-    process = world.running("b")[0]
-    for _ in range(3):
-        process.sick = True
-        world.wait(2.0 * (MAX_MISSED_CHECKS - 1))
-        process.sick = False
-        world.wait(2.0)
-    assert world.running("b") == [process]
-
-
 def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
     world = running_world(
         health_check_period_s=2, health_check_timeout_s=5, graceful_shutdown_timeout_s=1
@@ -544,14 +488,6 @@ def test_a_new_config_reaches_each_replica_once() -> None:
     assert world.goal_state(goal) == "succeeded"
 
 
-def test_a_replica_that_starts_meanwhile_gets_the_new_config_too() -> None:
-    world = world_with()
-    world.flush()
-    world.request(ask.update("b", user_config=1))
-    world.settle()
-    assert world.running("b")[0].config_id == 2
-
-
 def test_a_config_that_got_lost_is_told_again_after_the_next_check() -> None:
     world = running_world(health_check_period_s=2)
     process = world.running("b")[0]
@@ -571,15 +507,6 @@ def test_a_config_whose_report_got_lost_counts_after_the_next_check() -> None:
     world._reports.clear()
     world.wait(2.5)
     assert world.goal_state(goal) == "succeeded"
-    assert world.running("b")[0].reconfigured == [2]
-
-
-def test_a_restarted_controller_does_not_tell_the_config_again() -> None:
-    world = running_world()
-    world.request(ask.update("b", user_config=1))
-    world.settle()
-    world.boot()
-    world.settle()
     assert world.running("b")[0].reconfigured == [2]
 
 
@@ -643,11 +570,6 @@ def test_a_new_controller_finishes_a_delete_and_leaves_no_process() -> None:
 
 
 # --- The parts ------------------------------------------------------------------------------------
-
-
-def test_a_replica_refuses_what_its_table_lacks() -> None:
-    with pytest.raises(IllegalTransitionError):
-        Replica("r").move(ReplicaEvent.STOP, 0.0)
 
 
 def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:

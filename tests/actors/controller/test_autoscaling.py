@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import itertools
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from greenroom import serve
-from greenroom.serve.exceptions import InvalidRequestError
-from greenroom.serve.handle import DeploymentHandle
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
 
@@ -82,46 +74,6 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     assert own_system.greenroom("status").returncode == 0
 
 
-def test_a_handles_call_waits_for_the_first_replica_too(
-    deployed: Callable[[Any], DeploymentHandle],
-) -> None:
-    assert deployed(Sleeper.bind()).remote().result(timeout_s=20).isdigit()
-
-
-def test_who_waits_at_zero_is_bound_by_the_queue_limit_and_by_time(
-    running: RunningSystem,
-    deployed: Callable[[Any], DeploymentHandle],
-    name: str,
-    tmp_path: Path,
-) -> None:
-    gate, began = tmp_path / "gate", tmp_path / "began"
-
-    @serve.deployment(
-        max_queued_requests=3,
-        autoscaling_config={**QUICK, "max_replicas": 1, "downscale_to_zero_delay_s": 600},
-    )
-    class Slow:
-        def __init__(self) -> None:
-            began.touch()
-            while not gate.exists():
-                time.sleep(0.01)
-
-        def __call__(self) -> str:
-            return "here"
-
-    deployed(Slow.bind())
-    impatient = {"X-Request-Timeout-Seconds": "0.5"}
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(running.get, f"/{name}", headers=impatient)]
-        wait_until(began.exists, 20, "the first one waits, and a replica starts for it")
-        assert waiting[0].result(timeout=20)[0] == 408
-        others = [pool.submit(running.get, f"/{name}") for _ in range(6)]
-        refused = list(itertools.islice(concurrent.futures.as_completed(others, timeout=20), 3))
-        assert [each.result()[0] for each in refused] == [503] * 3
-        gate.touch()
-        assert sorted(each.result(timeout=20)[0] for each in others) == [200] * 3 + [503] * 3
-
-
 def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: RunningSystem) -> None:
     def by_queries(context: Any) -> Any:
         if context.total_num_requests > 50:
@@ -174,91 +126,9 @@ def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(
     wait_until(lambda: set(own_system.replica_pids()) == replicas, 20, "the same replicas")
 
 
-def test_the_admin_client_turns_autoscaling_on_changes_its_bounds_and_turns_it_off(
-    client: serve.Client, name: str
-) -> None:
-    def idle() -> str:
-        return "idle"
-
-    def count() -> int:
-        replicas = client.list_backends()[name]["replicas"]
-        return sum(replica["state"] == "RUNNING" for replica in replicas)
-
-    client.wait_for_goal(client.create_backend(name, idle, config={"num_replicas": 2}))
-    client.wait_for_goal(client.update_backend_config(name, {"num_replicas": "auto"}))
-    config = client.get_backend_config(name)
-    assert config.num_replicas is None
-    assert config.autoscaling_config is not None
-    assert (config.autoscaling_config.max_replicas, count()) == (100, 2)
-    bounds = {"min_replicas": 3, "max_replicas": 4}
-    client.wait_for_goal(client.update_backend_config(name, {"autoscaling_config": bounds}))
-    assert count() == 3
-    client.wait_for_goal(client.update_backend_config(name, {"num_replicas": 1}))
-    assert count() == 1
-    with pytest.raises(InvalidRequestError, match="num_replicas=2: cannot be given with"):
-        client.update_backend_config(name, {"num_replicas": 2, "autoscaling_config": bounds})
-    client.wait_for_goal(client.delete_backend(name))
-
-
-def test_a_burst_at_zero_is_answered_whole(
-    running: RunningSystem, deployed: Callable[[Any], DeploymentHandle], name: str
-) -> None:
-    deployed(Sleeper.bind())
-    with concurrent.futures.ThreadPoolExecutor(40) as pool:
-        statuses = list(pool.map(lambda _: running.get(f"/{name}")[0], range(40)))
-    assert statuses == [200] * 40
-
-
 def test_a_query_at_zero_is_answered_though_the_controller_dies(own_system: RunningSystem) -> None:
     own_system.deploy(Sleeper.bind())
     for _ in range(3):
         wait_until(lambda: "replica" not in dict(own_system.pids()), 20, "zero replicas")
         os.kill(own_system.pid_of("controller"), signal.SIGKILL)
         assert own_system.get()[0] == 200
-
-
-def test_new_code_under_load_keeps_the_scale_and_fails_no_request(
-    own_system: RunningSystem,
-) -> None:
-    own_system.deploy(Sleeper.bind())
-    # More than three have to do, so that it is not less where the machine is slow to ask again.
-    with GetLoad(own_system.settings.http.port, connections=24) as load:
-        wait_until(lambda: running_now(own_system) == 3, 20, "three replicas")
-        old = set(own_system.replica_pids())
-        own_system.deploy(Sleeper.options(version="v2").bind())
-        new = set(own_system.replica_pids())
-        assert len(new) == 3
-        assert not old & new
-        tally = load.stop()
-    assert tally.failures == []
-    assert len(own_system.status()["goals"]) == 2, "autoscaling makes none"
-
-
-def test_what_a_replica_that_goes_has_under_way_is_finished(
-    running: RunningSystem, deployed: Callable[[Any], DeploymentHandle], name: str, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-
-    @serve.deployment(max_ongoing_requests=1)
-    class Long:
-        async def __call__(self) -> str:
-            (tmp_path / f"began in {os.getpid()}").touch()
-            while not gate.exists():
-                await asyncio.sleep(0.01)
-            return "done"
-
-    def deploy(downscale_delay_s: float) -> None:
-        scaling = {"initial_replicas": 3, "max_replicas": 3, "look_back_period_s": 1}
-        scaling["downscale_delay_s"] = downscale_delay_s
-        deployed(Long.options(autoscaling_config=scaling).bind())
-
-    deploy(600)  # until all are at work, none goes
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        body = b"not to be repeated"
-        answers = [pool.submit(running.get, f"/{name}", data=body) for _ in range(3)]
-        wait_until(lambda: len(list(tmp_path.glob("began *"))) == 3, 20, "all are at work")
-        deploy(0)
-        wait_until(lambda: len(running.replica_pids(name)) < 3, 20, "one replica fewer, or two")
-        assert not any(answer.done() for answer in answers)
-        gate.touch()
-        assert [answer.result(timeout=30) for answer in answers] == [(200, b"done")] * 3

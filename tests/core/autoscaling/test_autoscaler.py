@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.autoscaling.autoscaler import LOST_S
-from greenroom.core.autoscaling.decision import EXPIRE_S, Outcome
+from greenroom.core.autoscaling.decision import Outcome
 from greenroom.core.cluster import status
 from greenroom.core.effects import AskPolicy, Start, Stop
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.records import BACKEND, differences
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, CrashError, Spec, World
 
 QUICK = {
     "max_replicas": 5,
@@ -190,15 +189,6 @@ def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
     assert Outcome.DOWNSCALED not in outcomes(world)
 
 
-def test_a_new_controller_shrinks_what_has_become_idle() -> None:
-    world = Scaled()
-    world.request(scaled(initial_replicas=4))
-    world.settle()
-    world.boot()
-    world.run(40)
-    assert world.target() == 1
-
-
 def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
     world = Scaled(proxies=2)
     world.request(scaled())
@@ -207,22 +197,6 @@ def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
     assert world.cluster.loads.of("a").total == 18
     world.cluster.autoscaler.proxy_gone("proxy 1", world.now)
     assert world.cluster.loads.of("a").total == 0
-
-
-def test_the_load_of_a_silent_proxy_expires() -> None:
-    world = Scaled(proxies=2)
-    world.request(scaled())
-    world.settle()
-    world.cluster.autoscaler.load_reported("proxy 1", {"a": (9, 9)}, world.now)
-    world.cluster.advance(world.now)
-    world.now += EXPIRE_S / 2
-    world.cluster.autoscaler.load_reported("proxy 0", {"a": (0, 1)}, world.now)
-    world.now += EXPIRE_S / 2
-    world.cluster.advance(world.now)
-    assert world.cluster.loads.of("a").total == 1
-    due_at = world.cluster.next_due_at()
-    assert due_at is not None
-    assert due_at <= world.now + EXPIRE_S / 2
 
 
 # --- Changes of the config ----------------------------------------------------------------------
@@ -303,23 +277,6 @@ def test_a_release_that_cannot_start_leaves_the_scale_and_the_load_may_grow_mean
     assert world.goal_state(goal) == "failed"
     assert world.target("app#d") == 5, "five, the bound of the settings that it went back to"
     assert [p.code for p in world.running("app#d")] == [b"one"] * 5
-
-
-def test_a_release_that_is_gone_back_to_has_its_own_way_of_scaling_again() -> None:
-    world = Scaled()
-    world.request(ask.deploy("app", Spec("d", b"one", {"num_replicas": 2})))
-    world.settle()
-    world.request(deploy(BROKEN))
-    assert world.target("app#d") == 2, "as many as there were"
-    world.run(200)
-    assert world.target("app#d") is None
-    assert [process.code for process in world.running("app#d")] == [b"one"] * 2
-    world.request(deploy(b"two", min_replicas=3))
-    world.settle()
-    world.request(ask.deploy("app", Spec("d", BROKEN, {"num_replicas": 1})))
-    world.run(200)
-    assert world.target("app#d") == 3
-    assert len(world.running("app#d")) == 3
 
 
 def test_code_deployed_at_zero_is_tried_by_the_first_query_and_rolled_back_if_it_cannot_start() -> (
@@ -499,28 +456,6 @@ def test_the_first_query_at_zero_waits_for_no_policy() -> None:
     assert outcomes(world)[-1] is Outcome.FROM_ZERO
 
 
-def test_a_policy_that_wants_none_at_zero_leaves_it_there_whatever_the_average_was() -> None:
-    world = at_zero()
-    world.set_load("a", 3)
-    world.work()
-    world.cluster.backends["a"].rescale(0)
-    world.set_load("a", 0)
-    world.run(1.5)
-    answered(world, 0)
-    assert world.target() == 0
-
-
-def test_a_backend_that_is_deleted_while_its_policy_thinks_is_gone() -> None:
-    world, question = custom_world()
-    world.now += 1
-    world.request(ask.delete("a", force=True))
-    world.settle()
-    answer(world, question, replicas=3)
-    world.run(5)
-    assert world.cluster.backends == {}
-    assert not world.sent(AskPolicy)
-
-
 def test_one_question_is_open_at_a_time_and_a_lost_one_is_asked_again() -> None:
     world, first = custom_world()
     world.run(30)
@@ -620,24 +555,3 @@ def test_the_latest_decisions_are_kept_with_their_inputs_and_equal_ones_as_one()
     assert inputs["delay"] == "upscale_delay_s"
     assert (inputs["wanted"], inputs["average"], inputs["window_s"]) == (10, 20, 5)
     assert shown["decisions"][-1]["at"] <= 1e9
-
-
-def test_each_new_kind_of_decision_is_logged_once() -> None:
-    world = Scaled()
-    world.request(scaled(upscale_delay_s=10))
-    world.settle()
-    world.cluster.autoscaler.take_log()
-    world.set_load("a", 6)
-    world.run(30)
-    log = world.cluster.autoscaler.take_log()
-    assert [(tag, d.outcome.value) for tag, d in log] == [
-        ("a", "STEADY"),
-        ("a", "UPSCALE_DELAYED"),
-        ("a", "UPSCALED"),
-        ("a", "STEADY"),
-    ]
-    assert str(log[2][1]) == (
-        "1 -> 3 UPSCALED: average load 6 at 2 per replica wants 3; upscale_delay_s=10 is over "
-        "[queued 6, ongoing 0, average 6 over 5 s, running 1, policy ongoing_requests, factor 1, "
-        "bounds 1..5]"
-    )

@@ -8,9 +8,8 @@ import pytest
 
 from greenroom.core.cluster import status
 from greenroom.core.cluster.placement import Capacity, needs_of
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import Spec, World
 
 
 def deploy(name: str, code: bytes = b"one", replicas: int = 1, **options: Any) -> ask.Request:
@@ -96,15 +95,6 @@ def test_a_rolling_update_waits_for_the_room_that_it_needs_and_the_old_ones_serv
     assert world.goal_state(goal) == "pending"
 
 
-def test_an_update_needs_room_for_a_fifth_more_only() -> None:
-    world = world_with(num_cpus=6)
-    world.request(deploy("a", replicas=5, num_cpus=1))
-    world.settle()
-    world.request(deploy("a", b"two", replicas=5, num_cpus=1))
-    world.settle()
-    assert [process.code for process in world.running("a#d")] == [b"two"] * 5
-
-
 def test_a_new_controller_counts_what_recorded_replicas_have() -> None:
     world = world_with(num_cpus=2)
     world.request(deploy("a", replicas=2, num_cpus=1))
@@ -117,25 +107,6 @@ def test_a_new_controller_counts_what_recorded_replicas_have() -> None:
         world.work()
     assert world.running("b#d") == []
     assert len(world.running("a#d")) == 2
-
-
-def test_a_replica_that_dies_leaves_its_room_to_the_next() -> None:
-    world = world_with(num_cpus=1)
-    world.request(deploy("a", num_cpus=1))
-    world.settle()
-    for _ in range(3):
-        world.die(world.running("a#d")[0].tag)
-        world.settle()
-    assert len(world.running("a#d")) == 1
-    assert taken(world) == 1
-
-
-def test_without_a_limit_there_is_room_for_all() -> None:
-    world = World()
-    world.request(deploy("a", replicas=3, num_cpus=1000, resources={"disk": 7}))
-    world.settle()
-    assert len(world.running("a#d")) == 3
-    assert world.cluster.placement.shown() == {}
 
 
 def test_tenths_add_up() -> None:
