@@ -1,4 +1,4 @@
-"""Autoscaling of all backends: whose step is due, what was decided, and who asks which policy.
+"""Autoscaling of all backends: which step is due, what was decided, which policy to ask.
 
 Theory of operation. A backend that has come to rest is not looked at until its load changes, so an
 idle cluster costs nothing. A policy of the user's is asked by an effect, and its answer ends the
@@ -14,38 +14,15 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from greenroom.core.autoscaling.config import AutoscalingConfig
-from greenroom.core.autoscaling.decision import NEVER, Decision, Loads, Scaling, number_from
+from greenroom.core.autoscaling.decision import NEVER, Decision, Loads, Scaling
 from greenroom.core.effects import AskPolicy, Effect
+from greenroom.core.lifecycle.backend import Backend
 
 KEPT_DECISIONS = 20
 MIN_STEP_S = 0.01  # between two steps, whatever happens
 LOST_S = 120.0  # a question this old is asked again; the shell answers within its time limit
-
-
-class Scaled(Protocol):
-    """What is read of a backend, and done to it."""
-
-    @property
-    def running(self) -> int:
-        """How many of its replicas run."""
-
-    @property
-    def target(self) -> int:
-        """How many there should be."""
-
-    @property
-    def autoscaled_by(self) -> AutoscalingConfig | None:
-        """Its settings of autoscaling; None where it is not to be scaled."""
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """Its deployment's and its application's name, if it has any."""
-
-    def rescale(self, target: int) -> None:
-        """Make this the number of replicas that there should be."""
 
 
 class Kept(NamedTuple):
@@ -58,15 +35,12 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    backend: Scaled
+    backend: Backend
     scaling: Scaling
     due_at: float
     history: deque[Kept] = field(default_factory=lambda: deque(maxlen=KEPT_DECISIONS))
     ask_id: int = 0
     asked_at: float | None = None
-    policy_state: Any = field(default_factory=dict)
-    policy_failures: int = 0
-    policy_failure: str = ""  # why the last question had no answer; "" where it had one
 
 
 class Autoscaler:
@@ -81,8 +55,8 @@ class Autoscaler:
 
     # --- Which backends, and what they have -----------------------------------------------------
 
-    def watch(self, tag: str, backend: Scaled, now: float) -> None:
-        """Scale a backend as its settings say, or not; to be called after each change; cheap."""
+    def watch(self, tag: str, backend: Backend, now: float) -> None:
+        """Scale a backend as its settings say; to be called after each change of it; cheap."""
         entry, config = self._entries.get(tag), backend.autoscaled_by
         if config is None:
             self._entries.pop(tag, None)
@@ -91,7 +65,6 @@ class Autoscaler:
             self._schedule(tag, entry, now)
         elif entry.scaling.config is not config:
             entry.scaling.reconfigure(config)
-            entry.policy_failure = ""
             self._schedule(tag, entry, now)
 
     def load_reported(
@@ -101,7 +74,7 @@ class Autoscaler:
         self._load_changed(self._loads.report(proxy, load, now), now)
 
     def proxy_gone(self, proxy: Hashable, now: float) -> None:
-        """Count no more what a proxy had to do."""
+        """Stop counting what a proxy had to do."""
         self._load_changed(self._loads.forget(proxy), now)
 
     # --- Steps ----------------------------------------------------------------------------------
@@ -115,10 +88,9 @@ class Autoscaler:
             entry = self._entries.get(tag)
             if entry is None or entry.due_at != due_at:
                 continue
-            decision = self._observed(tag, entry, now)
-            if decision is not None:
-                self._decided(tag, entry, decision)
-            elif entry.asked_at is None or now >= entry.asked_at + LOST_S:
+            if not self._step(tag, entry, now) and (
+                entry.asked_at is None or now >= entry.asked_at + LOST_S
+            ):
                 entry.ask_id += 1
                 entry.asked_at = now
                 effects.append(AskPolicy(tag, entry.ask_id, self._question(tag, entry)))
@@ -138,15 +110,13 @@ class Autoscaler:
         """End a step with the policy's answer.
 
         ``answer`` has ``replicas`` and may have ``state``, or it has ``error``. It is ignored when
-        nobody waits for it any more.
+        the question is not open any more.
         """
         entry = self._entries.get(tag)
         if entry is None or entry.asked_at is None or entry.ask_id != ask_id:
             return
         entry.asked_at = None
-        # Since it was asked, the replicas may have ended, or the target have been changed.
-        decision = self._observed(tag, entry, now)
-        self._decided(tag, entry, decision or self._concluded(entry, answer))
+        self._step(tag, entry, now, answer)
 
     def take_rescaled(self) -> set[str]:
         """Return the backends that got a new target since the last call."""
@@ -166,9 +136,9 @@ class Autoscaler:
         return list(entry.history) if entry is not None else []
 
     def policy_failure(self, tag: str) -> str:
-        """Say why a backend's policy did not answer when it was last asked; "" where it did."""
+        """Return why a backend's policy had no usable answer when last asked; else ""."""
         entry = self._entries.get(tag)
-        return entry.policy_failure if entry is not None else ""
+        return entry.scaling.policy_failure if entry is not None else ""
 
     def describe(self, tag: str, now: float, wall_now: float) -> dict[str, Any]:
         """Return load and decisions of a backend as plain values; times as seconds of the epoch."""
@@ -180,43 +150,33 @@ class Autoscaler:
             "queued": load.queued,
             "ongoing": load.ongoing,
             "average_load": entry.scaling.average,
-            "policy_failures": entry.policy_failures,
+            "policy_failures": entry.scaling.policy_failures,
             "decisions": [_shown(kept, wall_now - now) for kept in entry.history],
         }
 
     # --- Inside ---------------------------------------------------------------------------------
 
-    def _observed(self, tag: str, entry: _Entry, now: float) -> Decision | None:
-        decision = entry.scaling.observe(
+    def _step(
+        self, tag: str, entry: _Entry, now: float, answer: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Take a step; return False where the user's policy has to be asked first."""
+        decision = entry.scaling.step(
             now,
             self._loads.of(tag),
             entry.backend.running,
             entry.backend.target,
             queues=self._loads.queues(tag),
             complete=self._loads.is_complete(now),
+            answer=answer,
         )
         self._schedule(tag, entry, max(entry.scaling.due_at, now + MIN_STEP_S))
-        return decision
-
-    def _decided(self, tag: str, entry: _Entry, decision: Decision) -> None:
+        if decision is None:
+            return False
         self._keep(tag, entry, decision)
         if decision.target != decision.before:
             entry.backend.rescale(decision.target)
             self._rescaled.add(tag)
-
-    def _concluded(self, entry: _Entry, answer: Mapping[str, Any]) -> Decision:
-        try:
-            if answer.get("error"):
-                raise ValueError(answer["error"])  # noqa: TRY301  # one way to fail, and to count
-            replicas = number_from(answer.get("replicas"))
-        except ValueError as error:
-            entry.policy_failures += 1
-            entry.policy_failure = str(error)
-            return entry.scaling.failed(str(error))
-        entry.policy_failure = ""
-        if "state" in answer:
-            entry.policy_state = answer["state"]
-        return entry.scaling.conclude(replicas)
+        return True
 
     def _question(self, tag: str, entry: _Entry) -> dict[str, Any]:
         backend, load, config = entry.backend, self._loads.of(tag), entry.scaling.config
@@ -233,7 +193,7 @@ class Autoscaler:
             "queued_by_router": list(self._loads.queues(tag)),
             "capacity_adjusted_min_replicas": config.min_replicas,
             "capacity_adjusted_max_replicas": config.max_replicas,
-            "policy_state": entry.policy_state,
+            "policy_state": entry.scaling.policy_state,
             "config": config.model_dump(exclude={"policy"}),
         }
 
@@ -251,7 +211,7 @@ class Autoscaler:
             self._log.append((tag, decision))
 
     def _load_changed(self, tags: set[str], now: float) -> None:
-        """Have backends stepped whose load changed: those that rest or have none at once."""
+        """Step backends whose load changed, if they rest or have no replica."""
         for tag in tags:
             entry = self._entries.get(tag)
             if entry is not None and (entry.due_at == NEVER or entry.backend.target == 0):

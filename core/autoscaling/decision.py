@@ -1,18 +1,17 @@
 """How many replicas one backend should have, by its load: windows, delays, bounds, and why.
 
 Theory of operation. Each step notes the *load*: all queries of the backend that routers queue or
-replicas run. A *policy* makes of its average over the look-back window what is *wanted*, a number
-that need not be whole; the factors, the bounds and the delays of the config make of that the
-*target*, in this order:
+replicas run. A *policy* turns its average over the look-back window into what is *wanted*, a number
+that need not be whole. The config's factors, bounds and delays turn that into the *target*:
 
     wanted    what the policy says; "ongoing_requests" says average / target_ongoing_requests
     scaled    target + factor * (wanted - target), rounded up; a step down is at least one replica
     bounded   within min_replicas and max_replicas; zero only from one, and without any load
     target    takes over ``bounded`` once it has been on the same side of the target for the delay
 
-All of it is soft but the target, which is in the backend's record: a new controller begins with an
-empty window and with delays that begin anew. Two rules keep it from shrinking what it does not know
-yet: nothing shrinks before every router has told its load, and before the window is full.
+Only the target is hard state, in the backend's record: a new controller begins with an empty window
+and new delays. Two rules keep it from shrinking what it does not know yet: nothing shrinks before
+every router has reported its load, and before the window is full.
 """
 
 from __future__ import annotations
@@ -20,19 +19,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.validation import is_number
-
-# How much each backend has to do, as the proxies report it.
-#
-# Each proxy's newest report stands for all that it has: what it does not name is idle there. So a
-# lost report is made good by the next, and a new controller is right again after one from each. A
-# proxy that has nothing need not report again; one that has something does, and counts no more
-# once it has fallen silent, as when it is gone.
 
 EXPIRE_S = 10.0  # without a report, of a proxy that has queries or has not reported yet
 SETTLE_S = 5.0  # after which proxies have found a new controller
@@ -54,9 +46,14 @@ IDLE = Load()
 
 
 class Loads:
-    """The sum over all proxies' newest reports. ``now`` is always monotonic seconds.
+    """How much each backend has to do: the sum over all proxies' newest reports.
 
-    Each method that changes loads returns the backends that it changed.
+    A report names all that a proxy has. So a lost report is made good by the next one, and a new
+    controller is right again after one from each. A proxy that has nothing need not report again.
+    One that has something does; when it falls silent it counts no more.
+
+    Each method that changes loads returns the backends that it changed. ``now`` is always monotonic
+    seconds.
     """
 
     def __init__(self, now: float) -> None:
@@ -68,7 +65,7 @@ class Loads:
         self._sums: dict[str, Load] = {}
 
     def expect(self, proxy: Hashable, now: float) -> None:
-        """Know of a proxy, which will report."""
+        """Expect a report of a proxy."""
         if proxy not in self._reports and proxy not in self._silent:
             self._silent[proxy] = now
             self.check_at = min(self.check_at, now + EXPIRE_S)
@@ -84,13 +81,13 @@ class Loads:
         return self._replace(before, after)
 
     def forget(self, proxy: Hashable) -> set[str]:
-        """Count a proxy no more, because it is gone."""
+        """Stop counting a proxy that is gone."""
         self._silent.pop(proxy, None)
         self._reported_at.pop(proxy, None)
         return self._replace(self._reports.pop(proxy, {}), {})
 
     def expire(self, now: float) -> set[str]:
-        """Count proxies no more that should have reported long ago; due at ``check_at``."""
+        """Stop counting proxies that should have reported long ago; due at ``check_at``."""
         if now < self.check_at:
             return set()
         over = now - EXPIRE_S
@@ -116,7 +113,7 @@ class Loads:
         return dict(self._sums)
 
     def is_complete(self, now: float) -> bool:
-        """Tell whether every proxy has reported; a new controller has to wait for them first."""
+        """Return whether every proxy has reported; a new controller waits for that first."""
         return now >= self._complete_at and not self._silent
 
     def _replace(self, before: Mapping[str, Load], after: Mapping[str, Load]) -> set[str]:
@@ -156,9 +153,9 @@ class Outcome(str, Enum):
     POLICY_FAILED = "POLICY_FAILED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Inputs:
-    """All that a decision was made of. Numbers of queries, of replicas, and seconds."""
+    """All that a decision was made of: numbers of queries and of replicas, and seconds."""
 
     queued: int = 0
     ongoing: int = 0
@@ -253,12 +250,14 @@ class Window:
         return len(self._values) <= 1
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pending:
-    """A change that waits for its delay: up or down, and since when."""
+class Wanted(NamedTuple):
+    """What a policy wants, why, and the delays that apply: (name of the setting, seconds)."""
 
-    up: bool
-    since: float
+    replicas: float
+    why: str
+    up: tuple[str, float]
+    down: tuple[str, float]
+    to_zero: tuple[str, float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,7 +267,7 @@ class _Step:
     now: float
     target: int
     complete: bool
-    inputs: dict[str, Any] = field(default_factory=dict)
+    inputs: Inputs
 
     def ended(self, outcome: Outcome, why: str, target: int | None = None) -> Decision:
         return Decision(
@@ -277,34 +276,22 @@ class _Step:
             target=self.target if target is None else target,
             outcome=outcome,
             why=why,
-            inputs=Inputs(**self.inputs),
+            inputs=self.inputs,
         )
 
 
-class Wanted(NamedTuple):
-    """What a policy wants, why, and the delays that apply to it."""
-
-    replicas: float
-    why: str
-    up: tuple[str, float]  # the name of the setting, and seconds
-    down: tuple[str, float]
-    to_zero: tuple[str, float]
-
-
 class Scaling:
-    """The window and the delays of one backend.
-
-    :meth:`observe` begins each step. It returns the decision, or None where a policy of the user's
-    has to be asked; then the step ends with :meth:`conclude`.
-    """
+    """The window, the delays and the policy's state of one backend."""
 
     def __init__(self, config: AutoscalingConfig) -> None:
         self.config = config
         self.due_at = 0.0
         self.average = 0.0
+        self.policy_state: Any = {}
+        self.policy_failures = 0
+        self.policy_failure = ""  # why the last answer of the user's policy could not be used
         self._window = Window(config.look_back_period_s)
-        self._pending: _Pending | None = None
-        self._step: _Step | None = None
+        self._pending: tuple[bool, float] | None = None  # a change up or not, and since when
 
     def reconfigure(self, config: AutoscalingConfig) -> None:
         """Go by another config from now on; what is known of the load stays."""
@@ -312,9 +299,10 @@ class Scaling:
             self._pending = None
         self.config = config
         self.due_at = 0.0
+        self.policy_failure = ""
         self._window.resize(config.look_back_period_s)
 
-    def observe(
+    def step(
         self,
         now: float,
         load: Load,
@@ -323,17 +311,17 @@ class Scaling:
         *,
         queues: Sequence[int] = (),
         complete: bool = True,
+        answer: Mapping[str, Any] | None = None,
     ) -> Decision | None:
-        """Note the load, and decide as far as that needs no policy of the user's.
+        """Note the load, and decide; return None where a policy of the user's has to be asked.
 
-        ``queues`` is what each router has queued; ``complete`` whether every router has told. If
-        not, there may be more than that load.
+        ``queues`` is what each router has queued; ``complete`` whether every router has reported.
+        ``answer`` is the policy's: ``replicas`` and perhaps ``state``, or ``error``.
         """
         config = self.config
         self._window.add(now, load.total)
         self.average = self._window.average
-        self._step = step = _Step(now=now, target=target, complete=complete)
-        step.inputs.update(
+        inputs = Inputs(
             queued=load.queued,
             ongoing=load.ongoing,
             average=self.average,
@@ -344,40 +332,34 @@ class Scaling:
             min_replicas=config.min_replicas,
             max_replicas=config.max_replicas,
         )
+        step = _Step(now=now, target=target, complete=complete, inputs=inputs)
         self.due_at = now + self.period_s
         if target == 0 and (load.total or not config.policy.is_custom):
             return self._at_zero(step, load)
         if running == 0 and target > 0:
             return step.ended(Outcome.WAITING, f"none of {target} replicas runs yet")
-        if config.policy.is_custom:
-            return None
-        return self.conclude(_built_in(config, self.average, queues, target))
-
-    def conclude(self, wanted: Wanted | float) -> Decision:
-        """End the step with what the policy wants; a number is what the user's own wants."""
-        step, self._step = self._step, None
-        assert step is not None, "observe() begins each step"
-        if not isinstance(wanted, Wanted):
-            wanted = _by_config(self.config, wanted, f"the policy wants {wanted:g}")
-        scaled = self._scaled(step, wanted)
-        replicas = self._bounded(step, scaled)
-        if replicas == step.target:
-            self._pending = None
-            if self._window.is_even and not self.config.policy.is_custom:
-                self.due_at = NEVER  # until the load changes
-            return step.ended(Outcome.STEADY, wanted.why + _clipped(scaled, replicas))
-        return self._delayed(step, wanted, replicas, wanted.why + _clipped(scaled, replicas))
-
-    def failed(self, why: str) -> Decision:
-        """End the step without an answer of the user's policy: the target stays."""
-        step, self._step = self._step, None
-        assert step is not None, "observe() begins each step"
-        return step.ended(Outcome.POLICY_FAILED, f"the policy failed: {why}; the target stays")
+        if not config.policy.is_custom:
+            return self._decided(step, _built_in(config, self.average, queues, target))
+        return None if answer is None else self._answered(step, answer)
 
     @property
     def period_s(self) -> float:
         """The time between two steps."""
         return min(PERIOD_S, self.config.look_back_period_s / STEPS_PER_WINDOW)
+
+    def _answered(self, step: _Step, answer: Mapping[str, Any]) -> Decision:
+        """Decide by the answer of the user's policy; if it cannot be used, the target stays."""
+        try:
+            replicas = number_from(answer)
+        except ValueError as error:
+            self.policy_failures += 1
+            self.policy_failure = str(error)
+            why = f"the policy failed: {error}; the target stays"
+            return step.ended(Outcome.POLICY_FAILED, why)
+        self.policy_failure = ""
+        self.policy_state = answer.get("state", self.policy_state)
+        wanted = _by_config(self.config, replicas, f"the policy wants {replicas:g}")
+        return self._decided(step, wanted)
 
     def _at_zero(self, step: _Step, load: Load) -> Decision:
         self._pending = None
@@ -386,9 +368,20 @@ class Scaling:
             return step.ended(Outcome.STEADY, "no query and no replica")
         factor = self.config.upscaling_factor or 1.0
         target = self.config.bounded(max(1, math.ceil(factor - ROUNDING)))
-        step.inputs["factor"] = factor
+        step.inputs.factor = factor
         why = f"{load.total} waiting at zero replicas; no delay applies"
         return step.ended(Outcome.FROM_ZERO, why, target)
+
+    def _decided(self, step: _Step, wanted: Wanted) -> Decision:
+        scaled = self._scaled(step, wanted)
+        replicas = self._bounded(step, scaled)
+        why = wanted.why + (f", within bounds {replicas}" if scaled != replicas else "")
+        if replicas != step.target:
+            return self._delayed(step, wanted, replicas, why)
+        self._pending = None
+        if self._window.is_even and not self.config.policy.is_custom:
+            self.due_at = NEVER  # until the load changes
+        return step.ended(Outcome.STEADY, why)
 
     def _scaled(self, step: _Step, wanted: Wanted) -> int:
         config, target = self.config, step.target
@@ -397,37 +390,38 @@ class Scaling:
         scaled = math.ceil(target + factor * (wanted.replicas - target) - ROUNDING)
         if scaled == target and math.ceil(wanted.replicas - ROUNDING) < target:
             scaled -= 1  # a small factor must not keep it from ever shrinking
-        step.inputs.update(wanted=wanted.replicas, factor=factor, scaled=scaled)
+        inputs = step.inputs
+        inputs.wanted, inputs.factor, inputs.scaled = wanted.replicas, factor, scaled
         return scaled
 
     def _bounded(self, step: _Step, scaled: int) -> int:
         replicas = self.config.bounded(scaled)
         if step.target == 0:
             return replicas  # with nothing to do but what the user's own policy knows of
-        idle = self.average == 0 and step.inputs["queued"] + step.inputs["ongoing"] == 0
+        idle = self.average == 0 and step.inputs.queued + step.inputs.ongoing == 0
         if replicas == 0 and (step.target > 1 or not idle):
             return 1  # zero is for what had one, and for a while nothing to do
         return replicas
 
     def _delayed(self, step: _Step, wanted: Wanted, replicas: int, why: str) -> Decision:
-        up = replicas > step.target
+        up, inputs = replicas > step.target, step.inputs
         name, delay_s = wanted.up if up else wanted.to_zero if replicas == 0 else wanted.down
-        if self._pending is None or self._pending.up != up:
-            self._pending = _Pending(up=up, since=step.now)
-        left_s = self._pending.since + delay_s - step.now
-        missing_s = self.config.look_back_period_s - step.inputs["window_s"]
+        if self._pending is None or self._pending[0] != up:
+            self._pending = (up, step.now)
+        left_s = self._pending[1] + delay_s - step.now
+        missing_s = self.config.look_back_period_s - inputs.window_s
         if not up and not step.complete:
             return step.ended(Outcome.WAITING, f"{why}; not every proxy has told its load yet")
         if not up and missing_s > max(left_s, CLOCK_S):
             name, delay_s, left_s = "look_back_period_s", self.config.look_back_period_s, missing_s
+        inputs.delay, inputs.delay_s = name, delay_s
         if left_s > ROUNDING:
             self.due_at = min(self.due_at, step.now + left_s)
-            step.inputs.update(delay=name, delay_s=delay_s, left_s=left_s)
+            inputs.left_s = left_s
             why = f"{why}; held back by {name}={delay_s:g} for {left_s:.3g} s more"
             outcome = Outcome.UPSCALE_DELAYED if up else Outcome.DOWNSCALE_DELAYED
             return step.ended(outcome, why)
         self._pending = None
-        step.inputs.update(delay=name, delay_s=delay_s)
         why = f"{why}; {name}={delay_s:g} is over" if delay_s else why
         return step.ended(Outcome.UPSCALED if up else Outcome.DOWNSCALED, why, replicas)
 
@@ -444,8 +438,11 @@ def first_target(config: AutoscalingConfig, before: AutoscalingConfig | None, cu
     return config.bounded(current)
 
 
-def number_from(value: object) -> float:
-    """Return what a policy of the user's wants; raise ValueError saying what is wrong with it."""
+def number_from(answer: Mapping[str, Any]) -> float:
+    """Return what a policy of the user's wants; raise ValueError saying why that is unknown."""
+    if answer.get("error"):
+        raise ValueError(answer["error"])
+    value = answer.get("replicas")
     if not is_number(value):
         raise ValueError(f"it returned {value!r}, which is no number")
     if not math.isfinite(value) or not 0 <= value <= MAX_WANTED:
@@ -482,10 +479,6 @@ def _by_config(config: AutoscalingConfig, wanted: float, why: str) -> Wanted:
     if config.downscale_to_zero_delay_s is not None:
         to_zero = ("downscale_to_zero_delay_s", config.downscale_to_zero_delay_s)
     return Wanted(wanted, why, ("upscale_delay_s", config.upscale_delay_s), down, to_zero)
-
-
-def _clipped(scaled: int, replicas: int) -> str:
-    return f", within bounds {replicas}" if scaled != replicas else ""
 
 
 def _milliseconds(seconds: float) -> int:

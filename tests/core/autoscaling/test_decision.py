@@ -46,7 +46,7 @@ class Run:
     def step(self, now: float, load: int, **known: Any) -> Decision:
         queues = known.pop("queues", (load,))
         running = sum(now >= since + self._start_s for since in self._wanted_since)
-        decision = self.scaling.observe(
+        decision = self.scaling.step(
             now, Load(0, load), running, self.target, queues=queues, **known
         )
         assert decision is not None
@@ -253,8 +253,10 @@ def test_what_a_policy_of_the_users_wants_is_held_to_bounds_and_delays():
     target = 1
     trace = []
     for now in range(60):
-        assert scaling.observe(now, Load(0, 1), target, target) is None
-        decision = scaling.conclude(7 if now < 20 else 70 if now < 40 else 2.5)
+        assert scaling.step(now, Load(0, 1), target, target) is None
+        answer = {"replicas": 7 if now < 20 else 70 if now < 40 else 2.5}
+        decision = scaling.step(now, Load(0, 1), target, target, answer=answer)
+        assert decision is not None
         if decision.target != target:
             trace.append((now, decision.target))
         target = decision.target
@@ -263,8 +265,7 @@ def test_what_a_policy_of_the_users_wants_is_held_to_bounds_and_delays():
 
 def test_a_policy_that_fails_leaves_the_target():
     scaling = Scaling(config(policy=lambda _: 7, upscale_delay_s=0))
-    assert scaling.observe(0.0, Load(0, 1), 4, 4) is None
-    decision = scaling.failed("boom")
+    decision = scaling.step(0.0, Load(0, 1), 4, 4, answer={"error": "boom"})
     assert (decision.target, decision.outcome) == (4, Outcome.POLICY_FAILED)
     assert "boom" in decision.why
 
@@ -272,9 +273,8 @@ def test_a_policy_that_fails_leaves_the_target():
 def test_a_policy_of_the_users_cannot_go_to_zero_under_load_nor_need_it_be_asked_at_zero():
     scaling = Scaling(config(min_replicas=0, policy=lambda _: 0, downscale_delay_s=0))
     for now in range(100):
-        assert scaling.observe(now, Load(0, 1), 1, 1) is None
-        assert scaling.conclude(0).target == 1
-    assert scaling.observe(100.0, Load(1, 0), 0, 0).target == 1
+        assert scaling.step(now, Load(0, 1), 1, 1, answer={"replicas": 0}).target == 1
+    assert scaling.step(100.0, Load(1, 0), 0, 0).target == 1
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_policy_of_the_users_cannot_go_to_zero_under_load_nor_need_it_be_asked
 )
 def test_a_number_of_replicas_is_finite_and_not_negative(value):
     with pytest.raises(ValueError, match=r"it returned .*, which is no number"):
-        number_from(value)
+        number_from({"replicas": value})
 
 
 # --- Bounds and first targets -------------------------------------------------------------------
@@ -372,8 +372,8 @@ def test_more_load_never_wants_fewer_replicas(loads, setting, more):
     target = max(setting.min_replicas, 1)
     less, greater = Scaling(setting), Scaling(setting)
     for now, load in enumerate(loads):
-        first = less.observe(now, Load(0, load), target, target)
-        second = greater.observe(now, Load(0, load + more), target, target)
+        first = less.step(now, Load(0, load), target, target)
+        second = greater.step(now, Load(0, load + more), target, target)
         assert first.inputs.scaled <= second.inputs.scaled
 
 
