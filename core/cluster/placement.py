@@ -1,9 +1,12 @@
-"""On which host a replica is to run: where it fits, apart from its siblings, where most is free.
+"""On which host a replica runs: where it fits, apart from its siblings, where most is free.
 
 A host takes a replica when it is *open* (alive, and not being emptied), has the labels that the
 backend asks for, has fewer than ``max_per_host`` of its replicas, and has room. Of those that do,
 the one with the fewest replicas of the backend is taken, then the one with the largest part free of
 what the replica needs, then the one with the fewest replicas at all. Nothing that runs is moved.
+
+A replica takes what its release's actor options ask for when it is decided on. It gives that back
+when its process is gone, not before: a replica that drains still has its memory.
 """
 
 from __future__ import annotations
@@ -12,11 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# What replicas may take of the host, what they have taken, and what stands in another's way.
-#
-# A replica takes what its release's actor options ask for when it is decided on, and gives it
-# back when its process is gone, not before: one that drains still has its memory.
-
 GIB = 1024.0**3
 _ROUNDING = 1e-9  # ten times 0.1 is a little more than 1
 _VARIABLES = {
@@ -24,6 +22,7 @@ _VARIABLES = {
     "num_gpus": "GREENROOM_NUM_GPUS",
     "memory": "GREENROOM_MEMORY",
 }
+MAX_HOSTS_NAMED = 3  # in one sentence
 
 Needs = Mapping[str, float]
 
@@ -33,95 +32,6 @@ def needs_of(actor_options: Mapping[str, Any]) -> dict[str, float]:
     needs = {name: actor_options.get(name, 0) for name in _VARIABLES}
     needs |= actor_options.get("resources", {})
     return {name: amount for name, amount in needs.items() if amount}
-
-
-class Capacity:
-    """One host's resources; without ``total`` there is no end to them."""
-
-    def __init__(self, total: Needs | None = None) -> None:
-        self.total = total
-        self._held: dict[str, Needs] = {}  # by replica
-        self._taken: dict[str, float] = {}
-
-    def take(self, replica: str, needs: Needs) -> None:
-        """Count what a replica has, whether there was room or not."""
-        self._held[replica] = needs
-        for name, amount in needs.items():
-            self._taken[name] = self._taken.get(name, 0.0) + amount
-
-    def give_back(self, replica: str) -> None:
-        """Count a replica's part as free again; harmless when it has none."""
-        for name, amount in self._held.pop(replica, {}).items():
-            self._taken[name] -= amount
-
-    def has_room(self, needs: Needs) -> bool:
-        """Tell whether a replica that needs this fits now."""
-        return all(amount <= self._free(name) + _ROUNDING for name, amount in needs.items())
-
-    def why_not(self, needs: Needs) -> str:
-        """Return what stands in the way of a replica that does not fit, and what would help."""
-        assert self.total is not None, "what has no end has room"
-        told = []
-        for name, amount in needs.items():
-            free = max(self._free(name), 0.0)
-            if amount <= free + _ROUNDING:
-                continue
-            has = f"a replica needs {_told(name, amount)}"
-            if amount > self.total.get(name, 0.0) + _ROUNDING:
-                variable = _VARIABLES.get(name, "GREENROOM_RESOURCES")
-                told.append(
-                    f"{has}, and the host has {_told(name, self.total.get(name, 0.0))} in all: ask "
-                    f"for less, or start the system with a larger {variable}"
-                )
-            else:
-                missing = _told(name, amount - free)
-                told.append(
-                    f"{has}, and {_told(name, free)} of {_told(name, self.total[name])} is free: "
-                    f"it fits when {missing} more is given back by {self._holders(name)}"
-                )
-        return "; ".join(told)
-
-    def free_part(self, needs: Needs) -> float:
-        """Return how much is free of what a replica needs, 0 to 1, where that is least.
-
-        Of CPUs and memory in any case, so that replicas that ask for nothing are spread, too.
-        """
-        if self.total is None:
-            return 1.0
-        names = [*needs, *(name for name in ("num_cpus", "memory") if name not in needs)]
-        totals = ((name, self.total.get(name, 0.0)) for name in names)
-        return min((max(self._free(n), 0.0) / total for n, total in totals if total), default=0.0)
-
-    def shown(self) -> dict[str, dict[str, float]]:
-        """Return resource -> total and taken, for status."""
-        return {
-            name: {"total": total, "taken": round(self._taken.get(name, 0.0), 9)}
-            for name, total in (self.total or {}).items()
-        }
-
-    def _free(self, name: str) -> float:
-        if self.total is None:
-            return float("inf")
-        return self.total.get(name, 0.0) - self._taken.get(name, 0.0)
-
-    def _holders(self, name: str) -> str:
-        amounts: dict[str, float] = {}
-        for replica, needs in self._held.items():
-            if name in needs:
-                backend = replica.rpartition("#")[0]
-                amounts[backend] = amounts.get(backend, 0.0) + needs[name]
-        largest = sorted(amounts, key=lambda backend: -amounts[backend])
-        told = ", ".join(f"{backend} ({_told(name, amounts[backend])})" for backend in largest[:3])
-        return told + (f" and {len(largest) - 3} others" if len(largest) > 3 else "")
-
-
-def _told(name: str, amount: float) -> str:
-    if name == "memory":
-        return f"{amount / GIB:.4g} GiB of memory"
-    return f"{amount:.9g} {name}"
-
-
-MAX_HOSTS_NAMED = 3  # in one sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +45,30 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class PlacedHost:
-    """A host as placement sees it."""
+    """A host as placement sees it, and what replicas have taken there."""
 
     name: str
-    capacity: Capacity
+    total: Needs | None = None  # its resources; None for no limit
     labels: Mapping[str, str] = field(default_factory=dict)
     is_open: bool = True
     why_closed: str = ""
-    replicas: int = 0
+    held: dict[str, Needs] = field(default_factory=dict)  # by replica
+    taken: dict[str, float] = field(default_factory=dict)
+
+    def take(self, replica: str, needs: Needs) -> None:
+        """Count what a replica has, whether there was room or not."""
+        self.held[replica] = needs
+        for name, amount in needs.items():
+            self.taken[name] = self.taken.get(name, 0.0) + amount
+
+    def give_back(self, replica: str) -> None:
+        """Count a replica's part as free again; harmless when it has none."""
+        for name, amount in self.held.pop(replica, {}).items():
+            self.taken[name] -= amount
+
+    def has_room(self, needs: Needs) -> bool:
+        """Return whether a replica that needs this fits now."""
+        return all(amount <= self._free(name) + _ROUNDING for name, amount in needs.items())
 
     def refusal(self, request: Request, siblings: int) -> str:
         """Return why a replica cannot run here, "" when it can; without regard to free room."""
@@ -159,6 +85,67 @@ class PlacedHost:
             )
         return ""
 
+    def why_no_room(self, needs: Needs) -> str:
+        """Return what stands in the way of a replica that does not fit, and what would help."""
+        assert self.total is not None, "a host without a limit has room"
+        told = []
+        for name, amount in needs.items():
+            total, free = self.total.get(name, 0.0), max(self._free(name), 0.0)
+            if amount <= free + _ROUNDING:
+                continue
+            needed = f"a replica needs {_told(name, amount)}"
+            if amount > total + _ROUNDING:
+                variable = _VARIABLES.get(name, "GREENROOM_RESOURCES")
+                told.append(
+                    f"{needed}, and the host has {_told(name, total)} in all: ask for less, or "
+                    f"start the system with a larger {variable}"
+                )
+            else:
+                told.append(
+                    f"{needed}, and {_told(name, free)} of {_told(name, total)} is free: it fits "
+                    f"when {_told(name, amount - free)} more is given back by "
+                    f"{self._holders(name)}"
+                )
+        return "; ".join(told)
+
+    def free_part(self, needs: Needs) -> float:
+        """Return how much is free of what a replica needs, 0 to 1, where that is least.
+
+        CPUs and memory count in any case, so that replicas that ask for nothing are spread, too.
+        """
+        if self.total is None:
+            return 1.0
+        totals = ((name, self.total.get(name, 0.0)) for name in {*needs, "num_cpus", "memory"})
+        return min((max(self._free(n), 0.0) / total for n, total in totals if total), default=0.0)
+
+    def shown(self) -> dict[str, dict[str, float]]:
+        """Return resource -> total and taken, for status."""
+        return {
+            name: {"total": total, "taken": round(self.taken.get(name, 0.0), 9)}
+            for name, total in (self.total or {}).items()
+        }
+
+    def _free(self, name: str) -> float:
+        if self.total is None:
+            return float("inf")
+        return self.total.get(name, 0.0) - self.taken.get(name, 0.0)
+
+    def _holders(self, name: str) -> str:
+        amounts: dict[str, float] = {}
+        for replica, needs in self.held.items():
+            if name in needs:
+                backend = replica.rpartition("#")[0]
+                amounts[backend] = amounts.get(backend, 0.0) + needs[name]
+        largest = sorted(amounts, key=lambda backend: -amounts[backend])
+        told = ", ".join(f"{backend} ({_told(name, amounts[backend])})" for backend in largest[:3])
+        return told + (f" and {len(largest) - 3} others" if len(largest) > 3 else "")
+
+
+def _told(name: str, amount: float) -> str:
+    if name == "memory":
+        return f"{amount / GIB:.4g} GiB of memory"
+    return f"{amount:.9g} {name}"
+
 
 class Placement:
     """The hosts, and which replica has taken what of which."""
@@ -171,12 +158,12 @@ class Placement:
     def set_host(
         self, name: str, total: Needs | None, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Add a host, or change what it has; without ``total`` there is no end to it."""
+        """Add a host, or change what it has; without ``total`` it has no limit."""
         host = self._hosts.get(name)
         if host is None:
-            self._hosts[name] = PlacedHost(name, Capacity(total), labels or {})
+            self._hosts[name] = PlacedHost(name, total, labels or {})
         else:
-            host.capacity.total, host.labels = total, labels or {}
+            host.total, host.labels = total, labels or {}
         self._freed = True
 
     def drop_host(self, name: str) -> None:
@@ -195,16 +182,16 @@ class Placement:
         host.is_open, host.why_closed = False, why
 
     def take_freed(self) -> bool:
-        """Tell whether there may be more room than when this was last asked."""
+        """Return whether there may be more room than when this was last asked."""
         freed, self._freed = self._freed, False
         return freed
 
     def knows(self, host: str) -> bool:
-        """Tell whether there is such a host."""
+        """Return whether there is such a host."""
         return host in self._hosts
 
     def told_at(self, host: str, error: str) -> str:
-        """Return an error with the host that it is of, where there are several."""
+        """Return an error with the name of its host, where there are several hosts."""
         return error if len(self._hosts) < 2 else f"{error.rstrip()} (on host {host!r})"
 
     def open_hosts(self) -> list[str]:
@@ -212,21 +199,19 @@ class Placement:
         return [name for name, host in self._hosts.items() if host.is_open]
 
     def is_open(self, host: str) -> bool:
-        """Tell whether replicas may be placed on a host."""
+        """Return whether replicas may be placed on a host."""
         return host in self._hosts and self._hosts[host].is_open
 
     def take(self, replica: str, host: str, needs: Needs) -> None:
         """Count what a replica has, whether there was room or not."""
-        at = self._at[replica] = self._hosts[host]
-        at.replicas += 1
-        at.capacity.take(replica, needs)
+        self._at[replica] = self._hosts[host]
+        self._hosts[host].take(replica, needs)
 
     def give_back(self, replica: str) -> None:
         """Count a replica's part as free again; harmless when it has none."""
         host = self._at.pop(replica, None)
         if host is not None:
-            host.replicas -= 1
-            host.capacity.give_back(replica)
+            host.give_back(replica)
             self._freed = True
 
     def choose(self, request: Request, siblings: Mapping[str, int]) -> str | None:
@@ -235,14 +220,14 @@ class Placement:
             host
             for host in self._hosts.values()
             if not host.refusal(request, siblings.get(host.name, 0))
-            and host.capacity.has_room(request.needs)
+            and host.has_room(request.needs)
         ]
         if not fitting:
             return None
 
         def cost(host: PlacedHost) -> tuple[int, float, int, str]:
-            free = host.capacity.free_part(request.needs)
-            return siblings.get(host.name, 0), -free, host.replicas, host.name
+            free = host.free_part(request.needs)
+            return siblings.get(host.name, 0), -free, len(host.held), host.name
 
         return min(fitting, key=cost).name
 
@@ -251,7 +236,7 @@ class Placement:
         reasons: dict[str, str] = {}
         for host in self._hosts.values():
             refusal = host.refusal(request, siblings.get(host.name, 0))
-            reasons[host.name] = refusal or host.capacity.why_not(request.needs)
+            reasons[host.name] = refusal or host.why_no_room(request.needs)
         if len(reasons) == 1:
             return next(iter(reasons.values()))
         named = list(reasons.items())[:MAX_HOSTS_NAMED]
@@ -264,10 +249,10 @@ class Placement:
     def shown(self, host: str | None = None) -> dict[str, dict[str, float]]:
         """Return resource -> total and taken, of one host or of all that are open together."""
         if host is not None:
-            return self._hosts[host].capacity.shown()
+            return self._hosts[host].shown()
         sums: dict[str, dict[str, float]] = {}
         for each in self._hosts.values():
-            for name, amounts in each.capacity.shown().items() if each.is_open else ():
+            for name, amounts in each.shown().items() if each.is_open else ():
                 sum_ = sums.setdefault(name, {"total": 0.0, "taken": 0.0})
                 for what, amount in amounts.items():
                     sum_[what] = round(sum_[what] + amount, 9)
@@ -275,7 +260,7 @@ class Placement:
 
 
 def anywhere(total: Needs | None = None) -> Placement:
-    """Return a placement with one host that has no name, and no end unless ``total`` says so."""
+    """Return a placement with one host that has no name, and no limit but ``total``."""
     placement = Placement()
     placement.set_host("", total)
     return placement

@@ -50,8 +50,8 @@ class BackendTable:
 class EndpointTable:
     """An endpoint's route and methods, and where its queries go. ``methods`` empty means all.
 
-    ``retryable`` is that of backends, said by who made the endpoint; it goes before theirs.
-    ``traffic`` is backend -> weight, ``shadows`` backend -> proportion of queries to copy there,
+    ``retryable`` is like that of backends, and goes before theirs.
+    ``traffic`` is backend -> weight, ``shadows`` backend -> proportion of queries to mirror there,
     and ``compares`` has (id, settings) for the shadows whose answers are compared.
     ``unavailable`` says why there is no traffic.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.cluster.placement import Capacity, needs_of
+from greenroom.core.cluster.placement import PlacedHost, needs_of
 from tests.core import requests as ask
 from tests.core.worlds import Spec, World
 
@@ -110,7 +110,7 @@ def test_a_new_controller_counts_what_recorded_replicas_have() -> None:
 
 
 def test_tenths_add_up() -> None:
-    capacity = Capacity({"num_cpus": 1.0})
+    capacity = PlacedHost("", {"num_cpus": 1.0})
     for number in range(10):
         assert capacity.has_room({"num_cpus": 0.1})
         capacity.take(f"b#{number}", {"num_cpus": 0.1})
@@ -122,11 +122,11 @@ def test_tenths_add_up() -> None:
 
 
 def test_many_holders_are_told_the_largest_first() -> None:
-    capacity = Capacity({"gpu": 10})
+    capacity = PlacedHost("", {"gpu": 10})
     for number in range(5):
         capacity.take(f"b{number}#r", {"gpu": 2.0})
     capacity.take("b4#s", {"gpu": 0.0})
-    told = capacity.why_not({"gpu": 1.0})
+    told = capacity.why_no_room({"gpu": 1.0})
     assert told.endswith("given back by b0 (2 gpu), b1 (2 gpu), b2 (2 gpu) and 2 others")
 
 
