@@ -169,7 +169,7 @@ class CorsOptions(Settings):
         return pattern
 
     @model_validator(mode="after")
-    def _allows_somebody(self) -> Self:
+    def _allows_an_origin(self) -> Self:
         if not (self.allow_origins or self.allow_origin_regex):
             raise ValueError("cors allows no origin: give allow_origins or allow_origin_regex")
         return self

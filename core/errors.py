@@ -8,6 +8,7 @@ messages between processes, where exceptions themselves do not travel reliably.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -25,7 +26,7 @@ class NotRunningError(GreenroomError):
 
 
 class StartError(GreenroomError):
-    """This host's system could not be started; the text says what stood in the way."""
+    """This host's system could not be started; the text says why."""
 
 
 class DeployFailedError(GreenroomError):
@@ -38,13 +39,13 @@ class DeployFailedError(GreenroomError):
 
 
 class UnusableCodeError(DeployFailedError):
-    """The code cannot be loaded, or is none that can be run; waiting would not mend that."""
+    """The code cannot be loaded or run, and waiting would not change that."""
 
 
 class StateNotSavedError(GreenroomError):
-    """The state dir takes nothing more, so the change was not made; the text says why.
+    """The state dir cannot be written to, so the change was not made; the text says why.
 
-    Free space there, or make it writable, and make the call again; until then all serves on.
+    Free space there, or make it writable, and make the call again. Until then everything serves on.
     """
 
     http_status = 507
@@ -140,8 +141,8 @@ class UnsupportedResultError(GreenroomError, TypeError):
     """User code returned a type that cannot be turned into an HTTP response."""
 
 
-# What a client learns of when a call that was made for its request, or the request's body, raised
-# it and the handler let it through. All others are mistakes of the handler's: no client's business.
+# Errors of a call made for a request, or of the request's body, that a client is told of where the
+# handler lets them through. Any other error is a mistake of the handler's.
 PASSED_ON = (
     BodyTooLargeError,
     BodyIncompleteError,
@@ -153,31 +154,14 @@ PASSED_ON = (
     UnsupportedResultError,
 )
 
-ERRORS_BY_KIND: dict[str, type[GreenroomError]] = {
-    error.__name__: error
-    for error in (
-        GreenroomError,
-        NotRunningError,
-        StartError,
-        DeployFailedError,
-        UnusableCodeError,
-        StateNotSavedError,
-        UnknownNameError,
-        ConflictError,
-        InvalidRequestError,
-        BodyTooLargeError,
-        BodyIncompleteError,
-        RouteNotFoundError,
-        MethodNotAllowedError,
-        BackPressureError,
-        DeploymentUnavailableError,
-        ReplicaUnavailableError,
-        RequestCancelledError,
-        QueryTimeoutError,
-        UserCodeError,
-        UnsupportedResultError,
-    )
-}
+
+def _kinds_of(error: type[GreenroomError]) -> Iterator[type[GreenroomError]]:
+    yield error
+    for each in error.__subclasses__():
+        yield from _kinds_of(each)
+
+
+ERRORS_BY_KIND = {error.__name__: error for error in _kinds_of(GreenroomError)}
 
 
 def error_from(kind: str, text: str) -> GreenroomError:

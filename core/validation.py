@@ -74,7 +74,7 @@ def _hints() -> dict[str, str]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Tell whether it is one, perhaps NaN or infinite; True and False are none."""
+    """Return whether it is a number, perhaps NaN or infinite; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

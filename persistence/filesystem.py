@@ -6,11 +6,11 @@ to the journal in that way: from that rename on it has happened, and it costs tw
 carried out in ``copies/``, which is not waited for. The values themselves follow when there is time
 (``settle``), or the journal too long: what a later entry changes again is left out.
 
-So each value is on disk twice, as journal.py says, and whoever opens the store for writing compares
-the two, and makes what is damaged, torn or missing anew from the other one. What is damaged in both
-stays where it is, is named in ``lost``, and raises CorruptValueError until it is put or deleted:
-it is never taken for something that was not there. The journal also says how many keys there are,
-so that even those of which no trace is left are missed.
+So each value is on disk twice, as recovery.py explains. A writer compares the two when it opens the
+store, and makes a damaged, torn or missing file again from the other. A value that is damaged in
+both stays where it is, is named in ``lost``, and raises CorruptValueError until it is put or
+deleted: it is never taken for one that was not there. The journal also says how many keys there
+are, so that keys without a trace are missed too.
 
 A reader takes no lock and repairs nothing. Keys named in the journal are taken from there, so once
 it has seen one key of a batch it sees them all. Several calls are not one snapshot, though: a
@@ -218,7 +218,7 @@ class FileStore:
         self.apply({}, [key])
 
     def settle(self) -> bool:
-        """Have the values follow one change; see KVStore."""
+        """Carry one change of the journal out in the values; see KVStore."""
         self._check_open()
         if self._writer is None:
             return False
@@ -253,7 +253,7 @@ class FileStore:
     def claimed(
         path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
     ) -> Claim:
-        """Return which store is there and who wrote to it last; of none, empty.
+        """Return which store is there and which writer opened it last; of none, an empty claim.
 
         Needs no open store. Raises CorruptValueError or StoreNotReadableError.
         """
@@ -339,7 +339,7 @@ class FileStore:
 
     def _settle_on(self, writer: Writer, *, is_new: bool) -> None:
         """Find out what the values are, and make both copies say so."""
-        # What a killed writer renamed is visible now, and must not be lost once somebody saw it.
+        # What a killed writer renamed is visible now, and must not be lost once it was read.
         for folder in (self._folder.values, self._folder.copies, self._folder.journal):
             writer.sync(folder)
         journal = read_journal(self._folder, self._disk)
@@ -424,7 +424,7 @@ class FileStore:
         self._superfluous.clear()
 
     def _make_room(self, writer: Writer) -> None:
-        """Have the values follow until the journal is short enough for another entry."""
+        """Carry changes out in the values until the journal has room for another entry."""
         while self._journal and (
             len(self._journal) >= KEPT_CHANGES
             or sum(kept.size for kept in self._journal) > KEPT_BYTES

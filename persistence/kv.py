@@ -56,7 +56,7 @@ class KVStore(Protocol):
         ...
 
     def settle(self) -> bool:
-        """Do some of the work that ``apply`` left for later; return whether there is more.
+        """Do part of the work that ``apply`` left for later; return whether there is more.
 
         Blocks for a few fsyncs. It need not be called, and changes nothing that can be seen; raises
         StoreError.

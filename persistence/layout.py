@@ -5,8 +5,8 @@ One namespace is a folder:
     format    text: the version of everything below; written last, so its presence means complete
     lock      flock of the one writer, and its pid
     change    locked, by fcntl, around each look at the epoch and the change after it
-    epoch     number and token of the writer who opened last, and the id of the store
-    lease     who leads, where several hosts share the folder; renewed all the time
+    epoch     number and token of the writer that opened last, and the id of the store
+    lease     which host leads, where several share the folder; renewed all the time
     journal/  the changes made lately, one file each, by number
     head      the number of the last change that copies/ has
     values/   one file per key, without the changes in the journal

@@ -1,14 +1,15 @@
-"""The changes that were made lately, a file each, and which of a store's two copies to trust.
+"""Which of a store's two copies to trust, and how each is repaired from the other.
 
 Theory of operation. Every value is on disk twice: in ``values/``, durable, and in ``copies/``,
-written at once and never synced. What was changed lately is in the journal, durable too, for
-``values/`` follow later. So there are two ways to the same state, and no file is on both: values
-with the journal over them, and the copies alone. A file that is damaged or missing is on one way
-only, and is made again from the other.
+written at once and never synced. The latest changes are in the journal, one durable file each, for
+``values/`` follow later. So the state can be read in two ways that have no file in common: the
+values with the journal over them, and the copies alone. A file that is damaged or missing belongs
+to one way only, and is made again from the other.
 
-What tells that a journal is whole: its newest entry names the first that must be there, and the
-head, a file of its own, the last change whose copies are written. Where an entry up to the head is
-missing or damaged, the copies have what it said; one after the head was never acknowledged.
+Whether the journal is whole can be told: its newest entry names the first that must be there, and
+the head, a file of its own, names the last change whose copies are written. Where an entry up to
+the head is missing or damaged, the copies have its values. An entry after the head was never
+acknowledged.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Journal:
     keys: int | None = None  # how many there must be; None where that is not known
     damaged: dict[int, str] = field(default_factory=dict)  # entries, and what is wrong
     needed: list[int] = field(default_factory=list)  # entries that are damaged or missing
-    is_headless: bool = False  # the head is damaged, or behind
+    is_headless: bool = False  # the head is damaged, missing, or behind
     has_lost_head: bool = False  # it is not even there, as no power cut leaves it
     superfluous: list[int] = field(default_factory=list)  # carried out everywhere
 
@@ -151,7 +152,7 @@ _NAMED = 10  # of many files, in the log
 
 
 class Repair:
-    """One look at all of a store. ``lost`` are the keys that neither copy has, and why."""
+    """One comparison of all of a store; ``lost`` are the keys that neither copy has, and why."""
 
     def __init__(self, folder: Folder, disk: Disk, writer: Writer, journal: Journal) -> None:
         self.keys: set[str] = set()
@@ -173,9 +174,9 @@ class Repair:
             if value is None:
                 self._compare(key)
                 continue
-            self._have(self._folder.copy(key), value)
+            self._ensure(self._folder.copy(key), value)
             if self.begins_anew:
-                self._have(self._folder.value(key), value)
+                self._ensure(self._folder.value(key), value)
         for key in self._superfluous_keys():
             self._writer.remove(self._folder.copy(key))
             if self.begins_anew or key not in newest:
@@ -237,7 +238,7 @@ class Repair:
             first, second = second, first
         payload, problem = self._look(first)
         if payload is not None:
-            self._have(second, payload)
+            self._ensure(second, payload)
             return
         payload, other_problem = self._look(second)
         if payload is None:
@@ -245,10 +246,10 @@ class Repair:
             return
         if self._journal.trusts_copies and key in self._copied:
             self.doubts.append(f"{key} may be older than it was")
-        self._have(first, payload)
+        self._ensure(first, payload)
 
     def _look(self, path: Path) -> tuple[bytes | None, str]:
-        """Return the payload, or None and what is the matter."""
+        """Return the payload, or None and what is wrong."""
         try:
             return unframe(self._disk.read(path), path), ""
         except FileNotFoundError:
@@ -256,8 +257,8 @@ class Repair:
         except (FrameError, OSError) as error:
             return None, f"is damaged: {error}"
 
-    def _have(self, path: Path, payload: bytes) -> None:
-        """Write a file where it does not hold this."""
+    def _ensure(self, path: Path, payload: bytes) -> None:
+        """Write a file, unless it holds this already."""
         content = frame(payload)
         try:
             if self._disk.read(path) == content:

@@ -1,14 +1,14 @@
 """The right to change a store, and the changes that it guards.
 
-Two writers are kept apart twice. A lock for life stops a second writer of the same machine. Where
-hosts share the folder nobody has that lock, for a host that is gone or stopped would keep it, and
-the epoch alone decides: whoever opens writes a higher number and a token of its own into the epoch
-file, and every writer reads that file before each rename and each unlink. Anything but its own
-claim there means that it was superseded, and it refuses. Look and change are one, under a lock that
-holds across hosts, as are the look and the change that make a claim.
+Two mechanisms keep writers apart. A lock for the writer's life stops a second writer on the same
+machine. Where hosts share the folder no writer takes that lock, because a host that is gone or
+stopped would keep it. There the epoch alone decides: a writer that opens the store writes a higher
+number and a token of its own into the epoch file, and every writer reads that file before each
+rename and each unlink. A writer that finds another claim there was superseded, and refuses. The
+look and the change happen under one lock that holds across hosts; so do those that make a claim.
 
 The epoch file has a copy, written before it, which counts where the file itself is damaged or
-missing. The number there may be that of an opening that died: too high, which does no harm.
+missing. The copy's number may be that of an opening that died: too high, which does no harm.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WriterLock(_Lock):
 class ChangeLock(_Lock):
     """A POSIX lock for the moment of one change, which holds across hosts that share the folder.
 
-    NFSv4 has such locks, unlike most kinds; nobody holds one for longer than a few system calls.
+    NFSv4 has such locks, unlike most kinds. It is held for a few system calls at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +96,7 @@ class ChangeLock(_Lock):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it meanwhile; StoreLockedError where another process does not let go of it."""
+        """Hold it within a block; StoreLockedError where another process keeps it."""
         assert self._fd is not None, "checked by the writer"
         deadline = time.monotonic() + CHANGE_TIMEOUT_S
         while True:
@@ -107,7 +107,7 @@ class ChangeLock(_Lock):
                 if time.monotonic() > deadline:
                     raise StoreLockedError(
                         f"another process has held {self._path} for {CHANGE_TIMEOUT_S:g} s, which "
-                        "takes milliseconds: it was stopped in the midst of a change. Continue or "
+                        "takes milliseconds: it was stopped in the middle of a change. Continue or "
                         "end it"
                     ) from None
                 time.sleep(CHANGE_RETRY_S)
@@ -208,13 +208,13 @@ class Writer:
         self._disk.fsync_dir(folder)
 
     def note(self, text: str) -> None:
-        """Keep a word on what could not be repaired, until a person removes it."""
+        """Keep a note of what could not be repaired, until a person removes it."""
         self._notes += 1
         self.write(self._folder.corrupt / f"{self.epoch}-{self._notes}{_NOTE}", text.encode())
         self.sync(self._folder.corrupt)
 
     def notes(self) -> str:
-        """Return what notes there are, and where."""
+        """Return the notes that there are, and where."""
         names = sorted(n for n in self._disk.names(self._folder.corrupt) if n.endswith(_NOTE))
         if not names:
             return ""
@@ -308,7 +308,7 @@ def _check_lease(folder: Folder, disk: Disk, lease: bytes) -> None:
 def lease_on_disk(folder: Folder, disk: Disk) -> bytes:
     """Return the last lease; nothing where there is none or it is damaged.
 
-    It needs no copy: whoever leads writes it anew within a second, and if nobody does it is over.
+    It needs no copy: the leader writes it anew within a second, and a lease not renewed is over.
     """
     try:
         return unframe(disk.read(folder.lease), folder.lease)

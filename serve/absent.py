@@ -34,7 +34,7 @@ _INSTEAD = {
 
 
 class _Instead(importlib.abc.MetaPathFinder):
-    """Is asked last, so only for what is not there."""
+    """Explains a missing module: it is asked last, so only where no other finder has one."""
 
     def find_spec(
         self,
@@ -52,6 +52,6 @@ class _Instead(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Have imports of these modules say so."""
+    """Make imports of these modules say what to use instead."""
     if not any(isinstance(finder, _Instead) for finder in sys.meta_path):
         sys.meta_path.append(_Instead())

@@ -343,7 +343,7 @@ class HostSettings(BaseSettings):
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """HOST:PORT of each other host that may know who leads; empty on the only one."""
+        """HOST:PORT of each other host that may know the leader; empty on the only host."""
         if self.leaders:
             return tuple(each for each in self.leader_addresses if each != self.own_address)
         return tuple(self.join.split(",")) if self.join else ()
@@ -536,7 +536,7 @@ def convention_of(settings: HostSettings) -> dict[str, str]:
 
 
 def is_bound(settings: HostSettings) -> bool:
-    """Tell whether other hosts can reach this one."""
+    """Return whether other hosts can reach this one."""
     return settings.bind is not None and settings.bind != LOOPBACK
 
 
@@ -602,7 +602,7 @@ def way_to(settings: HostSettings) -> Way | None:
         return Way((), environ)
     if "GREENROOM_KEY_FILE" not in environ:
         raise InvalidRequestError(
-            f"address={settings.address!r}: a system of another host takes only who has the "
+            f"address={settings.address!r}: a system on another host wants the "
             f"cluster's key; name its file with --key-file or GREENROOM_KEY_FILE ({key} is not "
             "there)"
         )

@@ -182,7 +182,7 @@ def deploy(
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with every field.")
 @click.option("-n", "most", type=click.IntRange(1), default=20, help="How many changes [20].")
 def history(as_json: bool, most: int, settings: HostSettings) -> None:
-    """Show the last changes: when, by whom, and what they changed."""
+    """Show the last changes: when, which user, and what they changed."""
     from greenroom.serve.cli import commands
 
     commands.history(settings, as_json=as_json, most=most)

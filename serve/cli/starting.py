@@ -42,7 +42,7 @@ def usage() -> Iterator[None]:
 
 
 def interrupt_on_terminate() -> None:
-    """Have SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
+    """Make SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 

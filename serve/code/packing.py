@@ -1,4 +1,12 @@
-"""User code and arguments as bytes for another process, and who is to blame when that fails."""
+"""User code and arguments as bytes for another process, and what to name when that fails.
+
+Theory of operation. cloudpickle writes a class or function of an importable module as a mere
+reference. A replica has another sys.path, so the modules of the user's application must travel by
+value. The application's folders are those of its deployments' top-level packages or modules, and
+the script's own; every ``.py`` module loaded from such a folder is registered with cloudpickle, for
+good. Installed packages, the standard library and Greenroom itself stay references. Folders are
+only added, and modules imported since the last call are found by the count of modules.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +30,6 @@ from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.fingerprint import PROTOCOL, app_part, fingerprint
 
-# Which modules' classes and functions travel by value, because a replica cannot import them.
-#
-# Theory of operation. cloudpickle writes what an importable module defines as a mere reference. A
-# replica runs elsewhere, with another sys.path, so the modules of the user's application must
-# travel whole. The application's folder is where its deployments' top-level package or module
-# lies (and the script's own folder); every ``.py`` module loaded from such a folder is registered
-# with cloudpickle, for good. Installed packages, the standard library and Greenroom itself stay
-# references. Folders only ever get added, and modules that were imported since are found when the
-# count of modules has changed.
-
 _app_dirs: set[Path] = set()
 _working_dirs: set[Path] = set()
 _seen_modules = 0
@@ -48,7 +46,7 @@ def add_app_dir_of(target: Any) -> None:
 
 
 def add_working_dir(folder: Path) -> None:
-    """Have what can be imported from a folder travel as references: replicas have the folder."""
+    """Let modules of a folder travel as references, for replicas have the folder too."""
     global _seen_modules  # noqa: PLW0603
     _working_dirs.add(folder.resolve())
     _seen_modules = 0

@@ -1,9 +1,9 @@
-"""A folder of the user's as a zip that is the same for the same files, whoever packs it and when.
+"""A folder of the user's as a zip: equal files make equal bytes, wherever and whenever packed.
 
-Theory of operation. What is in the folder travels whole, and so do files that code opens or imports
-later; modules that lie in it are pickled as references (by_value.py), and found in the zip. The zip
-has its sha256 as its name: it is sent where that is not stored yet, kept while a backend or the
-latest history needs it, and fetched once per host (actors/replica/folders.py).
+Theory of operation. The whole folder travels, so files that code opens or imports later are there
+too. Its modules are pickled as references (packing.py) and found in the zip. The zip is named by
+its sha256: it is sent where that is not stored yet, kept while a backend or the latest history
+needs it, and fetched once per host (actors/replica/folders.py).
 """
 
 from __future__ import annotations
