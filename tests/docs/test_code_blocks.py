@@ -31,9 +31,6 @@ FILE = re.compile(r"# (\w+\.py)\n")
 LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "ini"}
 TIMEOUT_S = 60
 
-# Pages whose blocks do not run yet: this list only gets shorter.
-NOT_YET = {"composition.md", "hosts.md", "logging.md"}
-
 
 def blocks(page: Path, language: str) -> list[str]:
     return [code for each, code in BLOCK.findall(page.read_text()) if each == language]
@@ -63,8 +60,6 @@ def run(command: list[str], system: RunningSystem, folder: Path) -> None:
 
 @pytest.mark.parametrize("page", pages_with("python", "bash"), ids=lambda page: page.name)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    if page.name in NOT_YET:
-        pytest.skip("not yet")
     system = RunningSystem(tmp_path / "state")
 
     def code(language: str) -> list[str]:
