@@ -438,6 +438,7 @@ def described(name: str) -> str:
     field = FIELDS[name]
     is_shown = field.default_factory is None and field.default not in (None, "", ())
     shown = f" [{field.default}]" if is_shown else ""
+    shown = shown.lower() if isinstance(field.default, bool) else shown
     return f"{str(field.description).removesuffix('.')}{shown}."
 
 

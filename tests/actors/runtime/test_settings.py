@@ -57,6 +57,7 @@ SAMPLES = {
     "http_middlewares": "a.b:C,d:E",
     "http_middlewares_dir": "/srv",
     "http_cors": "https://a.example",
+    "http_short_way": "false",
 }
 NEEDS = {"join": HERE, "leaders": HERE}
 
