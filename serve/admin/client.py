@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import click
 from typing_extensions import Self
 
 from greenroom.actors.host import launcher as system
@@ -40,10 +37,7 @@ from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
-# Comparison of shadows: its settings on their way to the controller, and what it has found.
-
 CompareFunction = Callable[[Response, Response], Any]
-SHOWN = 3  # examples of each cause
 
 
 def packed_compare(what: str, compare: object) -> Compare:
@@ -53,43 +47,6 @@ def packed_compare(what: str, compare: object) -> Compare:
     code = pack_code(f"the compare function of {what}", compare, (), {}, None)
     name = f"{compare.__module__}.{getattr(compare, '__qualname__', compare.__name__)}"
     return check_compare({"how": "function", "function": name, "code": code.pickled})
-
-
-def show(connection: Connection, endpoint: str, *, as_json: bool) -> None:
-    """Print what comparing an endpoint's shadows has found."""
-    found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=endpoint))
-    if as_json:
-        click.echo(json.dumps(found, indent=2, default=str))
-        return
-    if not found:
-        click.echo(f"no shadow of {endpoint!r} is compared; see Client.shadow_traffic")
-    for shadow, differences in found.items():
-        for line in lines_of(shadow, differences):
-            click.echo(line)
-
-
-def lines_of(shadow: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is to be said of one shadow."""
-    yield (
-        f"{shadow} ({found['by']}): {found['compared']} compared, {found['different']} different, "
-        f"{found['not_compared']} not compared"
-    )
-    for cause in found["causes"]:
-        mark = "" if cause["comparable"] else " (not compared)"
-        yield f"{cause['count']:>8}  {cause['cause']}{mark}"
-        for example in cause["examples"][-SHOWN:]:
-            yield f"          {example['request_id']}  {_told(example)}"
-
-
-def _told(example: Mapping[str, Any]) -> str:
-    if example["detail"]:
-        return str(example["detail"])
-    sides = []
-    for side in ("primary", "shadow"):
-        answer = example[side]
-        said = "no answer" if answer is None else answer["missing"] or repr(answer["body"][:60])
-        sides.append(f"{side} {said}")
-    return ", ".join(sides)
 
 
 S = TypeVar("S", bound=Settings)
@@ -131,12 +88,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def create_backend(

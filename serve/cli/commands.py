@@ -1,13 +1,15 @@
-"""What the commands of ``greenroom`` do, once their flags are read."""
+"""What the commands of ``greenroom`` do with a system that runs, once their flags are read."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,25 +21,22 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import (
+    AbortRollout,
     EvictHost,
+    GetDifferences,
+    ListHistory,
+    PlanApplication,
+    PromoteRollout,
     RebalanceHosts,
     RotateKey,
     StartRollout,
     StopCluster,
+    UndoChange,
 )
+from greenroom.core.rollouts.judging import RULES
 from greenroom.serve.admin import applications
-from greenroom.serve.admin import client as differences
-from greenroom.serve.admin.session import delete_everything
-from greenroom.serve.cli import changes
-from greenroom.serve.cli import display as rollouts
-from greenroom.serve.cli.display import (
-    Progress,
-    front_url,
-    note_silent,
-    problems_of,
-    show_autoscaling,
-    show_status,
-)
+from greenroom.serve.admin.session import delete_everything, wait_for_goal
+from greenroom.serve.cli.display import Progress, front_url, note_silent, problems_of
 from greenroom.serve.cli.logs import Line, Logs
 from greenroom.serve.cli.starting import usage
 from greenroom.serve.code.importing import ImportFailedError, load_application, read_arguments
@@ -45,12 +44,15 @@ from greenroom.serve.deployments import Application
 
 STATUS_TIMEOUT_S = 10.0
 ROTATE_TIMEOUT_S = 60.0
+_SIGNS = {"added": "+", "removed": "-", "changed": "~"}
+_LONGEST = 60  # characters of a value
+_SHOWN_EXAMPLES = 3  # of each cause of a difference
 
 
 @contextlib.contextmanager
 def connected(settings: HostSettings) -> Iterator[Connection]:
     """Connect for the time of a command."""
-    # What cannot be reached, and why, is in the error that follows, if nobody else can.
+    # Where no address answers, the error that follows says which could not be reached, and why.
     warnings = logging.getLogger(admission.__name__)
     before = warnings.level
     warnings.setLevel(logging.ERROR)
@@ -61,152 +63,20 @@ def connected(settings: HostSettings) -> Iterator[Connection]:
         warnings.setLevel(before)
 
 
-def shutdown(settings: HostSettings) -> None:
-    """Delete everything, stop the system and delete its state."""
-    with Progress("stopping"):
-        with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
-            delete_everything(connection, system.STOP_TIMEOUT_S)
-            if len(applications.read_report(connection).get("hosts") or ()) > 1:
-                stop_all = StopCluster(forget=True)
-                connection.request(stop_all, timeout_s=STATUS_TIMEOUT_S)
-        stopped = system.stop(settings, forget=True)
-    click.echo("stopped; its state is deleted" if stopped else "nothing was running")
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, default=str))
 
 
-def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
-    """Bring up an application on a system that runs; with ``plan`` only say what would change."""
-    application = source.load()
-    with connected(settings) as connection:
-        if plan:
-            told = changes.plan(
-                connection, application, source.name, source.route_prefix, source.working_dir
-            )
-            changes.show_plan(told, source.name)
-        else:
-            bring_up(connection, application, source)
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
-def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
-    """Print who changed what."""
-    with connected(settings) as connection:
-        changes.show_history(connection, as_json=as_json, most=most)
-
-
-def undo(settings: HostSettings, change_id: int | None) -> None:
-    """Restore what was before a change."""
-    with connected(settings) as connection:
-        changes.undo(connection, change_id)
-
-
-def start_rollout(settings: HostSettings, asked: StartRollout, *, wait: bool) -> None:
-    """Move an endpoint's traffic to another backend step by step."""
-    with connected(settings) as connection:
-        rollouts.start(connection, asked, wait=wait)
-
-
-def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None:
-    """End a rollout now, one way or the other."""
-    with connected(settings) as connection:
-        rollouts.end(connection, endpoint, promote=promote)
-
-
-def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
-    """Print how the answers of an endpoint's shadows differ."""
-    with connected(settings) as connection:
-        differences.show(connection, endpoint, as_json=as_json)
-
-
-def delete(settings: HostSettings, name: str) -> None:
-    """Delete an application and wait until it is gone."""
-    with connected(settings) as connection, Progress(f"deleting {name!r}"):
-        found = applications.delete(connection, name)
-    click.echo(f"deleted {name!r}" if found else f"no application is named {name!r}")
-
-
-def evict(settings: HostSettings, host: str) -> None:
-    """Have the cluster forget a host that is lost."""
-    with connected(settings) as connection:
-        connection.request(EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
-    click.echo(f"forgot host {host!r}")
-
-
-def rotate_key(settings: HostSettings) -> None:
-    """Have all hosts take another key."""
-    with connected(settings) as connection, Progress("replacing the cluster's key"):
-        try:
-            done = connection.request(RotateKey(), timeout_s=ROTATE_TIMEOUT_S)
-        except TimeoutError:
-            raise GreenroomError(
-                f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
-                "have, the key before is taken too. It goes on by itself, and the same command "
-                "waits for it again; `greenroom status` shows the hosts"
-            ) from None
-    click.echo(f"the key is replaced on {', '.join(done['hosts'])}")
-    for host in done["away"]:
-        click.echo(
-            f"host {host!r} is lost and lacks the new key: copy cluster.key from the state dir of "
-            f"another host over its own, or forget it with `greenroom evict {host}`",
-            err=True,
-        )
-
-
-def rebalance(settings: HostSettings) -> None:
-    """Move replicas to hosts that have fewer."""
-    with connected(settings) as connection:
-        moved = connection.request(RebalanceHosts(), timeout_s=STATUS_TIMEOUT_S)
-    click.echo(f"moving {moved} replicas" if moved else "nothing to move")
-
-
-def status(settings: HostSettings, *, as_json: bool) -> bool:
-    """Print the state of everything; False if something is not healthy."""
-    here = {} if settings.remote_addresses else RunRecords(settings.run_dir).alive()
-    silent = silence.silent_among(here)
-    try:
-        with connected(settings) as connection, Progress("asking the controller"):
-            report = applications.read_report(connection, STATUS_TIMEOUT_S)
-    except (GreenroomError, TimeoutError) as error:
-        if not silent:
-            raise
-        raise GreenroomError("; ".join([str(error), *map(silence.told, silent)])) from error
-    note_silent(report, silent)
-    if as_json:
-        click.echo(json.dumps(report, indent=2, default=str))
-    else:
-        show_status(report)
-    return not problems_of(report)
-
-
-def autoscaling(settings: HostSettings, *, as_json: bool) -> None:
-    """Print what autoscaling goes by and has decided."""
-    with connected(settings) as connection, Progress("asking the controller"):
-        report = applications.read_autoscaling(connection, STATUS_TIMEOUT_S)
-    if as_json:
-        click.echo(json.dumps(report, indent=2, default=str))
-    else:
-        show_autoscaling(report)
-
-
-def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) -> None:
-    """Print the last lines of the logs that ``name`` picks, then what is added to them."""
-    found = Logs(settings.logs_dir, name=name)
-    if not found.names() and not follow:
-        known = ", ".join(Logs(settings.logs_dir).names()) or "none"
-        raise GreenroomError(f"no log matches {name!r} in {settings.logs_dir}; there are: {known}")
-    for line in found.tail(lines):
-        print_line(line)
-    if follow:
-        with contextlib.suppress(KeyboardInterrupt):
-            for line in found.follow(threading.Event().wait):
-                print_line(line)
-
-
-def print_line(line: Line) -> None:
-    """Print a line of a log, with its origin."""
-    click.echo(f"{click.style(line.log.removeprefix('replica-'), dim=True)} | {line.text}")
+# --- Applications and their changes -------------------------------------------------------------
 
 
 class Source:
-    """An application as a command names it, and what it is to be called and where to be served."""
+    """An application as a command names it, with its name and the route that it is served at."""
 
     def __init__(
         self,
@@ -240,13 +110,33 @@ class Source:
             raise
 
 
+def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
+    """Bring up an application on a system that runs; with ``plan`` only say what would change."""
+    application = source.load()
+    with connected(settings) as connection:
+        if not plan:
+            bring_up(connection, application, source)
+            return
+        name, route = source.name, source.route_prefix
+        built, _ = applications.build_in(source.working_dir, application, name, route)
+        applications.check_needs(connection, built)
+        operation = PlanApplication(
+            application=name,
+            ingress=built.ingress,
+            route_prefix=route,
+            deployments=built.deployments,
+        )
+        changes = connection.request(operation)
+    _print_lines(lines_of(changes))
+    told = "; nothing was changed yet" if changes else " would change nothing"
+    click.echo(f"deploying {name!r}{told}")
+
+
 def bring_up(connection: Connection, application: Application, source: Source) -> None:
     """Deploy an application and say where; where its constructor fails, show the traceback."""
     text = f"deploying {source.name!r}"
-    with (
-        changes.told_of_user_code(f"{source.name!r} could not be deployed"),
-        Progress(text) as progress,
-    ):
+    failed = f"{source.name!r} could not be deployed"
+    with _constructor_errors(failed), Progress(text) as progress:
         applications.deploy(
             connection,
             application,
@@ -255,11 +145,271 @@ def bring_up(connection: Connection, application: Application, source: Source) -
             on_wait=lambda told: progress.say(f"{text}: {told}" if told else text),
             working_dir=source.working_dir,
         )
-    click.echo(f"deployed {source.name!r}{_where(connection, source.route_prefix)}")
+    where = " without a route"
+    if source.route_prefix is not None:
+        url = front_url(applications.read_report(connection, STATUS_TIMEOUT_S)) or ""
+        where = f" at {url.rstrip('/')}{source.route_prefix}"
+    click.echo(f"deployed {source.name!r}{where}")
 
 
-def _where(connection: Connection, route_prefix: str | None) -> str:
-    if route_prefix is None:
-        return " without a route"
-    url = front_url(applications.read_report(connection, STATUS_TIMEOUT_S))
-    return f" at {url.rstrip('/')}{route_prefix}" if url else f" at {route_prefix}"
+@contextlib.contextmanager
+def _constructor_errors(what: str) -> Iterator[None]:
+    """Show the traceback of a constructor that raised, and fail with one line about ``what``."""
+    try:
+        yield
+    except (GreenroomError, TimeoutError, OSError):
+        raise
+    except Exception as error:  # the constructor's own
+        click.echo("\n".join(getattr(error, "__notes__", ())), err=True)
+        raise GreenroomError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def delete(settings: HostSettings, name: str) -> None:
+    """Delete an application and wait until it is gone."""
+    with connected(settings) as connection, Progress(f"deleting {name!r}"):
+        found = applications.delete(connection, name)
+    click.echo(f"deleted {name!r}" if found else f"no application is named {name!r}")
+
+
+def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
+    """Print the changes that are kept, the newest last."""
+    with connected(settings) as connection:
+        entries = list(connection.request(ListHistory()))[-most:]
+    if as_json:
+        _print_json(entries)
+        return
+    if not entries:
+        click.echo("nothing has been changed yet")
+    for entry in entries:
+        at = dt.datetime.fromtimestamp(entry["at"]).astimezone()
+        who = f"{entry['user'] or '?'}@{entry['address']}"
+        click.echo(f"{entry['id']:>4}  {at:%Y-%m-%d %H:%M:%S}  {who}  {entry['what']}")
+        _print_lines(f"      {line}" for line in lines_of(entry["changes"]))
+
+
+def undo(settings: HostSettings, change_id: int | None) -> None:
+    """Undo a change, say what that changed, and wait until it is done."""
+    with connected(settings) as connection:
+        undone = connection.request(UndoChange(change_id=change_id))
+        _print_lines(lines_of(undone["changes"]))
+        failed = f"change {undone['id']} could not be undone"
+        with _constructor_errors(failed), Progress(f"undoing change {undone['id']}"):
+            wait_for_goal(connection, undone["goal"])
+    click.echo(f"undid change {undone['id']}: {undone['what']}")
+
+
+def lines_of(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Return a line for each thing that changes."""
+    for change in changes:
+        told = "; ".join(_fields_of(change))
+        what = f"{_SIGNS[change['change']]} {change['kind']} {change['name']}"
+        yield f"{what}: {told}" if told else what
+
+
+def _fields_of(change: Mapping[str, Any]) -> Iterator[str]:
+    fields: dict[str, list[Any]] = dict(change["fields"])
+    if change["change"] == "added":
+        for name in ("num_replicas", "version", "route", "route_prefix", "traffic"):
+            if fields.get(name, (None, None))[1] is not None:
+                yield f"{name} {_short(fields[name][1])}"
+    elif change["change"] == "changed":
+        restarts = "code_hash" in fields or any(name.startswith("actor_options") for name in fields)
+        if fields.pop("code_hash", None):
+            yield "other code or version" if "version" in fields else "other code"
+        for name, (old, new) in fields.items():
+            yield f"{name} {_short(old)} -> {_short(new)}"
+        if change["kind"] == "backend":
+            yield "replicas are replaced one after another" if restarts else "in place"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "none"
+    is_text = isinstance(value, str)
+    text = str(value) if is_text else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+# --- Traffic ------------------------------------------------------------------------------------
+
+
+def rollout_from(
+    endpoint: str, to: str, steps: str, abort_if: Sequence[str], **numbers: Any
+) -> StartRollout:
+    """Read a rollout from flags; InvalidRequestError naming what is wrong."""
+    try:
+        shares = [float(step) for step in steps.split(",")]
+    except ValueError:
+        raise InvalidRequestError(
+            f"--steps {steps!r}: expected shares with commas between, such as 0.01,0.1,1"
+        ) from None
+    rules = dict(map(_rule, abort_if)) or None
+    return StartRollout.of(endpoint=endpoint, to=to, steps=shares, abort_if=rules, **numbers)
+
+
+def _rule(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition("=")
+    try:
+        return name, float(limit)
+    except ValueError:
+        raise InvalidRequestError(
+            f"--abort-if {text!r}: expected RULE=NUMBER, with a rule of {', '.join(RULES)}"
+        ) from None
+
+
+def start_rollout(settings: HostSettings, rollout: StartRollout, *, wait: bool) -> None:
+    """Begin a rollout; with ``wait`` also see it through, and fail when it goes back."""
+    with connected(settings) as connection:
+        goal = connection.request(rollout)
+        if goal is not None and not wait:
+            click.echo(f"began, with goal {goal}; see it with: greenroom status")
+            return
+        if goal is not None:
+            with Progress(f"rolling out {rollout.to!r} at {rollout.endpoint!r}"):
+                wait_for_goal(connection, goal)
+    already = " already" if goal is None else ""
+    click.echo(f"{rollout.to!r} has all traffic of {rollout.endpoint!r}{already}")
+
+
+def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None:
+    """End a rollout now, one way or the other."""
+    kind = PromoteRollout if promote else AbortRollout
+    with connected(settings) as connection:
+        connection.request(kind(endpoint=endpoint))
+    click.echo(f"{'promoted' if promote else 'went back'} at {endpoint!r}")
+
+
+def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
+    """Print how the answers of an endpoint's shadows differ."""
+    with connected(settings) as connection:
+        found: dict[str, Any] = connection.request(GetDifferences(endpoint=endpoint))
+    if as_json:
+        _print_json(found)
+        return
+    if not found:
+        click.echo(f"no shadow of {endpoint!r} is compared; see Client.shadow_traffic")
+    for shadow, differences in found.items():
+        _print_lines(_differences(shadow, differences))
+
+
+def _differences(shadow: str, found: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{shadow} ({found['by']}): {found['compared']} compared, {found['different']} different, "
+        f"{found['not_compared']} not compared"
+    )
+    for cause in found["causes"]:
+        mark = "" if cause["comparable"] else " (not compared)"
+        yield f"{cause['count']:>8}  {cause['cause']}{mark}"
+        for example in cause["examples"][-_SHOWN_EXAMPLES:]:
+            yield f"          {example['request_id']}  {_example(example)}"
+
+
+def _example(example: Mapping[str, Any]) -> str:
+    if example["detail"]:
+        return str(example["detail"])
+    sides = []
+    for side in ("primary", "shadow"):
+        answer = example[side]
+        said = "no answer" if answer is None else answer["missing"] or repr(answer["body"][:60])
+        sides.append(f"{side} {said}")
+    return ", ".join(sides)
+
+
+# --- The system and its hosts -------------------------------------------------------------------
+
+
+def status(settings: HostSettings, *, as_json: bool) -> bool:
+    """Print the state of everything; return whether all of it is healthy."""
+    here = {} if settings.remote_addresses else RunRecords(settings.run_dir).alive()
+    silent = silence.silent_among(here)
+    try:
+        with connected(settings) as connection, Progress("asking the controller"):
+            report = applications.read_report(connection, STATUS_TIMEOUT_S)
+    except (GreenroomError, TimeoutError) as error:
+        if not silent:
+            raise
+        raise GreenroomError("; ".join([str(error), *map(silence.told, silent)])) from error
+    note_silent(report, silent)
+    if as_json:
+        _print_json(report)
+    else:
+        from greenroom.serve.cli.tables import show_status  # noqa: PLC0415  # imports Rich
+
+        show_status(report)
+    return not problems_of(report)
+
+
+def autoscaling(settings: HostSettings, *, as_json: bool) -> None:
+    """Print what autoscaling goes by and has decided."""
+    with connected(settings) as connection, Progress("asking the controller"):
+        report = applications.read_autoscaling(connection, STATUS_TIMEOUT_S)
+    if as_json:
+        _print_json(report)
+    else:
+        from greenroom.serve.cli.tables import show_autoscaling  # noqa: PLC0415  # imports Rich
+
+        show_autoscaling(report)
+
+
+def evict(settings: HostSettings, host: str) -> None:
+    """Make the cluster forget a host that is lost."""
+    with connected(settings) as connection:
+        connection.request(EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
+    click.echo(f"forgot host {host!r}")
+
+
+def rotate_key(settings: HostSettings) -> None:
+    """Replace the key of all hosts."""
+    with connected(settings) as connection, Progress("replacing the cluster's key"):
+        try:
+            done = connection.request(RotateKey(), timeout_s=ROTATE_TIMEOUT_S)
+        except TimeoutError:
+            raise GreenroomError(
+                f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
+                "have, the key before is taken too. It goes on by itself, and the same command "
+                "waits for it again; `greenroom status` shows the hosts"
+            ) from None
+    click.echo(f"the key is replaced on {', '.join(done['hosts'])}")
+    for host in done["away"]:
+        click.echo(
+            f"host {host!r} is lost and lacks the new key: copy cluster.key from the state dir of "
+            f"another host over its own, or forget it with `greenroom evict {host}`",
+            err=True,
+        )
+
+
+def rebalance(settings: HostSettings) -> None:
+    """Move replicas to hosts that have fewer."""
+    with connected(settings) as connection:
+        moved = connection.request(RebalanceHosts(), timeout_s=STATUS_TIMEOUT_S)
+    click.echo(f"moving {moved} replicas" if moved else "nothing to move")
+
+
+def shutdown(settings: HostSettings) -> None:
+    """Delete everything, stop the system and delete its state."""
+    with Progress("stopping"):
+        with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
+            delete_everything(connection, system.STOP_TIMEOUT_S)
+            if len(applications.read_report(connection).get("hosts") or ()) > 1:
+                connection.request(StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
+        stopped = system.stop(settings, forget=True)
+    click.echo("stopped; its state is deleted" if stopped else "nothing was running")
+
+
+def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) -> None:
+    """Print the last lines of the logs that ``name`` picks, then what is added to them."""
+    found = Logs(settings.logs_dir, name=name)
+    if not found.names() and not follow:
+        known = ", ".join(Logs(settings.logs_dir).names()) or "none"
+        raise GreenroomError(f"no log matches {name!r} in {settings.logs_dir}; there are: {known}")
+    for line in found.tail(lines):
+        print_line(line)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in found.follow(threading.Event().wait):
+                print_line(line)
+
+
+def print_line(line: Line) -> None:
+    """Print a line of a log, with its origin."""
+    click.echo(f"{click.style(line.log.removeprefix('replica-'), dim=True)} | {line.text}")

@@ -253,7 +253,6 @@ def rollout(
 ) -> None:
     """Move ENDPOINT's traffic to a backend step by step, and back if that does worse."""
     from greenroom.serve.cli import commands
-    from greenroom.serve.cli import display as rollouts
     from greenroom.serve.cli.starting import usage
 
     if sum((to is not None, abort, promote)) != 1:
@@ -262,7 +261,7 @@ def rollout(
         commands.end_rollout(settings, endpoint, promote=promote)
         return
     with usage():
-        asked = rollouts.rollout_from(
+        asked = commands.rollout_from(
             endpoint,
             to,
             steps,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.serve.cli.display import problems_of, show_status
+from greenroom.serve.cli.display import problems_of
+from greenroom.serve.cli.tables import show_status
 
 
 def replica(tag: str, state: str, host: str) -> dict[str, Any]:

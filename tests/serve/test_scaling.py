@@ -10,7 +10,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.serve.build import build
-from greenroom.serve.cli.display import show_autoscaling
+from greenroom.serve.cli.tables import show_autoscaling
 from greenroom.serve.code.packing import packed, packed_changes
 from greenroom.serve.config import AutoscalingConfig, AutoscalingPolicy, BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError
