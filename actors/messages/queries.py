@@ -1,7 +1,7 @@
 """What every message is made of, and the messages of queries: callers, proxies and replicas.
 
-Those of the controller with its proxies, replicas and hosts are in :mod:`.control_messages`, those
-of clients to the controller in :mod:`.admin_messages`.
+The controller's messages with its proxies, replicas and hosts are in :mod:`.control`, those of
+clients to the controller in :mod:`.admin`.
 
 Requests are imperative, facts past tense, answers end in ``Reply``. Every message that crosses a
 process boundary is a frozen, slotted dataclass of plain values; the records that travel in batches

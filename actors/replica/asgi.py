@@ -1,4 +1,15 @@
-"""ASGI apps as a deployment's answer to HTTP: the app's lifespan, and one call per request."""
+"""ASGI apps that answer a deployment's HTTP requests and WebSockets.
+
+Theory of operation. :class:`AsgiHost` runs the app's lifespan around the replica's life, and calls
+the app once for each request or WebSocket; responses.py has the ``send`` of a request.
+
+User code sees a WebSocket as ASGI's events; it travels as the parts of a query and of its answer.
+To open one is a query, and to accept it an answer that begins, with status 101. A message is one or
+more parts, the last of which says whether it is text or binary; END closes, with code and reason,
+in either direction. What is answered before ``accept`` refuses: 403 for a bare ``websocket.close``,
+or a response of the app's own. A WebSocket is *connecting*, *open* or *closed*. Closed is final;
+the client may also be gone while user code has not heard of it yet.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +35,6 @@ from greenroom.core.errors import (
     UnsupportedResultError,
     UnusableCodeError,
 )
-
-# A WebSocket as user code sees it: the parts of a query and of its answer as ASGI's events.
-#
-# Theory of operation. To open one is a query, and to accept it an answer that begins, with status
-# 101. A message is one or more parts, the last of which says whether it is text or binary; END
-# closes, with code and reason, in either direction. What is answered before ``accept`` refuses:
-# 403 for a bare ``websocket.close``, or a response of the app's own.
-#
-# States: *connecting*, *open*, *closed*. Closed is final; the client may also be
-# *gone* while user code has not heard of it yet.
 
 SWITCHING = 101
 SUBPROTOCOL = b"sec-websocket-protocol"
