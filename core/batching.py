@@ -60,6 +60,11 @@ class Batches(Generic[T]):
         self._running = 0
         self._lines: dict[Hashable, _Line[T]] = {}  # none is empty
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing waits or runs."""
+        return not (self._running or self._lines)
+
     def add(self, item: T, group: Hashable, now: float) -> None:
         """Add an item that waits; it may be refused at once."""
         line = self._lines.get(group)

@@ -101,6 +101,11 @@ class ResponseSampler:
         self._latest_at: float | None = None  # None while nothing is kept
         self._places: dict[bytes, tuple[str, Address]] = {}  # incarnation and address
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is kept, and no place is known of what is to come."""
+        return not (self._bytes or self._kept or self._untold or self._told)
+
     def add(self, proxy: str, run: Assignment, answer: Answer | None) -> None:
         """Keep the answer to a query that is compared; None where it was cancelled."""
         kept = self._described(proxy, run, answer)

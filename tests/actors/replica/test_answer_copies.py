@@ -103,8 +103,7 @@ def test_the_place_may_be_told_before_the_answer_is_there_or_after(replica: Repl
     replica.copies.meet(("proxy", 3), (), has_answer=True)  # its copy was dropped
     replica.pass_time(1.0)
     assert [each.request_id for sent in replica.sent for each in sent] == ["1", "2"]
-    assert replica.copies._bytes == 0
-    assert not replica.copies._told
+    assert replica.copies.is_empty
 
 
 def test_answers_whose_router_has_died_are_forgotten(replica: Replica) -> None:
@@ -113,8 +112,7 @@ def test_answers_whose_router_has_died_are_forgotten(replica: Replica) -> None:
     replica.answered(2, compare=None)
     replica.pass_time(3 * UNTOLD_S)
     assert replica.sent == []
-    assert replica.copies._bytes == 0
-    assert not replica.copies._untold
+    assert replica.copies.is_empty
 
 
 def test_what_is_kept_is_bounded_and_what_is_dropped_is_told(replica: Replica) -> None:
@@ -126,4 +124,4 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_told(replica: Replica) -
     replica.pass_time(2.0)
     told = [each.missing for sent in replica.sent for each in sent]
     assert told == [""] * kept + [TOO_MANY, TOO_LARGE]
-    assert replica.copies._bytes == 0
+    assert replica.copies.is_empty

@@ -62,7 +62,7 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     first.begin(200, ())
     second.end()
     stop = m.ControlStreams(incarnation=world.caller.process.incarnation, taken=(), stopped=(7,))
-    world.queries._control(stop, None)
+    world.queries.address.arrived(stop, None)
     assert cancelled == [("old", 5)]
 
 
@@ -79,7 +79,7 @@ def test_what_runs_is_not_run_again_by_a_router_that_had_lost_sight_of_it(
     )
     world.queries.running = 0
     for _ in range(2):
-        world.queries._run(order, world.proxy.myAddress)
+        world.queries.address.arrived(order, world.proxy.myAddress)
     assert [run.key for run in runs] == [(proxy.incarnation, 5)]
     assert world.queries.running == 1
 

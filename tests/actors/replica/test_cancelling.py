@@ -158,7 +158,7 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
     assert router.next_deadline_at() is None
     assert len(one.loop._scheduled) < 1000  # type: ignore[attr-defined]
     ours = [each for each in all_of("Batches") if each not in of_others]
-    assert [(each._running, each._lines) for each in ours] == [(0, {})]
+    assert [each.is_idle for each in ours] == [True]
     assert all(outbox.is_idle for outbox in all_of("Outbox") if outbox not in of_others)
 
 
