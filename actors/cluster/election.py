@@ -18,13 +18,10 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from thespian.actors import ActorAddress
-
 from greenroom.actors.cluster.leader_lease import Bidding, SeenLease, leave_word, read_lease
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Succession
 from greenroom.persistence.kv import StoreError
 
@@ -56,7 +53,7 @@ class LeaderElection:
         self._succession = Succession(settings.host_name, rank)
         self._bidding = Bidding(port, settings, rank)
         self._bid: Bid | None = None
-        self._others = [ActorAddress(parse_address(gate)) for gate in settings.gates]
+        self._others = [port.loop.machine.address_of(gate) for gate in settings.gates]
         self._finder: Finder | None = None
         self._stopped = threading.Event()
         self._begun_at = time.monotonic()

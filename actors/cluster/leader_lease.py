@@ -24,14 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thespian.actors import ActorAddress
-
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import PROXY, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
-from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import RENEW_S, Bid, Contest, Lease, Tenure
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StaleWriterError, StoreError
@@ -92,7 +89,7 @@ class Bidding:
             else:
                 self._port.ask_proxy(proxy, "controller", partial(self._heard, host))
 
-        self._port.locate(*PROXY, located, ActorAddress(parse_address(host)))
+        self._port.locate(*PROXY, located, self._port.loop.machine.address_of(host))
 
     def _heard(self, host: str, _known: Any) -> None:
         self._asked.pop(host, None)

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from thespian.actors import ActorAddress
-
 from greenroom.actors.cluster.heartbeats import BeatListener
 from greenroom.actors.cluster.key_rotation import KeyRotation
 from greenroom.actors.messages import control as cm
@@ -23,7 +21,6 @@ from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import LOCAL_NAMES as LOOPBACK
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
@@ -182,7 +179,7 @@ class Members:
             if address and self._cluster.backend_of(tag) is None:
                 logger.info("telling replica %s on host %s to go", tag, message.host)
                 stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
-                self._loop.send(ActorAddress(parse_address(address)), stop)
+                self._loop.send(self._loop.machine.address_of(address), stop)
 
     def listen_to(self, incarnation: str, host: str) -> None:
         """Take the beats of one process as its host's."""
@@ -274,9 +271,13 @@ class Members:
             settings = self._settings
             asyncio_loop = self._loop.asyncio
             self._port = Port(
-                settings.admin_port, self._process, asyncio_loop, on_error=self._loop.on_error
+                settings.admin_port,
+                self._process,
+                asyncio_loop,
+                on_error=self._loop.on_error,
+                machine=self._loop.machine,
             )
-        gate = ActorAddress(parse_address(record.address))
+        gate = self._loop.machine.address_of(record.address)
         self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
 
     def _located(self, tag: str, address: Address | None) -> None:

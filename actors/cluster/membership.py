@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from thespian.actors import ActorAddress
-
 from greenroom.actors.cluster.election import LeaderElection
 from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater, beater_towards
@@ -20,9 +18,7 @@ from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
-from greenroom.actors.runtime.processes import send_signal
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
-from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.cluster.leader_lease import BEATS_S
 from greenroom.core.operations import DrainHost
 
@@ -70,7 +66,7 @@ class Membership:
     def begin(self) -> None:
         """Reach for the leader, and go on reporting."""
         for gate in resolved_gates(self._settings)[:1]:
-            self._reach(ActorAddress(parse_address(gate)))
+            self._reach(self._port.loop.machine.address_of(gate))
         self._report_again()
         self._listen()
 
@@ -161,7 +157,7 @@ class Membership:
         process = message.process
         if self.obeys(message.epoch, sender) and process in self._records.with_role("replica"):
             logger.warning("killing replica process %d, as the controller asks", process.pid)
-            send_signal(process, signal.SIGKILL)
+            self._port.loop.machine.send_signal(process, signal.SIGKILL)
 
 
 def find_controller(
@@ -184,9 +180,9 @@ def find_controller(
     else:
         given = resolved_gates(settings)
 
-        def gates() -> list[ActorAddress]:
+        def gates() -> list[Address]:
             every = dict.fromkeys((*given, *membership.hosts)) if given else ()
-            return [ActorAddress(parse_address(gate)) for gate in every]
+            return [port.loop.machine.address_of(gate) for gate in every]
 
         finder = Finder(port, CONTROLLER, lambda *_: on_found(), membership.lost_controller, gates)
     membership.on_silence = finder.doubt

@@ -16,7 +16,6 @@ from greenroom.actors.messages import queries as m
 from greenroom.actors.messages.queries import Address, LargeBytes
 from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Loop, Repeats
-from greenroom.actors.runtime.processes import is_alive, send_signal
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_shown
@@ -162,7 +161,11 @@ class Supervisor:
 
     def any_alive(self) -> bool:
         """Tell whether the process of any replica of this host is still there."""
-        return any(is_alive(each) for tag, each in self._processes.items() if self._is_here(tag))
+        return any(
+            self._loop.machine.is_alive(each)
+            for tag, each in self._processes.items()
+            if self._is_here(tag)
+        )
 
     def _is_here(self, tag: str) -> bool:
         return self._members.is_here(self._host_of(tag))
@@ -272,7 +275,7 @@ class Supervisor:
 
     def _end(self, tag: str, process: m.Process) -> None:
         if self._is_here(tag):
-            send_signal(process, signal.SIGKILL)
+            self._loop.machine.send_signal(process, signal.SIGKILL)
         else:
             self._members.kill(process, self._host_of(tag))
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thespian.actors import ActorAddress
-
 from greenroom.actors.cluster.epoch_fence import Following
 from greenroom.actors.cluster.heartbeats import Beater, beater_towards
 from greenroom.actors.messages.control import Changed, Listen, MeetController
@@ -18,7 +16,6 @@ from greenroom.actors.messages.queries import Address, Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer, nothing
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings, resolved_gates
-from greenroom.actors.transport.addresses import parse_address
 from greenroom.core.routing.tables import order_of_taking
 
 LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
@@ -112,10 +109,15 @@ class ControllerLink:
         if self._finder is not None:
             return
         settings = self._settings
-        self._port = Port(settings.admin_port, self._process, self._loop.asyncio)
+        self._port = Port(
+            settings.admin_port,
+            self._process,
+            self._loop.asyncio,
+            machine=self._loop.machine,
+        )
         gates = [settings.own_address] if settings.leaders else []
         gates += resolved_gates(settings)
-        addresses = [ActorAddress(parse_address(gate)) for gate in gates]
+        addresses = [self._loop.machine.address_of(gate) for gate in gates]
         self._finder = Finder(self._port, CONTROLLER, self._found, gates=lambda: addresses)
         self._finder.start()
 

@@ -31,7 +31,6 @@ from greenroom.actors.messages.queries import (
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer
-from greenroom.actors.runtime.processes import is_alive
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S, Mirroring
@@ -204,7 +203,9 @@ class Dispatcher:
 
     def _lives(self, replica: ReplicaTable) -> bool:
         process: Any = replica.process
-        return is_alive(process) if self._is_near(replica) else process not in self._unreachable
+        if self._is_near(replica):
+            return self._loop.machine.is_alive(process)
+        return process not in self._unreachable
 
     def _replica_lost(self, replica: ReplicaTable) -> None:
         """Give up a replica's process, unless another one has its tag by now."""

@@ -42,7 +42,6 @@ from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import Port
-from greenroom.actors.runtime.processes import descendants, kill_all
 from greenroom.core.comparing.differences import Place, Plain
 from greenroom.core.errors import DeployFailedError
 
@@ -176,7 +175,7 @@ class Replica(LoopActor):
     def exiting(self) -> None:
         """Thespian asks the process to end: the system shuts down."""
         super().exiting()
-        kill_all(descendants([self.process.pid]))  # what user code has started
+        self.machine.kill_descendants(self.process)  # what user code has started
         os._exit(0)  # user threads may never end, and Thespian would wait for them
 
     # --- User code's life ---------------------------------------------------------------------
@@ -203,7 +202,7 @@ class Replica(LoopActor):
         self._user_code = user_code = UserCode(self.loop.post)
         user_code.allow_method_header = _allows_method_header(order.config)
         settings = self.settings
-        port = Port(settings.admin_port, self.process, user_code.loop)
+        port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
         limit = self._config["max_ongoing_requests"]
         comparisons = Comparisons(port, self._comparisons_found)
         self._queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)

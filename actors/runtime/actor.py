@@ -22,14 +22,11 @@ from typing import Any, ClassVar
 
 from thespian.actors import Actor, ActorExitRequest
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime.liveness import Pulse
-from greenroom.actors.runtime.logs import configure_logging
 from greenroom.actors.runtime.loop import Loop, end_where_starved
-from greenroom.actors.runtime.processes import this_process
-from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.machine import MACHINE
+from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.backoff import pause_s
 
@@ -154,6 +151,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
 
     def __init__(self) -> None:
         super().__init__()
+        self.machine = MACHINE  # a simulator sets its own before the first message
         self._loop: Loop | None = None
         self._has_failed = False
         self._begun_at: float | None = None
@@ -246,13 +244,14 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         if self.carries_bodies:
             keep_freed_memory()
         manager = self._myRef
-        self.process: Process = this_process()
-        self.settings: HostSettings = read_settings()
-        self.pulse = Pulse(runs_user_code=self.runs_user_code)
+        machine = self.machine
+        self.process: Process = machine.this_process()
+        self.settings: HostSettings = machine.read_settings()
+        self.pulse = machine.pulse(runs_user_code=self.runs_user_code)
         self._crash_loop = CrashLoop(self.settings.run_dir, self.role)
-        self._loop = Loop(manager.transport, manager._send_intent, self.turn_failed)
-        configure_logging(self.settings, self.role)
-        self.records = RunRecords(self.settings.run_dir, call_later=self._loop.call_later)
+        self._loop = Loop(manager.transport, manager._send_intent, self.turn_failed, machine)
+        machine.configure_logging(self.settings, self.role)
+        self.records = machine.run_records(self.settings.run_dir, call_later=self._loop.call_later)
         self.records.add(self.process, self.role, self.role)
         self.started()
         self._loop.keep_beating(self.pulse, self.settings.silence_timeout_s, self.may_beat)

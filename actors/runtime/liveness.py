@@ -17,7 +17,7 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,10 +199,22 @@ MAX_PAUSE_TICKS = 64  # between two looks for the pulse of a process that has sh
 
 
 class SilenceWatch:
-    """The processes that one process watches; ``limit_s`` is how long one may stand still."""
+    """The processes that one process watches; ``limit_s`` is how long one may stand still.
 
-    def __init__(self, limit_s: float) -> None:
+    A simulator gives its own ways to find the pulse of a process, to kill it, and to name it.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        find_pulse: Callable[[Process], OtherPulse | None] = OtherPulse.find,
+        send_signal: Callable[[Process, int], bool] = send_signal,
+        command_line: Callable[[int], str] = command_line,
+    ) -> None:
         self._limit_s = limit_s
+        self._find_pulse = find_pulse
+        self._send_signal = send_signal
+        self._command_line = command_line
         self._silences = Silences(limit_s)
         self._pulses: dict[Process, OtherPulse] = {}
         self._missing: dict[Process, tuple[int, int]] = {}  # ticks until the next look, and pause
@@ -238,7 +250,7 @@ class SilenceWatch:
         if left:
             self._missing[process] = (left - 1, pause)
             return None
-        pulse = OtherPulse.find(process)
+        pulse = self._find_pulse(process)
         if pulse is None:
             self._missing[process] = (pause, min(2 * pause, MAX_PAUSE_TICKS))
         else:
@@ -266,14 +278,14 @@ class SilenceWatch:
             logger.error(
                 "killing %s (pid %d): its message loop has been silent for %.1f s (limit %g s), "
                 "and the process %s",
-                command_line(process.pid) or "a process",
+                self._command_line(process.pid) or "a process",
                 process.pid,
                 silent_s,
                 self._limit_s,
                 doing.value,
             )
         try:
-            send_signal(process, signal.SIGKILL)
+            self._send_signal(process, signal.SIGKILL)
         except OSError as error:  # no descriptor for it now; the next look tries again
             logger.warning("process %d could not be killed: %s", process.pid, error)
 

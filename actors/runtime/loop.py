@@ -27,7 +27,7 @@ from thespian.system.transport import TransmitIntent
 
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
-from greenroom.actors.runtime.processes import open_pidfd
+from greenroom.actors.runtime.machine import MACHINE, Machine
 from greenroom.core.silence import TICK_S
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Loop:
     """One process's loop; ``schedule`` takes Thespian's description of a delivery.
 
     ``on_error`` gets what a callback raises; by default that is logged, and all goes on.
+    ``machine`` is what the loop and all on it have of the operating system.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class Loop:
         transport: Transport,
         schedule: Callable[[Any], None],
         on_error: Callable[[Exception], None] | None = None,
+        machine: Machine = MACHINE,
     ) -> None:
         self.asyncio = transport.loop  # for coroutines
+        self.machine = machine
         self.on_error = on_error
         self._is_stopped = False
         self.deliveries_at_once = transport.deliveries_at_once
@@ -119,7 +122,7 @@ class Loop:
         is 0. See greenroom.core.silence. While ``may_beat`` returns False this process is silent.
         """
         if silence_timeout_s:
-            self._silence = SilenceWatch(silence_timeout_s)
+            self._silence = self.machine.silence_watch(silence_timeout_s)
 
         def tick() -> None:
             self._beating = self.call_later(TICK_S, tick)
@@ -223,7 +226,7 @@ class Loop:
         return cancel
 
     def _watch_here(self, process: Process, on_exit: Callback) -> Callback:
-        fd = open_pidfd(process)
+        fd = self.machine.open_pidfd(process)
         if fd is None:
             return self.call_later(0, on_exit).cancel
         self._pidfds[fd] = process
@@ -267,7 +270,7 @@ class Loop:
     def _let_go(self, fd: int) -> None:
         del self._pidfds[fd]
         self.asyncio.remove_reader(fd)
-        os.close(fd)
+        self.machine.close_pidfd(fd)
 
     def _run_posted(self) -> None:
         self._woken = False  # before the first is taken: what is posted from here on wakes again

@@ -22,7 +22,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # its own cla
 from functools import partial
 from typing import Any
 
-from thespian.actors import ActorAddress
 from thespian.system import isInternalActorSystemMessage
 from thespian.system.messages.admin import (
     PendingActor,
@@ -34,8 +33,7 @@ from thespian.system.messages.admin import (
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import Address, AskProxy, AskProxyReply, Process
 from greenroom.actors.runtime.loop import Callback, Loop
-from greenroom.actors.transport import base
-from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.runtime.machine import MACHINE, Machine
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.network import Way
 from greenroom.core.errors import NotRunningError
@@ -62,16 +60,17 @@ class Port:
         loop: asyncio.AbstractEventLoop,
         way: Way | None = None,
         on_error: Callable[[Exception], None] | None = None,
+        machine: Machine = MACHINE,
     ) -> None:
         self.process = process
         self.admin_port = admin_port
         self._given: list[Address] = [
-            ActorAddress(parse_address(gate)) for gate in (way.gates if way is not None else ())
+            machine.address_of(gate) for gate in (way.gates if way is not None else ())
         ]
         self._learnt: list[Address] = []
-        self._transport = base.attach(admin_port, loop, self._arrived, way)
+        self._transport = machine.attach(admin_port, loop, self._arrived, way)
         schedule = partial(self._transport.scheduleTransmit, None)
-        self.loop = Loop(self._transport, schedule, on_error)
+        self.loop = Loop(self._transport, schedule, on_error, machine)
         self.address: Address = self._transport.myAddress
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
@@ -95,7 +94,7 @@ class Port:
 
     def learn_gates(self, addresses: Iterable[str]) -> None:
         """Ask these hosts' admins too from now on, after those that were given."""
-        learnt = [ActorAddress(parse_address(address)) for address in addresses]
+        learnt = [self.loop.machine.address_of(address) for address in addresses]
         self._learnt = [gate for gate in learnt if gate not in self._given]
 
     @property

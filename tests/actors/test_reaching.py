@@ -6,13 +6,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from thespian.actors import ActorAddress
 
 from greenroom.actors.runtime import port
+from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.runtime.processes import this_process
-from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import ProcessAddress
+
+
+class MachineWith(Machine):
+    """A machine on which a port gets this transport."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def attach(self, *_: Any) -> Any:
+        return self._transport
+
 
 AWAY = ProcessAddress("10.77.0.1", 1900)
 
@@ -41,13 +51,10 @@ class FakeTransport:
         self.loop.run_until_complete(asyncio.sleep(0))
 
 
-def test_who_reaches_again_at_each_failure_is_called_once_for_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_reaches_again_at_each_failure_is_called_once_for_each() -> None:
     loop = asyncio.new_event_loop()
     transport = FakeTransport(loop)
-    monkeypatch.setattr(base, "attach", lambda *_: transport)
-    reaching = port.Port(1900, this_process(), loop)
+    reaching = port.Port(1900, this_process(), loop, machine=MachineWith(transport))
     failures: list[int] = []
 
     def lost() -> None:
@@ -71,11 +78,10 @@ class Deaf(FakeTransport):
         return True
 
 
-def test_what_nobody_ever_answers_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_ever_answers_is_forgotten_in_the_end() -> None:
     loop = asyncio.new_event_loop()
     transport = Deaf(loop)
-    monkeypatch.setattr(base, "attach", lambda *_: transport)
-    asking = port.Port(1900, this_process(), loop)
+    asking = port.Port(1900, this_process(), loop, machine=MachineWith(transport))
     address, probed = ActorAddress(AWAY), []
     for number in range(12_000):
         asking.identify(address, lambda *_: None)

@@ -27,7 +27,8 @@ class SimCaller:
         self._simulation = simulation
         self._rng = simulation.world.rng
         self._pace_s = self._rng.choice([0.05, 0.2, 0.5])
-        port = Port(PORT, process.identity, process)  # type: ignore[arg-type]
+        loop: Any = process
+        port = Port(PORT, process.identity, loop, machine=simulation.machine)
         self.caller = caller = Caller(port.loop, process.identity)
         self._readers: dict[str, tuple[Stream, Task]] = {}
         port.on(m.AnswerQueries, caller.answered)

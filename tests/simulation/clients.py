@@ -52,7 +52,8 @@ class Client:
         simulation.world.run_as(self.process, self._begin)
 
     def _begin(self) -> None:
-        self._port = Port(PORT, self.process.identity, self.process)  # type: ignore[arg-type]
+        loop: Any = self.process
+        self._port = Port(PORT, self.process.identity, loop, machine=self.simulation.machine)
         self._port.on(am.RequestReply, self._replied)
         gates = [Address(self.simulation.admin_number(n)) for n in range(self.simulation.size)]
         self._controller = Finder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -80,23 +79,16 @@ class Task:
         self._on_end(outcome)
 
 
-class Asyncio:
-    """The module, for code whose loop is the running process."""
+def running_loop(world: World) -> Any:
+    """Stand in for asyncio.get_running_loop."""
+    process = world.current
+    assert process is not None
+    return SimpleNamespace(
+        create_future=lambda: SimFuture(process),
+        time=world.clock,
+        call_later=process.call_later,
+    )
 
-    def __init__(self, world: World) -> None:
-        self._world = world
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    def get_running_loop(self) -> Any:
-        process = self._world.current
-        assert process is not None
-        return SimpleNamespace(
-            create_future=lambda: SimFuture(process),
-            time=self._world.clock,
-            call_later=process.call_later,
-        )
-
-    async def sleep(self, _seconds: float) -> None:
-        """Go on at once: what is slept for is that others get their turn."""
+async def yield_turn(_seconds: float) -> None:
+    """Stand in for asyncio.sleep: go on at once, for others get their turn anyway."""

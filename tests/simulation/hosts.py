@@ -15,9 +15,7 @@ from greenroom.actors.cluster import leader_lease as bidding
 from greenroom.actors.cluster.membership import Membership, find_controller
 from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
 from greenroom.actors.messages import control as cm
-from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.port import PROXY, Finder, Port
-from greenroom.actors.runtime.processes import send_signal
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.cluster.leader_lease import LOOK_S, Bid
@@ -149,9 +147,10 @@ class HostProcess:
 
     def __init__(self, simulation: Simulation, number: int, process: SimProcess) -> None:
         settings = simulation.settings[number]
-        port: Any = Port(PORT, process.identity, process)  # type: ignore[arg-type]
+        loop: Any = process
+        port: Any = Port(PORT, process.identity, loop, machine=simulation.machine)
         self._port, self._process = port, process.identity
-        port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
+        port.loop.keep_beating(simulation.machine.pulse(), settings.silence_timeout_s)
         records: Any = Records(simulation, number)
         self.membership = Membership(
             settings, process.identity, records, port, lambda: {"name": settings.host_name}
@@ -168,7 +167,7 @@ class HostProcess:
         here = [p for p in self._simulation.replicas() if p.host == self._number]
         known = {p.pid for p in here if p.record}
         for process in self._unasked.look([p.identity for p in here], known):
-            send_signal(process, signal.SIGKILL)
+            self._port.loop.machine.send_signal(process, signal.SIGKILL)
         self._port.loop.call_later(PRUNE_EVERY_S, self._prune)
 
     def _introduce(self) -> None:

@@ -1,8 +1,11 @@
-"""What the shells take for the operating system and for Thespian, in a :class:`World`.
+"""The machine that simulated processes run on, and all else that is simulated around the shells.
 
-The real controller, proxies, replicas, ports, finders and callers run here unchanged. Replaced are,
-in every module of ours that has them: the clocks, randomness, ``os._exit``, pidfds and signals, the
-store, user code, and the transports.
+The real controller, proxies, replicas, ports, finders and callers run here unchanged. What they
+have of the operating system and of the actor system comes from their loop's
+:class:`~greenroom.actors.runtime.machine.Machine`; here that is a :class:`SimMachine`. Clocks,
+random numbers and the end of a process are the standard library's: a simulation has the interpreter
+for itself, and replaces those functions of the library while it runs. What is left are classes of
+ours with threads, files or user code in them. Each stands in :func:`_classes`, by its name.
 """
 
 from __future__ import annotations
@@ -13,61 +16,25 @@ import os
 import random
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from thespian.actors import ActorAddress
-
-from greenroom.actors.caller import streams
-from greenroom.actors.cluster import (
-    election as candidate,
-)
-from greenroom.actors.cluster import (
-    leader_lease as bidding,
-)
-from greenroom.actors.cluster import (
-    leader_lease as leading,
-)
-from greenroom.actors.controller import policies, status_file
-from greenroom.actors.host import capacity, records
-from greenroom.actors.proxy import metrics
-from greenroom.actors.replica import logging as user_logging
-from greenroom.actors.replica import user_code
-from greenroom.actors.runtime import (
-    actor as crash_loop,
-)
-from greenroom.actors.runtime import (
-    liveness as pulse,
-)
-from greenroom.actors.runtime import (
-    logs,
-    processes,
-    settings,
-    state_dir,
-)
-from greenroom.actors.runtime import (
-    settings as binding,
-)
 from greenroom.actors.runtime.actor import CrashLoop
-from greenroom.actors.runtime.liveness import Seen
-from greenroom.actors.transport import addresses, base
-from greenroom.actors.transport import cluster_key as key_files
+from greenroom.actors.runtime.liveness import Seen, SilenceWatch
+from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.transport.admission import Trouble
 from greenroom.core.cluster.state import State
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tickets import Observer
 from greenroom.core.silence import TICK_S, Doing
-from greenroom.persistence import writer
-from greenroom.persistence.filesystem import FileStore
 from tests.simulation import hosts
 from tests.simulation.channels import Address
 from tests.simulation.checked_router import CheckedRouter
-from tests.simulation.coroutines import Asyncio
+from tests.simulation.coroutines import running_loop, yield_turn
 from tests.simulation.links import Socket
 from tests.simulation.scripted_code import ScriptedCode
 from tests.simulation.shared_disk import ChangeLock
@@ -77,6 +44,11 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 CAPACITY = {"num_cpus": 64.0, "num_gpus": 0.0, "memory": 2.0**36}
+WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
+
+
+def nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Stand in for what the simulation has no need of."""
 
 
 class Transport:
@@ -169,26 +141,6 @@ class Manager:
         return later
 
 
-class _Os:
-    """The module, for processes that end as simulated ones."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def _exit(self, code: int) -> None:
-        self._world.note(self._world.current, f"exits with {code}")
-        raise Killed
-
-    def kill(self, _pid: int, _signal: int) -> None:
-        raise Killed
-
-    def close(self, _fd: int) -> None:
-        """A pidfd is only a number."""
-
-
 def _fallible_state(simulation: Simulation) -> type[State]:
     """Return the core's State, in which a turn may raise between one change and the next."""
 
@@ -221,19 +173,6 @@ def _fallible_state(simulation: Simulation) -> type[State]:
             return super().take_changes()
 
     return FallibleState
-
-
-class _Sockets:
-    """The module, for packets between hosts."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(socket, name)
-
-    def socket(self, *_: Any) -> Socket:
-        return Socket(self._world)
 
 
 class Thread:
@@ -302,117 +241,153 @@ class OtherPulse:
         """Nothing is open."""
 
 
-OURS = (
-    "greenroom.actors",
-    "greenroom.core",
-    "greenroom.persistence.writer",  # names stores
-    "tests.simulation.hosts",
-)
-WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
+class SimMachine(Machine):
+    """The machine of whichever simulated process runs."""
+
+    close_pidfd = staticmethod(nothing)
+    configure_logging = staticmethod(nothing)
+    kill_descendants = staticmethod(nothing)
+    address_of = staticmethod(hosts.parse_address)
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+
+    @property
+    def _current(self) -> SimProcess:
+        assert self._world.current is not None
+        return self._world.current
+
+    def this_process(self) -> Any:
+        return self._current.identity
+
+    def is_alive(self, process: Any) -> bool:
+        return self._world.local(process) is not None
+
+    def send_signal(self, process: Any, _number: int) -> bool:
+        found = self._world.local(process)
+        if found is None:
+            return False
+        self._current.acts()
+        self._world.kill(found)
+        return True
+
+    def open_pidfd(self, process: Any) -> int | None:
+        return self._world.open_pidfd(process)
+
+    def read_settings(self) -> Any:
+        return self._simulation.settings[self._current.host]
+
+    def run_records(self, *_: Any, **__: Any) -> Any:
+        return hosts.Records(self._simulation, self._current.host)
+
+    def pulse(self, *, runs_user_code: bool = False) -> Any:
+        return OwnPulse(self._world, runs_user_code=runs_user_code)
+
+    def silence_watch(self, limit_s: float) -> SilenceWatch:
+        find: Any = self._pulse_of
+        role = lambda pid: self._world.processes[pid].role  # noqa: E731
+        return SilenceWatch(limit_s, find, self.send_signal, role)
+
+    def _pulse_of(self, process: Any) -> OtherPulse | None:
+        found = self._world.local(process)
+        return None if found is None or found.pulse is None else OtherPulse(found)
+
+    def attach(self, _port: int, _loop: Any, arrived: Callable[[Any], None], _way: Any) -> Any:
+        return self._simulation.attach(arrived)
 
 
-def _replacements(simulation: Simulation) -> list[tuple[Any, Any]]:
-    world = simulation.world
-    current = lambda: world.current  # noqa: E731
+def _library(world: World) -> list[tuple[Any, str, Any]]:
+    """Return what the standard library's functions are while a simulation runs."""
 
     def sleep(seconds: float) -> None:
         world.elapsed += seconds
 
-    def send_signal(process: Any, _number: int) -> bool:
-        found = world.local(process)
-        if found is None:
-            return False
-        current().acts()
-        world.kill(found)
-        return True
+    def token_hex(count: int) -> str:
+        return f"{world.rng.getrandbits(8 * count):0{2 * count}x}"
 
-    clocks = SimpleNamespace(
-        monotonic=world.monotonic,
-        monotonic_ns=lambda: int(1e9 * world.monotonic()),
-        time=lambda: world.clock() + world.wall_offset,
-        sleep=sleep,
-    )
-    tokens = SimpleNamespace(
-        token_hex=lambda count: f"{world.rng.getrandbits(8 * count):0{2 * count}x}"
-    )
+    def end(code: int) -> None:
+        world.note(world.current, f"exits with {code}")
+        raise Killed
 
-    def find_pulse(process: Any) -> OtherPulse | None:
-        found = world.local(process)
-        return None if found is None or found.pulse is None else OtherPulse(found)
+    def kill(_pid: int, _number: int) -> None:
+        raise Killed
 
-    nothing = lambda *_args, **_kwargs: None  # noqa: E731
-    attach = lambda _port, _loop, arrived, _way: simulation.attach(arrived)  # noqa: E731
-    here = lambda: 0 if current() is None else current().host  # noqa: E731
+    return [
+        (time, "monotonic", world.monotonic),
+        (time, "monotonic_ns", lambda: int(1e9 * world.monotonic())),
+        (time, "time", lambda: world.clock() + world.wall_offset),
+        (time, "sleep", sleep),
+        (random, "random", world.rng.random),
+        (secrets, "token_hex", token_hex),
+        (os, "_exit", end),
+        (os, "kill", kill),
+        (socket, "socket", lambda *_: Socket(world)),
+        (asyncio, "get_running_loop", partial(running_loop, world)),
+        (asyncio, "sleep", yield_turn),
+    ]
+
+
+def _classes(simulation: Simulation) -> dict[str, Any]:
+    """Return what stands in for classes and functions of ours, by their full names."""
+    world, disk = simulation.world, simulation.disk
     bids: dict[str, Any] = {}  # by the host's address
 
-    def bids_by_name() -> dict[str, Any]:
+    def here() -> int:
+        return 0 if world.current is None else world.current.host
+
+    def bids_by_name(_settings: Any) -> dict[str, Any]:
         names = {each.own_address: each.host_name for each in simulation.settings.values()}
         return {names[address]: bid for address, bid in bids.items()}
 
-    return [
-        (time, clocks),
-        (random, world.rng),
-        (secrets, tokens),
-        (os, _Os(world)),
-        (asyncio, Asyncio(world)),
-        (ThreadPoolExecutor, lambda *_: Thread(world)),
-        (base, SimpleNamespace(attach=attach)),
-        (processes.this_process, lambda: current().identity),
-        (processes.open_pidfd, world.open_pidfd),
-        (processes.is_alive, lambda process: world.local(process) is not None),
-        (processes.send_signal, send_signal),
-        (pulse.Pulse, partial(OwnPulse, world)),
-        (pulse.OtherPulse, SimpleNamespace(find=find_pulse)),
-        (processes.command_line, lambda pid: world.processes[pid].role),
-        (processes.kill_all, nothing),
-        (processes.descendants, nothing),
-        (records.RunRecords, lambda *_, **__: hosts.Records(simulation, here())),
-        (settings.read_settings, lambda: simulation.settings[here()]),
-        (ActorAddress, lambda address: address),
-        (addresses.parse_address, hosts.parse_address),
-        (socket, _Sockets(world)),
-        (key_files.KeyFiles, hosts.Keys),
-        (binding.host_id, lambda settings: f"the id of {settings.host_name}"),
-        (leading.store_id, lambda settings: "shared" if settings.leaders else ""),
-        (state_dir.write_private, lambda path, text: path.write_text(text)),
-        (leading.word_file, lambda _: simulation.word_files[here()]),
-        (candidate.LeaderElection, hosts.LeaderElection),
-        (crash_loop.CrashLoop, lambda _, role: CrashLoop(simulation.run_dirs[here()], role)),
-        (bidding.Bidding, hosts.bidding_in(bids)),
-        (bidding.read_bids, lambda _: bids_by_name()),
-        (logs.configure_logging, nothing),
-        (logs.redirect_output, nothing),
-        (user_logging.configure, nothing),
-        (status_file.StatusFile, lambda *_: SimpleNamespace(changed=nothing, close=nothing)),
-        (policies.Policies, lambda *_: SimpleNamespace(tidy=nothing, close=nothing)),
-        (capacity.capacity_of, lambda _: CAPACITY),
-        (FileStore, simulation.disk),
-        (user_code.UserCode, lambda post: ScriptedCode(simulation, post)),
-        (State, _fallible_state(simulation)),
-        (Router, lambda draw, host: CheckedRouter(Router(draw, host), simulation)),
-        (metrics.Metrics, Observer),
-    ]
+    def store_id(settings: Any) -> str:
+        return "shared" if settings.leaders else ""
+
+    def without_effect(*methods: str) -> Any:
+        return lambda *_: SimpleNamespace(**dict.fromkeys(methods, nothing))
+
+    in_actors = {
+        "cluster.election.Bidding": hosts.bidding_in(bids),
+        "cluster.key_rotation.KeyFiles": hosts.Keys,
+        "cluster.heartbeats.KeyFiles": hosts.Keys,
+        "cluster.members.KeyFiles": hosts.Keys,
+        "cluster.leader_lease.FileStore": disk,
+        "cluster.leader_lease.read_bids": bids_by_name,
+        "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],
+        "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
+        "cluster.membership.capacity_of": lambda _: CAPACITY,
+        "cluster.membership.host_id": lambda settings: f"the id of {settings.host_name}",
+        "cluster.membership.store_id": store_id,
+        "controller.actor.FileStore": disk,
+        "controller.actor.Policies": without_effect("tidy", "close"),
+        "controller.actor.StatusFile": without_effect("changed", "close"),
+        "controller.actor.capacity_of": lambda _: CAPACITY,
+        "controller.actor.store_id": store_id,
+        "controller.read_only.FileStore": disk,
+        "cluster.membership.LeaderElection": hosts.LeaderElection,
+        "proxy.dispatcher.Metrics": Observer,
+        "proxy.dispatcher.Router": lambda draw, host: CheckedRouter(Router(draw, host), simulation),
+        "replica.actor.UserCode": partial(ScriptedCode, simulation),
+        "replica.actor.redirect_output": nothing,
+        "replica.comparisons.ThreadPoolExecutor": lambda *_: Thread(world),
+        "replica.logging.configure": nothing,
+        "runtime.actor.CrashLoop": lambda _, role: CrashLoop(simulation.run_dirs[here()], role),
+        "runtime.actor.write_private": lambda path, text: path.write_text(text),
+        "caller.streams.WINDOW": WINDOW,
+        "caller.streams.BODY_WINDOW": WINDOW,
+    }
+    return {f"greenroom.actors.{name}": new for name, new in in_actors.items()} | {
+        "greenroom.core.cluster.cluster.State": _fallible_state(simulation),
+        "greenroom.persistence.writer.ChangeLock": lambda _: ChangeLock(disk),
+    }
 
 
 @contextlib.contextmanager
 def replaced(simulation: Simulation) -> Iterator[None]:
-    """Have every module of ours use the simulation's; one at a time."""
-    by_id = {id(old): new for old, new in _replacements(simulation)}
-    undo: list[tuple[Any, str, Any]] = [
-        (streams, name, getattr(streams, name)) for name in ("WINDOW", "BODY_WINDOW")
-    ]
-    undo.append((writer, "ChangeLock", writer.ChangeLock))
-    streams.WINDOW = streams.BODY_WINDOW = WINDOW
-    writer.ChangeLock = lambda _: ChangeLock(simulation.disk)  # type: ignore[assignment, misc]
-    for name, module in list(sys.modules.items()):
-        if not name.startswith(OURS) or module is processes:
-            continue
-        for attribute, value in list(vars(module).items()):
-            if id(value) in by_id:
-                undo.append((module, attribute, value))
-                setattr(module, attribute, by_id[id(value)])
-    try:
+    """Run a simulation's world in this interpreter, one at a time."""
+    with contextlib.ExitStack() as stack:
+        for name, new in _classes(simulation).items():
+            stack.enter_context(mock.patch(name, new))
+        for module, name, new in _library(simulation.world):
+            stack.enter_context(mock.patch.object(module, name, new))
         yield
-    finally:
-        for module, attribute, value in undo:
-            setattr(module, attribute, value)

@@ -36,7 +36,7 @@ from tests.simulation.hosts import (
     settings_of,
 )
 from tests.simulation.links import OUTSIDE
-from tests.simulation.processes import Manager, Transport, replaced
+from tests.simulation.processes import Manager, SimMachine, Transport, replaced
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess, World
 
@@ -60,6 +60,7 @@ class Simulation(logging.Handler):
     def __init__(self, seed: int, hosts: int = 0) -> None:
         super().__init__(logging.ERROR)
         self.world = world = World(seed)
+        self.machine = SimMachine(self)
         rng = world.rng
         self.deliveries_at_once = rng.choice([1, 3, 256])
         self.size = hosts or rng.choice(SIZES)
@@ -239,6 +240,7 @@ class Simulation(logging.Handler):
                 return None
             known = self.names[host, name] = self.spawn(actor_class.role, host)
             actor = known.actor = actor_class()
+            actor.machine = self.machine
             address = self.world.listen(known, actor.receiveMessage)
             actor._myRef = Manager(self, known, address)
         return Address(known.numbers[0])

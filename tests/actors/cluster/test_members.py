@@ -13,6 +13,7 @@ from greenroom.actors.cluster import members
 from greenroom.actors.cluster.members import LOCATE_AGAIN_S, Members
 from greenroom.actors.controller.actor import KINDS
 from greenroom.actors.messages import control as cm
+from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress
@@ -34,6 +35,7 @@ class FakePort:
 
 
 class FakeLoop:
+    machine = MACHINE
     asyncio = None
     on_error = None
 

@@ -24,6 +24,7 @@ from greenroom.actors.runtime.actor import (
     CrashLoop,
     LoopActor,
 )
+from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.settings import read_settings
 from tests.actors.by_hand import Hand
@@ -101,11 +102,13 @@ def make(
 ) -> Callable[..., tuple[Any, Transport]]:
     monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
     monkeypatch.setattr(base_module, "be_as_usual", lambda: None)
-    monkeypatch.setattr(base_module, "configure_logging", lambda *_: None)
+    machine = Machine()
+    machine.configure_logging = lambda *_: None  # type: ignore[method-assign]
     read_settings().run_dir.mkdir(parents=True)
 
     def make(kind: Any = Actor) -> tuple[Any, Transport]:
         actor, transport = kind(), Transport()
+        actor.machine = machine
         actor._myRef = SimpleNamespace(
             transport=transport, _send_intent=lambda _: None, address="itself"
         )

@@ -12,6 +12,7 @@ from greenroom.actors.cluster import membership as membership_module
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import connection
+from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.port import CONTROLLER, Finder
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StateNotSavedError
@@ -28,6 +29,7 @@ class Port:
 
     def __init__(self) -> None:
         self.loop: Any = self
+        self.machine = MACHINE
         self.known: tuple[str, Process, int] | None = None
         self.there: dict[str, tuple[Process, int]] = {}
         self.later: list[Callable[[], None]] = []

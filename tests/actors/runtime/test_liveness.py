@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.liveness import (
     OtherPulse,
     Pulse,
@@ -165,9 +164,7 @@ def test_a_pulse_says_what_a_process_does(child: Callable[..., Process]) -> None
     assert silent_among({process: "proxy"}) == []
 
 
-def test_a_watcher_that_cannot_kill_now_does_so_later(
-    child: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_that_cannot_kill_now_does_so_later(child: Callable[..., Process]) -> None:
     process = child(STANDS)
     failures = [OSError(errno.EMFILE, "Too many open files")] * 2
 
@@ -176,8 +173,8 @@ def test_a_watcher_that_cannot_kill_now_does_so_later(
             raise failures.pop()
         return send_signal(victim, number)
 
-    monkeypatch.setattr(silence, "send_signal", scarce)
-    assert is_ended(process, 20)
+    watch = SilenceWatch(LIMIT_S, send_signal=scarce)
+    assert look_until(watch, process, lambda: not is_alive(process), 20)
     assert not failures
 
 

@@ -1,0 +1,55 @@
+"""The machine that a process runs on: its processes, its files, its actor system.
+
+Actors and ports take all that from one :class:`Machine`, which their :class:`~.loop.Loop` hands on.
+There are two: this one, and that of the simulator (tests/simulation), where processes, signals and
+messages are simulated.
+"""
+
+from __future__ import annotations
+
+import os
+
+from thespian.actors import ActorAddress
+
+from greenroom.actors.host.records import RunRecords
+from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
+from greenroom.actors.runtime.logs import configure_logging
+from greenroom.actors.runtime.processes import (
+    descendants,
+    is_alive,
+    kill_all,
+    open_pidfd,
+    send_signal,
+    this_process,
+)
+from greenroom.actors.runtime.settings import read_settings
+from greenroom.actors.transport.addresses import parse_address
+from greenroom.actors.transport.base import attach
+
+
+class Machine:
+    """The real machine."""
+
+    this_process = staticmethod(this_process)
+    is_alive = staticmethod(is_alive)
+    send_signal = staticmethod(send_signal)
+    open_pidfd = staticmethod(open_pidfd)
+    close_pidfd = staticmethod(os.close)
+    read_settings = staticmethod(read_settings)
+    configure_logging = staticmethod(configure_logging)
+    run_records = RunRecords
+    pulse = Pulse
+    silence_watch = SilenceWatch
+    attach = staticmethod(attach)
+
+    def kill_descendants(self, process: Process) -> None:
+        """SIGKILL all that a process has started, at any depth."""
+        kill_all(descendants([process.pid]))
+
+    def address_of(self, text: str) -> Address:
+        """Return the address of an admin, given as HOST:PORT."""
+        return ActorAddress(parse_address(text))
+
+
+MACHINE = Machine()
