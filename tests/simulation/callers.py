@@ -97,8 +97,3 @@ class SimCaller:
             reader.cancel()
             stream.close()
             self._simulation.checks.queries.stream_ended(uid, "until it was closed")
-
-    @property
-    def waits_for(self) -> list[Any]:
-        """The queries that are not answered."""
-        return list(self.caller._entries.values())

@@ -95,7 +95,6 @@ class CheckedRouter:
 
     def _check_assignment(self, effect: Assign) -> None:
         ticket = effect.ticket
-        self._checks.comparisons.assigned(ticket)
         table = self.backends.get(ticket.backend)
         endpoint = self.endpoints.get(ticket.endpoint)
         held = self._holds.setdefault(effect.replica, set())

@@ -16,12 +16,11 @@ from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.silence import TICK_S
 from greenroom.persistence.kv import StoreError
 from tests.simulation.clients import SHARED
-from tests.simulation.comparison_checks import ComparisonChecks
 from tests.simulation.expected import Owned
 from tests.simulation.history_checks import HistoryChecks
 from tests.simulation.leader_checks import LeaderChecks
 from tests.simulation.query_checks import QueryChecks
-from tests.simulation.rest import controllers, tag_of, unsettled
+from tests.simulation.rest import tag_of, unsettled
 from tests.simulation.rollout_checks import RolloutChecks
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InjectedError, InvariantError, SimProcess
@@ -40,7 +39,7 @@ HELD = (
     ops.AbortRollout,
     ops.PromoteRollout,
 )
-READS = (ops.GetDeployment, ops.ListHistory)
+READS = (ops.GetDeployment, ops.GetDifferences, ops.ListHistory)
 REFUSALS = {"ConflictError", "UnknownNameError", "InvalidRequestError"}
 
 
@@ -64,7 +63,6 @@ class Checks:
         self.queries = QueryChecks(self)
         self.rollouts = RolloutChecks(self)
         self.history = HistoryChecks(self)
-        self.comparisons = ComparisonChecks(self)
         self.leaders = LeaderChecks(self)
         simulation.world.on_order = self.leaders.handles
 
@@ -194,8 +192,6 @@ class Checks:
         elif isinstance(request, ops.Deploy) and request.spec.name == SHARED:
             self._share_told(request, reply)
             self.history.told(request, reply, changed=True)
-        elif isinstance(request, ops.GetDifferences):
-            self.comparisons.told(request, reply)
         elif isinstance(request, ops.UndoChange):
             self.history.told(request, reply, changed=True)
         elif isinstance(request, ops.AbortRollout | ops.PromoteRollout):
@@ -327,9 +323,6 @@ class Checks:
                     record = self.on_disk.get((kind, name))
                     self.expect(owned.fits(kind, name, record), f"{name} is {record}, not {owned}")
         self.queries.at_the_end()
-        (controller,) = controllers(self.simulation)
-        endpoints = {name: r for (kind, name), r in self.on_disk.items() if kind == "endpoint"}
-        self.comparisons.at_the_end(controller.actor._cluster.differences, endpoints)
         if isinstance(self.simulation.disk, SharedDisk):
             self.leaders.at_the_end(self.simulation.disk, KINDS)
 

@@ -117,11 +117,18 @@ class QueryChecks:
         """Return the streams that callers still read."""
         return [uid for uid in self._streams if self._queries[uid][1].alive]
 
+    def unanswered(self) -> list[str]:
+        """Return the queries of live callers that have no answer."""
+        return [
+            uid
+            for uid, (_, caller) in self._queries.items()
+            if caller.alive and uid not in self._cancelled and not self._answers[uid]
+        ]
+
     def at_the_end(self) -> None:
-        """Look whether every caller that lives has its answers."""
-        for uid, (_, caller) in self._queries.items():
-            if caller.alive and uid not in self._cancelled:
-                self._expect(self._answers[uid] == 1, f"query {uid} has no answer")
+        """Check that every live caller has its answers."""
+        unanswered = self.unanswered()
+        self._expect(not unanswered, f"queries {unanswered} have no answer")
 
 
 def _may_repeat(query: m.Query) -> bool:

@@ -19,7 +19,7 @@ def unsettled(simulation: Simulation) -> str:
 
 def tag_of(process: Any) -> str:
     """Return the tag of a replica's process, "" before its first order."""
-    return process.actor._tag if process.actor._loop is not None else ""
+    return process.actor._tag if process.pulse is not None else ""
 
 
 def controllers(simulation: Simulation) -> list[SimProcess]:
@@ -29,7 +29,7 @@ def controllers(simulation: Simulation) -> list[SimProcess]:
     does nothing, and is there for when its host leads again.
     """
     there = simulation.world.processes.values()
-    return [p for p in there if p.role == "controller" and p.actor._loop is not None]
+    return [p for p in there if p.role == "controller" and p.pulse is not None]
 
 
 def _clients(simulation: Simulation) -> str:
@@ -112,8 +112,8 @@ def _queries(simulation: Simulation) -> str:
     for caller in simulation.callers:
         if caller is None:
             return "a caller is to be started"
-        if caller.waits_for:
-            return f"{caller.process} waits for {[entry.query for entry in caller.waits_for]}"
+        if not caller.caller.is_idle:
+            return f"{caller.process} waits for {simulation.checks.queries.unanswered()}"
     if unread := simulation.checks.queries.unread():
         return f"streams are read: {unread}"
     for process in simulation.proxies():

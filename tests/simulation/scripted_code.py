@@ -151,7 +151,6 @@ class ScriptedCode:
         rng, query = self._simulation.world.rng, reply.assignment.query
         count, fails = rng.choice([0, 2, 5, 9]), self._fails()
         run = self._simulation.checks.queries.begins_stream(query.call.decode())
-        self._simulation.checks.comparisons.is_odd(query.call.decode())
         reply.begin(200, ())
         for number in range(count):
             await reply.send(pickle.dumps((query.call, run, number, count)))
@@ -174,12 +173,10 @@ class ScriptedCode:
         running = self._running.pop(reply.key)
         query = reply.assignment.query
         if not running.cancelled:
-            uid, checks = query.call.decode(), self._simulation.checks
+            uid = query.call.decode()
             if self._fails():
-                checks.comparisons.is_odd(uid)
                 reply.answer(FailedAnswer(query.id, "UserCodeError", uid))
             elif reply.assignment.caller is None and self._simulation.world.rng.random() < 0.2:
-                checks.comparisons.is_odd(uid)
                 reply.answer(ValueAnswer(query.id, pickle.dumps(b"another")))
             else:
                 reply.answer(ValueAnswer(query.id, pickle.dumps(query.call)))
@@ -190,8 +187,6 @@ class ScriptedCode:
         if running is None or running.cancelled:
             return
         running.cancelled = True
-        query = running.reply.assignment.query
-        self._simulation.checks.comparisons.is_odd(query.call.decode())
         if running.stream is not None:
             running.stream.cancel()
             del self._running[key]

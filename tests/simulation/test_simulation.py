@@ -24,7 +24,6 @@ TRIED = (
     "rollout took a step",
     "rollout promoted by itself",
     "rollout went back by itself",
-    "comparison made",
     "link cut",
     "epoch begun",
 )
