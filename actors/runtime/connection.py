@@ -48,14 +48,14 @@ class _Pending:
 class Connection:
     """Admin requests to the controller, and queries to the proxy; thread-safe."""
 
-    def __init__(self, port: ThreadPort) -> None:
+    def __init__(self, port: ThreadPort, *, is_remote: bool = False) -> None:
         self._port = port
         self._caller = Caller(port.loop, port.process)
         self._pending: dict[str, _Pending] = {}
         self._controller = Finder(port, CONTROLLER, lambda *_: self._met_controller())
         self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
         self._asked_proxy = False
-        self._learns = False  # whether it is of another host, whose cluster's others may do too
+        self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too
         self._listing = ""  # the id of the request for the cluster's hosts
         self._repeats = Repeats(port.loop)
         self._closed = False
@@ -71,11 +71,14 @@ class Connection:
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
         way = way_to(settings)
         port = ThreadPort(settings.admin_port, this_process(), way)
-        connection = cls(port)
-        connection._learns = way is not None and bool(way.gates)
+        connection = cls(port, is_remote=way is not None and bool(way.gates))
         port.open(timeout_s)
-        port.loop.post(connection._controller.start)
+        connection.start()
         return connection
+
+    def start(self) -> None:
+        """Look for the controller from now on."""
+        self._port.loop.post(self._controller.start)
 
     @property
     def queries(self) -> QueryClient:
@@ -90,10 +93,10 @@ class Connection:
     def request(self, operation: Operation, *, timeout_s: float | None = None) -> Any:
         """Ask the controller to carry out an operation; block until it is answered.
 
-        The request is repeated, with its id, when the controller was restarted or an answer is
-        late. Raises the error that the controller names (with a failed constructor's own exception
-        as its cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone or
-        this connection was closed.
+        It is sent again, with its id, when the controller was restarted or an answer is late.
+        Raises the error that the controller names (with a failed constructor's own exception as its
+        cause), TimeoutError past ``timeout_s``, NotRunningError when the system is gone or this
+        connection was closed.
         """
         self._check_open()
         request_id = secrets.token_hex(16)
@@ -168,11 +171,11 @@ class Connection:
 
     def _met_controller(self) -> None:
         self._resend_all()
-        if self._learns:
+        if self._is_remote:
             self._list_hosts()
 
     def _list_hosts(self) -> None:
-        """Learn of the cluster's other hosts, for when those that are known are gone."""
+        """Learn of the cluster's other hosts, for when the known ones are gone."""
         if self._controller.found is not None:
             self._listing = secrets.token_hex(16)
             request = request_of(ListHosts(), self._listing)
@@ -186,7 +189,7 @@ class Connection:
         self._repeats.send(request_id, self._controller.found[0], pending.request)
 
     def _send_again(self, request_id: str) -> None:
-        """Send it once more; a controller that is stopped may have a successor by now."""
+        """Send it again; a controller that is stopped may have a successor by now."""
         self._controller.doubt()
         self._send(request_id)
 
@@ -202,8 +205,8 @@ class Connection:
         pending = self._pending.get(message.request_id)
         if pending is None or pending.reply.done():
             return
-        # One that cannot save may not know of its successor, which has perhaps made the change: it
-        # is asked again, or the time is up, and then nobody says that nothing was changed.
+        # A controller that cannot save may not know of its successor, which may have made the
+        # change. So only the latest one's word that nothing was changed is believed.
         if message.error_kind == StateNotSavedError.__name__ and not self._controller.is_latest(
             sender, pending.epoch
         ):

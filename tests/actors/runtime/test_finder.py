@@ -43,7 +43,8 @@ class Port:
     def identify(self, address: str, on_identified: Identified) -> None:
         on_identified(address, *self.there[address])
 
-    def watch_process(self, *_: Any) -> Callable[[], None]:
+    def watch_process(self, _process: Any, on_exit: Callable[[], None], _at: Any) -> Any:
+        self.exited = on_exit
         return lambda: None
 
     def call_later(self, _: float, call: Callable[[], None]) -> None:
@@ -105,6 +106,7 @@ class StoppedAndSucceeded(Port):
     def __init__(self) -> None:
         super().__init__()
         self.replied: Any = None
+        self.asked: list[str] = []
 
     def on(self, kind: type, handler: Callable[[Any, Any], None]) -> None:
         if kind is am.RequestReply:
@@ -123,14 +125,16 @@ class StoppedAndSucceeded(Port):
 
 def client_of(port: Any) -> connection.Connection:
     client = connection.Connection(port)
-    client._controller.start()
+    client.start()
     return client
 
 
-def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture(autouse=True)
+def _repeats_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "REPEAT_S", 0.01)
+
+
+def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor() -> None:
     port: Any = StoppedAndSucceeded()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2), "there": (NEW, 3)}
     client = client_of(port)
@@ -147,68 +151,54 @@ class CannotSave(StoppedAndSucceeded):
             error_kind="StateNotSavedError",
             error="the disk is full. Nothing was changed",
         )
-        if address == "at":
-            self.replied(refusal, address)
-        else:
-            self.asked = True
-            self.replied(refusal, "at")  # which was asked before, and is late
+        self.asked.append(address)
+        self.replied(refusal, "at")  # where its successor was asked: late, and asked before
 
 
 def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("there", NEW, 3), {"there": (NEW, 3)}
-    client = client_of(port)
     with pytest.raises(TimeoutError, match="it may have been carried out"):
-        client.request(ListBackends(), timeout_s=0.05)
-    assert port.asked
+        client_of(port).request(ListBackends(), timeout_s=0.05)
+    assert "there" in port.asked
 
 
-def test_nor_is_one_by_an_earlier_controller_that_was_found_again() -> None:
-    port: Any = CannotSave()
+def test_nor_is_one_by_an_earlier_controller_that_is_found_again() -> None:
+    class FoundAgain(CannotSave):
+        def send(self, address: str, *request: Any) -> None:
+            super().send(address, *request)
+            if address == "there":
+                self.known = ("at", OLD, 2)
+                self.exited()
+
+    port: Any = FoundAgain()
     port.known, port.there = ("there", NEW, 3), {"at": (OLD, 2), "there": (NEW, 3)}
-    client = client_of(port)
-    pending = client._pending["1"] = connection._Pending(am.request_of(ListBackends(), "1"))
-    client._send("1")
-    port.known = ("at", OLD, 2)
-    client._controller._exited()
-    assert client._controller.found == ("at", OLD)
-    client._send("1")
-    assert not pending.reply.done()
+    with pytest.raises(TimeoutError, match="it may have been carried out"):
+        client_of(port).request(ListBackends(), timeout_s=0.2)
+    assert port.asked[-1] == "at"
 
 
-def test_a_refusal_by_the_controller_that_there_is_says_that_nothing_was_changed() -> None:
+def test_a_refusal_by_the_present_controller_says_that_nothing_was_changed() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
-    client = client_of(port)
     with pytest.raises(StateNotSavedError, match="Nothing was changed"):
-        client.request(ListBackends(), timeout_s=10.0)
+        client_of(port).request(ListBackends(), timeout_s=10.0)
 
 
-class Slow(StoppedAndSucceeded):
-    """What is sent is on its way until the test says how that has ended."""
+@pytest.mark.parametrize(
+    ("outcome", "is_repeated"), [(None, False), ("sent", True), ("failed", True)]
+)
+def test_a_request_is_not_sent_again_while_it_is_still_on_its_way(
+    outcome: str | None, is_repeated: bool
+) -> None:
+    class Slow(StoppedAndSucceeded):
+        def send(self, address: str, request: am.Request, *ended: Callable[[], None]) -> None:
+            self.asked.append(address)
+            if outcome is not None:
+                ended[outcome == "failed"]()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[Callable[[], None]] = []
-        self.failed: list[Callable[[], None]] = []
-
-    def send(self, address: str, request: am.Request, *ended: Callable[[], None]) -> None:
-        on_sent, on_failed = ended
-        self.sent.append(on_sent)
-        self.failed.append(on_failed)
-
-
-def test_a_request_that_is_still_on_its_way_is_not_sent_once_more() -> None:
     port: Any = Slow()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
-    client = client_of(port)
-    client._pending["1"] = connection._Pending(am.request_of(ListBackends(), "1"))
-    client._send("1")
-    client._send_again("1")
-    assert len(port.sent) == 1
-    port.failed[0]()
-    client._send_again("1")
-    assert len(port.sent) == 2
-    port.sent[1]()  # and no answer has come
-    client._send_again("1")
-    assert len(port.sent) == 3
+    with pytest.raises(TimeoutError):
+        client_of(port).request(ListBackends(), timeout_s=0.2)
+    assert (len(port.asked) > 1) is is_repeated
