@@ -1,8 +1,8 @@
-"""The hosts of the cluster, as the controller deals with them: their reports, beats and processes.
+"""The controller's end of the cluster's hosts: their reports, beats and processes.
 
-What hosts are there, and what that means for replicas, core/cluster/hosts.py decides. Of another
-host the controller asks its admin for a replica's actor, by name, so that whoever asks again gets
-the same process; and its host process to kill one, for a pid means nothing elsewhere.
+core/cluster/hosts.py decides which hosts there are, and what that means for replicas. The
+controller asks another host's admin for a replica's actor by name, so that asking again yields the
+same process. It asks the host process there to kill one, for a pid means nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Members:
         epoch: int = 0,
         store_id: str = "",
     ) -> None:
-        self.epoch = epoch  # that orders carry: 0 where nobody else could lead
+        self.epoch = epoch  # that orders carry: 0 where no other host could lead
         self._store_id = store_id
         self._loop = loop
         self._cluster = cluster
@@ -75,7 +75,7 @@ class Members:
             )
 
     def close(self) -> None:
-        """Listen to nobody any more."""
+        """Stop listening to hosts."""
         if self._beats is not None:
             self._beats.close()
         if self._port is not None:
@@ -84,7 +84,7 @@ class Members:
     # --- What hosts tell ------------------------------------------------------------------------
 
     def reported(self, message: cm.HostReported, sender: Address) -> bool:
-        """Take a host's report; tell whether what status shows has changed."""
+        """Take a host's report; return whether what status shows has changed."""
         name = message.host
         if message.store_id and (refusal := self._not_shared(message)):
             self._answer(sender, refusal)
@@ -162,16 +162,16 @@ class Members:
         self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
 
     def _host_process_gone(self, name: str, process: Process) -> None:
-        """Show what else runs there as it was last reported, but not who reported it."""
+        """Go on showing what was last reported, but not the process that reported it."""
         self.listen_no_more(process.incarnation)
         if self._host_processes.get(name, (None,))[0] == process:
             self._reports[name] = {**self._reports.get(name, {}), "host_pid": None}
             self._changed()
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
-        """Have replicas go that are nobody's any more: their host was lost when they were.
+        """Tell replicas to go that the cluster does not know: they were replaced as lost.
 
-        That may also have been this one, in the eyes of who led before.
+        This host may have been the lost one, to an earlier leader.
         """
         if message.host == self._own and not self.epoch:
             return
@@ -222,7 +222,7 @@ class Members:
         return True
 
     def succeed(self, former: Lease) -> None:
-        """Take note of who led before, and why it does no more."""
+        """Forget the former leader's host if it left, else suspect it."""
         if former.leaves:
             self._cluster.hosts.forget(former.holder, time.monotonic())
         else:
@@ -246,14 +246,14 @@ class Members:
         return next((at[address] for address in may_lead if address in at), "")
 
     def stop_all(self) -> None:
-        """Have every host stop and delete its state, the controller's own last."""
+        """Tell every host to stop and delete its state, the controller's own last."""
         for name in sorted(self._host_processes, key=lambda name: name == self._own):
             self._loop.send(
                 self._host_processes[name][1], cm.StopHost(forget=True, epoch=self.epoch)
             )
 
     def is_here(self, host: str) -> bool:
-        """Tell whether this is the controller's own host."""
+        """Return whether this is the controller's own host."""
         return host == self._own
 
     def locate(self, tag: str, host: str, on_located: Callable[[Address], None]) -> None:
@@ -286,7 +286,7 @@ class Members:
                 on_located(address)
 
     def kill(self, process: Process, host: str) -> None:
-        """Have a replica's process on another host killed."""
+        """Tell another host to kill a replica's process."""
         known = self._host_processes.get(host)
         if known is not None:
             self._loop.send(known[1], cm.KillReplica(process=process, epoch=self.epoch))

@@ -28,7 +28,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def lend(listener: socket.socket) -> None:
-    """Give this process's listening socket to whoever of this user asks for it, on a thread."""
+    """Give this process's listening socket to processes of this user that ask, on a thread."""
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         asked.bind(_lender(os.getpid()))

@@ -1,9 +1,8 @@
-"""This host's system from outside: start it, stop it, see whether it runs.
+"""Start and stop this host's system from outside, and see whether it runs.
 
-The host process (:mod:`greenroom.actors.host.process`) is a clean process of its own session, so
-that no descriptor or thread of the caller reaches the actors. A command, which has done nothing but
-import what is needed, forks it; anything else may have whatever in its memory, and starts a
-program.
+The host process (:mod:`greenroom.actors.host.process`) has a session of its own and nothing of its
+starter, so that no descriptor or thread of that reaches the actors. A command has imported what the
+host process needs, and little else, so it forks it. Any other caller starts a program.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Launch = Callable[[dict[str, str], int, int], None]  # environment, output, read
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
-# The fork makes it nobody's child but init's: it may outlive the caller, and is never its zombie.
+# The fork makes it a child of init: it may outlive the caller, and is never its zombie.
 _HOST_PROGRAM = """
 import os, sys
 if os.fork():
@@ -125,7 +124,7 @@ def running_environ(settings: HostSettings) -> dict[str, str] | None:
 
 
 def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str], None]) -> bool:
-    """Wait while a host process starts or stops; tell whether one runs then, and answers."""
+    """Wait while a host process starts or stops; return whether one runs then, and answers."""
     records = records_of(settings)
     deadline = time.monotonic() + START_TIMEOUT_S
     while hosts := records.find(HOST_ROLE):
@@ -145,7 +144,7 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
 
 
 def _end_silent(hosts: list[Process], settings: HostSettings) -> bool:
-    """Kill host processes that stand still, for others to take their place; True if any do."""
+    """Kill host processes that stand still; return whether any do."""
     limit_s = settings.silence_timeout_s or DEFAULT_SILENCE_TIMEOUT_S
     silent = silent_among(dict.fromkeys(hosts, HOST_ROLE))
     hung = {each["pid"] for each in silent if each["silent_s"] >= limit_s}

@@ -1,8 +1,8 @@
-"""Child processes that go on with what this one has imported, for a start is mostly importing.
+"""Child processes that go on with what this one has imported; a start is mostly importing.
 
-Nothing else is to reach such a child: neither descriptors nor handlers of signals and of logs, nor
-the main module; and it never returns into the code of who forked it. Only a process without other
-threads forks so, for what locks those hold would stay locked.
+Nothing else reaches such a child: no descriptors, no handlers of signals and logs, no main module.
+It never returns into the code that forked it. Only a process without other threads forks so: locks
+that other threads hold would stay locked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 def can_fork() -> bool:
-    """Tell whether this process has no other threads."""
+    """Return whether this process has no other threads."""
     return threading.active_count() == 1
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports make none, and looking takes a sixth of their time."""
+    """Suspend garbage collection: imports make none, and looking takes a sixth of their time."""
     gc.disable()
     try:
         yield
@@ -36,9 +36,9 @@ def uncollected() -> Iterator[None]:
 
 
 def share_memory() -> None:
-    """Have what there is stay where it is in processes that are forked from here.
+    """Keep present objects out of garbage collection, here and in processes forked from here.
 
-    A collection writes to every object that it looks at, and so makes a copy of all.
+    A collection writes to every object that it looks at, and so would copy their shared memory.
     """
     gc.freeze()
 
@@ -49,7 +49,7 @@ def fork(
     """Run ``main`` in a child, which ends with it; return the child's pid, not for ``detached``.
 
     The child writes to the descriptor ``output`` and reads nothing; of the others it has those of
-    ``keep``. With ``detached`` it is nobody's child but init's, in a session of its own.
+    ``keep``. With ``detached`` it is a child of init, in a session of its own.
     """
     share_memory()
     for stream in (sys.stdout, sys.stderr):

@@ -65,7 +65,7 @@ def open_log(settings: HostSettings, name: str) -> int:
 
 
 def open_log_or_stderr(settings: HostSettings, name: str) -> int:
-    """Open a log, or where the disk does not allow it go on with stderr, the host process's log."""
+    """Open a log, or duplicate stderr, the host process's log, where the disk takes none."""
     try:
         return open_log(settings, name)
     except OSError as error:

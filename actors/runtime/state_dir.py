@@ -1,11 +1,11 @@
-"""The state dir: whose it has to be, and files in it that nobody else may read or write.
+"""The state dir: the check that only this user can have written it, and private files in it.
 
-Theory of operation. What is in the state dir decides what runs: the store has pickles, run/ the
-processes that a stop kills, and logs are appended to under whatever name is there. So whoever can
-write it has the rights of this user. Before anything in it is believed, the folder and what is in
-it must belong to this user, nobody else may be able to write it or to put another in its place, and
-there are no links in it. What others could only read is made private, unless others' things are in
-the same folder.
+Theory of operation. The state dir decides what runs: the store holds pickles, run/ the processes
+that a stop kills, and logs are appended to under whatever name is there. So a user who can write it
+has the rights of this user. Before anything in it is used, the folder and its content must belong
+to this user, no other user may be able to write it or to put another in its place, and there must
+be no links in it. What others could only read is made private, unless the folder holds other
+things too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _USERS = "folders"  # users' code works in what is in there, and may leave there
 
 
 def check_state_dir(folder: Path) -> None:
-    """Raise StartError where others could have written what is in a state dir, or replace it.
+    """Raise StartError where other users could have written a state dir, or could replace it.
 
-    One that is not there is in order. What is in it may come and go meanwhile.
+    A folder that does not exist is fine. Its content may change meanwhile.
     """
     for parent in reversed(folder.parents):
         _check_on_the_way(folder, parent)
@@ -83,7 +83,7 @@ def _check_content(folder: Path, *, is_open: bool) -> None:
 
 
 def _ours_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Look at all that is ours in a state dir, but not into the folders that replicas work in."""
+    """Yield all that is ours in a state dir, except what replicas' working folders hold."""
     unread = [str(folder)]
     while unread:
         where = unread.pop()
@@ -122,7 +122,7 @@ def _check_on_the_way(folder: Path, parent: Path) -> None:
 
 
 def _sees_all_users() -> bool:
-    """Return whether uids mean what they say: in a rootless container root's files are nobody's."""
+    """Return whether all uids are mapped; a rootless container shows root's files as unmapped."""
     try:
         return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _ALL_USERS
     except OSError:
@@ -131,7 +131,7 @@ def _sees_all_users() -> bool:
 
 def _refuse(folder: Path, reason: str) -> NoReturn:
     raise StartError(
-        f"the state dir {folder} is not safe to use: {reason}. Whoever can write there can run "
+        f"the state dir {folder} is not safe to use: {reason}. Anyone who can write there can run "
         "code as this user: choose another with --state-dir or GREENROOM_STATE_DIR, or run this as "
         "its owner"
     )
