@@ -1,9 +1,16 @@
-"""The base of our actors: one handler per message class, and nothing escapes to Thespian.
+"""The base of our actors: one handler per message class, and no exception escapes to Thespian.
 
-What becomes of a turn that fails is decided here, in :meth:`LoopActor.turn_failed`, for messages,
-timers and the ends of other processes alike. Half of what the turn was to do is done in memory, and
-nobody knows which half; so the actor answers who waits for it, and ends. Whoever needs it asks for
-another, which knows what is on disk, and sends again what was not answered.
+Theory of operation. :meth:`LoopActor.turn_failed` decides what follows a turn that fails, for
+messages, timers and the ends of other processes alike. Half of what the turn was to do has been
+done in memory, and it is not known which half. So the actor answers those that wait for it, and
+ends. Processes that need it ask for its name; that makes another, which knows what is on disk. They
+send again what was not answered.
+
+As asking for the name makes a new actor at once, it is the failed one that waits before it ends,
+where failures follow one another. A file keeps how many there were, for each process fails once.
+
+The module also prepares the process of an actor for native code, forks and large messages: see
+:func:`be_as_usual` and :func:`keep_freed_memory`.
 """
 
 from __future__ import annotations
@@ -30,15 +37,16 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.backoff import pause_s
 
-# Signals as native code and forked processes expect them, where Thespian handles them all.
-#
-# It has a handler in Python for each signal of an actor, which only notes that there was one.
+logger = logging.getLogger(__name__)
 
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
 def be_as_usual() -> None:
-    """Have this process end at its first fault, and what it forks by each signal that ends."""
+    """Undo what Thespian does with signals: this process ends at its first fault, forks by SIGTERM.
+
+    Thespian has a handler in Python for each signal of an actor, which only notes that it came.
+    """
     _die_of_faults()
     os.register_at_fork(before=_block, after_in_child=_be_nobodys_actor, after_in_parent=_unblock)
 
@@ -46,8 +54,7 @@ def be_as_usual() -> None:
 def _die_of_faults() -> None:
     """End this process at its first fault, after the tracebacks of its threads, on stderr.
 
-    Else the same instruction would run again, and fault again, for ever; nobody would learn that
-    the actor is gone.
+    Otherwise the same instruction would run and fault again, for ever.
     """
     for fault in FAULTS:
         signal.signal(fault, signal.SIG_DFL)
@@ -58,7 +65,7 @@ _before = threading.local()  # the signals that were blocked before the thread's
 
 
 def _block() -> None:
-    """Have signals to the child wait until it has dropped the handlers; they would be lost."""
+    """Hold signals back until the child has dropped the handlers; they would be lost."""
     _before.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
@@ -75,18 +82,16 @@ def _be_nobodys_actor() -> None:
     _unblock()
 
 
-# What the C library's allocator does with memory that is free again.
-
 KEPT_BYTES = 32 * 1024 * 1024
 MALLOPT = {-1: "MALLOC_TRIM_THRESHOLD_", -3: "MALLOC_MMAP_THRESHOLD_"}  # see mallopt(3)
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep up to KEPT_BYTES that are free at the heap's end, where it can.
+    """Make the C allocator keep up to KEPT_BYTES of free memory, where it can.
 
-    By default it gives memory back after each body of megabytes and asks for it with the next one:
-    at 10 MB some 400 page faults per megabyte, a third of the CPU time. The environment's own
-    settings go first. Forked children inherit it; other C libraries have no mallopt().
+    By default it returns memory after each body of megabytes and asks for it with the next one: at
+    10 MB some 400 page faults per megabyte, a third of the CPU time. Settings of the environment
+    come first. Forked children inherit this; other C libraries have no mallopt().
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -95,21 +100,13 @@ def keep_freed_memory() -> None:
                 mallopt(parameter, KEPT_BYTES)
 
 
-# How long an actor that failed waits before its successor may begin.
-#
-# Whoever needs an actor asks for its name, and gets a new one at once when the old one is gone.
-# So it is the one that failed that waits, deaf, before it goes. How often the role has failed in
-# a row is kept in a file, for each of these processes fails but once.
-
-logger = logging.getLogger(__name__)
-
-STABLE_S = 30.0  # a process that lived this long did not fail for what it had begun with
+STABLE_S = 30.0  # a process that lived this long did not fail for what it began with
 FIRST_S, MOST_S = 0.1, 10.0
 UNKNOWN_S = 1.0  # where the count cannot be kept
 
 
 class CrashLoop:
-    """The failures of one role on this host, one after the other."""
+    """The failures in a row of one role on this host."""
 
     def __init__(self, run_dir: Path, role: str) -> None:
         self._path = run_dir / f"{role}.failures"
@@ -171,9 +168,9 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         return False
 
     def owed(self, message: Any, sender: Address, error: Exception) -> Iterable[Any]:
-        """Return whom to answer that a turn has failed, with what; ``message`` None is a timer's.
+        """Return (address, answer) for those that a failed turn owes one; None is a timer's turn.
 
-        Whoever is not answered has to send again what it sent, to the next actor of this name.
+        Other senders must send again, to the next actor of this name.
         """
         del message, sender, error
         return ()
@@ -193,9 +190,8 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     def turn_failed(self, error: Exception, message: Any = None, sender: Address = None) -> None:
         """End after an unexpected exception, unless nothing was changed; see the module.
 
-        Nothing more is done here from then on. Where one process after the other fails, each keeps
-        the name for longer, so that a message that is repeated, or a record that cannot be dealt
-        with, does not occupy the host.
+        No callback runs from then on. Where one process after the other fails, each keeps the name
+        for longer, so that a repeated message, or a bad record, does not occupy the host.
         """
         what = "in a turn" if message is None else f"on {message}"
         logger.error("%s failed %s", type(self).__name__, what, exc_info=error)
@@ -226,7 +222,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self.loop.asyncio.call_later(max(pause_s, ANSWER_S if owed else 0.0), os._exit, 1)
 
     def may_beat(self) -> bool:
-        """Look, once a second, whether this process can do its work."""
+        """Return, once a second, whether this process can do its work."""
         return end_where_starved(self.loop)
 
     def receiveMsg_Identify(self, message: Identify, sender: Address) -> None:

@@ -1,9 +1,15 @@
-"""The pulse of a process: a page of memory in which its message loop counts its beats.
+"""The pulse of a process, and the watch that ends processes that stand still.
 
-Theory of operation. The page is an anonymous file (memfd), named after the process, that any
-process of the same user finds under ``/proc/<pid>/fd``: beating costs no system call, looking costs
-one, and neither touches a disk, which may hang itself. The page ends with its process. A process
-without one, such as a user's script, is never judged.
+Theory of operation. A process counts the beats of its message loop in a page of memory. The page is
+an anonymous file (memfd), named after the process, that any process of the same user finds under
+``/proc/<pid>/fd``: beating costs no system call, looking costs one, and neither touches a disk,
+which may hang itself. The page ends with its process. A process without one, such as a user's
+script, is never judged.
+
+A process that watches another for its death watches it for silence, too (:class:`SilenceWatch`);
+core/silence.py decides when it is over. All that a hang needs is SIGKILL: what follows a death,
+such as another process in its place, is there already. Several may watch the same process; one of
+them is the first.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ class Seen(NamedTuple):
 
     beats: int
     at: float  # the time of the last one, by time.monotonic()
-    patience_s: float  # how long the process is to be let be, whatever it does
+    patience_s: float  # how long watchers are to wait, whatever it does
     thread: int  # of the loop
     runs_user_code: bool
 
@@ -51,7 +57,9 @@ class Pulse:
         try:
             self._page = _shared_page()
         except OSError as error:
-            logger.warning("this process cannot show its pulse, so nobody sees it hang: %s", error)
+            logger.warning(
+                "this process cannot show its pulse, so its hangs go unnoticed: %s", error
+            )
             self._page = mmap.mmap(-1, _PAGE.size)
         self._beats = 0
         self._patience_s = 0.0
@@ -69,7 +77,7 @@ class Pulse:
 
     @contextlib.contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """Ask to be let be for so long, around what may wait for a disk or a lock."""
+        """Ask watchers to wait for so long, around what may wait for a disk or a lock."""
         before, self._patience_s = self._patience_s, seconds
         self._write()
         try:
@@ -87,7 +95,7 @@ class Pulse:
 
 
 class OtherPulse:
-    """The pulse of another process, for who watches it."""
+    """The pulse of another process, for a watcher."""
 
     def __init__(self, process: Process, fd: int, path: str) -> None:
         self._process = process
@@ -108,7 +116,7 @@ class OtherPulse:
                     if os.readlink(path) == wanted:
                         return cls(process, os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
         except OSError:
-            return None  # it is gone, or somebody else's
+            return None  # it is gone, or another user's
         return None
 
     def read(self) -> Seen:
@@ -147,7 +155,7 @@ class OtherPulse:
 def silence_of(process: Process) -> tuple[float, Doing] | None:
     """Return for how many seconds a process has been silent, and what it does; None if it beats.
 
-    For a reader who looks once: on a machine that stood still until now all look silent.
+    This is a single look: on a machine that stood still until now all processes seem silent.
     """
     pulse = OtherPulse.find(process)
     if pulse is None:
@@ -189,11 +197,6 @@ def _stat(path: str) -> tuple[str, float]:
     ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
     return fields[_STAT_STATE], ticks / _TICKS_PER_S
 
-
-# Ends processes that stand still: whoever watches for death watches for silence, too.
-#
-# What a death brings about, such as another process in its place, is there already, so all that a
-# hang needs is SIGKILL. Several may watch the same process; one of them is the first.
 
 MAX_PAUSE_TICKS = 64  # between two looks for the pulse of a process that has shown none yet
 

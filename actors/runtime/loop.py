@@ -256,7 +256,7 @@ class Loop:
         self._is_stopped = True
 
     def guarded(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call; what it raises does not get out, for the loop may be somebody else's."""
+        """Call; what it raises goes to ``on_error``, for the loop may belong to other code."""
         if self._is_stopped:
             return
         try:
@@ -281,7 +281,7 @@ class Loop:
 def end_where_starved(*loops: Loop) -> bool:
     """End this process where it could make no link that it needs for STARVED_S; else return True.
 
-    Whoever waits for an answer over that link would wait for ever, and everything else look well.
+    Processes that wait for an answer over that link would wait for ever, while all else looks well.
     """
     starved_s = max(loop.starved_s for loop in loops)
     if starved_s >= STARVED_S:
@@ -304,9 +304,9 @@ def _outcome(callback: Callback | None) -> Callable[[Any, Any], None] | None:
 
 
 class Repeats:
-    """Sends what is repeated until it is answered, but not while it is still on its way there.
+    """Sends what is repeated until it is answered, but not while it is still on its way.
 
-    A model's weights, say, may take some seconds, and once more for each repeat.
+    A model's weights may take some seconds, and would again for each repeat.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -328,7 +328,7 @@ class Repeats:
 
 
 class Outbox:
-    """What is to go to one target; what gathers in a turn, or while enough is under way, is one.
+    """Items for one target; those that gather in a turn, or while enough is under way, are joined.
 
     ``pack`` makes a message of a list of items. ``on_sent`` and ``on_failed`` get the items of each
     delivery. Items put in the same turn travel together, as far as their bytes, told by ``weigh``,
@@ -445,9 +445,9 @@ class Outbox:
 
 
 class Outboxes(dict[str, Outbox]):
-    """Outboxes by the incarnation of their target, of whose death nobody may tell.
+    """Outboxes by the incarnation of their target, whose death may go unnoticed.
 
-    Before there are over MAX_OUTBOXES, those that are idle are dropped.
+    So idle ones are dropped before there are more than MAX_OUTBOXES.
     """
 
     def __setitem__(self, incarnation: str, outbox: Outbox) -> None:
