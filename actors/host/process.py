@@ -352,7 +352,10 @@ class Host:
             await asyncio.sleep(READY_POLL_S)
         if not starts_over:
             self._supervise()
-        self._membership.report()  # now with the front's workers
+        self._report()  # now with the front's workers
+
+    def _report(self) -> None:
+        self._port.loop.guarded(self._membership.report)
 
     def _is_in_cluster(self) -> bool:
         return not self._settings.gates or self._membership.has_joined
@@ -384,21 +387,21 @@ class Host:
             # On a thread: a loop that is silent for long, as on a slow disk, is killed.
             threading.Thread(target=self._rotate_logs, name="greenroom-logs", daemon=True).start()
         for work in (
-            self._front.keep_up(self._end_of, self._membership.report),
+            self._front.keep_up(self._end_of, self._report),
             self._follow_admin(),
             self._follow_logger(),
             self._keep_tidy(),
         ):
-            self._supervision.append(asyncio.ensure_future(self._or_start_over(work)))
+            self._supervision.append(asyncio.ensure_future(self._then_start_over(work)))
 
-    async def _or_start_over(self, work: Awaitable[None]) -> None:
+    async def _then_start_over(self, work: Awaitable[None]) -> None:
+        """Wait for the end of ``work``, or its failure, and start the system over."""
         try:
             await work
         except Exception:
             logger.exception("the host process failed; starting over from the saved state")
             await asyncio.sleep(START_AGAIN_S)
-        # Until the store can be written no controller could start a replica, so what still serves
-        # is left alone.
+        # Until the store can be written no controller could start a replica; what serves goes on.
         trouble = ""
         while found := await asyncio.to_thread(self._trouble_with_disk):
             if not trouble:
@@ -437,17 +440,21 @@ class Host:
 
     async def _keep_tidy(self) -> None:
         while True:
-            self._records.write_owed()
-            replicas = self._records.find("replica")
-            prune_replica_logs(self._settings.logs_dir, replicas)
-            # Else not all folders in use are known.
-            if len(replicas) == len(self._records.with_role("replica")):
-                folders.prune(self._settings.folders_dir, self._folders_in_use)
-            for process in self._unasked.end(self._system.admin, self._records):
-                logger.warning(
-                    "killed process %d: a replica that was never told which", process.pid
-                )
+            try:
+                self._tidy()
+            except Exception:  # such as a read-only disk, which is no reason to start over
+                logger.exception("what is left of dead replicas cannot be removed")
             await asyncio.sleep(PRUNE_EVERY_S)
+
+    def _tidy(self) -> None:
+        self._records.write_owed()
+        replicas = self._records.find("replica")
+        prune_replica_logs(self._settings.logs_dir, replicas)
+        # Else not all folders in use are known.
+        if len(replicas) == len(self._records.with_role("replica")):
+            folders.prune(self._settings.folders_dir, self._folders_in_use)
+        for process in self._unasked.end(self._system.admin, self._records):
+            logger.warning("killed process %d: a replica that was never told which", process.pid)
 
     def _folders_in_use(self) -> set[str]:
         return {each.get("folder", "") for each in self._records.details("replica")}
