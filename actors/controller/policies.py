@@ -1,4 +1,4 @@
-"""The controller's side of autoscaling policies of users': a child process for each, with a limit.
+"""Autoscaling policies of users, each in a child process of the controller's with a time limit.
 
 Theory of operation. A backend's policy runs in a process of its own, started at the first question
 and kept for the next ones. Each question ends in one answer: what the function returned, or an
@@ -89,7 +89,7 @@ class Policies:
         self._runners: dict[str, _Runner] = {}
 
     def ask(self, effect: AskPolicy) -> None:
-        """Ask a backend's policy; an earlier question is answered no more."""
+        """Ask a backend's policy; the answer to an earlier question is dropped."""
         tag = effect.backend
         backend = self._cluster.backends.get(tag)
         config = backend.autoscaled_by if backend is not None else None
@@ -110,7 +110,7 @@ class Policies:
             self._loop.call_later(0, lambda: self._answer(tag, runner, {"error": problem}))
 
     def tidy(self) -> None:
-        """End the processes of backends that have no policy of their own any more."""
+        """End the processes of backends that have no policy of the user's any more."""
         for tag in list(self._runners):
             backend = self._cluster.backends.get(tag)
             config = backend.autoscaled_by if backend is not None else None
@@ -125,7 +125,7 @@ class Policies:
     # --- Inside ---------------------------------------------------------------------------------
 
     def _stop(self, backend: str) -> None:
-        """End a backend's process; its open question is answered no more."""
+        """End a backend's process; the answer to its open question is dropped."""
         runner = self._runners.pop(backend)
         if runner.question is not None:
             runner.question.timer.cancel()
@@ -258,7 +258,7 @@ class Policies:
             self._reap(child)  # it had ended before it could be identified
 
     def _reap(self, child: subprocess.Popen[bytes]) -> None:
-        """Or it would stay a zombie; not before the last of its threads has ended, too."""
+        """Reap a child, which would stay a zombie, once the last of its threads has ended."""
         if child.poll() is None:
             self._loop.call_later(REAP_POLL_S, lambda: self._reap(child))
 

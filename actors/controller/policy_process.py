@@ -1,9 +1,9 @@
-"""The process that one autoscaling policy of a user's runs in, a child of the controller's.
+"""The child process of the controller in which one autoscaling policy of a user runs.
 
-User code never runs in the controller: it could block or end it. This process finds the pickled
-function in one descriptor and gets questions on another, each a frame of JSON with its length
-before it, and answers each with a frame. It ends when the controller closes the connection or is
-gone. What the function prints goes to a log of its own.
+User code never runs in the controller, because it could block or end it. This process finds the
+pickled function in one descriptor and gets questions on another, each a frame of JSON with its
+length before it. It answers each with a frame. It ends when the controller closes the connection or
+is gone. What the function prints goes to a log of its own.
 """
 
 from __future__ import annotations

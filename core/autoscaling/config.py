@@ -44,11 +44,11 @@ class QueueLengthPolicy(Settings):
 
 
 class AutoscalingPolicy(Settings):
-    """What makes of a load a number of replicas.
+    """What turns a load into a number of replicas.
 
     ``policy_function`` is "ongoing_requests", "queue_length", or a function of yours or its import
     path; ``policy_kwargs`` are its keyword arguments. A function of yours runs in a process of its
-    own, and has ``timeout_s`` seconds for an answer.
+    own, and has ``timeout_s`` seconds to answer.
     """
 
     hints: ClassVar[Mapping[str, str]] = {"name": "it is called policy_function"}
@@ -179,12 +179,9 @@ AUTO: Mapping[str, Any] = {  # what num_replicas="auto" means
 }
 
 
-# What an autoscaling policy of the user's is asked with.
-
-
 @dataclass(frozen=True, kw_only=True)
 class AutoscalingContext:
-    """The load of one backend and what it has, under the names that Ray Serve's users know.
+    """What a policy of the user's is asked with, under the names that Ray Serve's users know.
 
     A policy returns how many replicas it wants, which need not be a whole number, or that and a
     JSON-able state, which is in the next context. The state is forgotten when the controller

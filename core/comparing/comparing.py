@@ -1,8 +1,8 @@
-"""Whether a shadow's answer is the primary's, and what is different where it is not.
+"""Whether a shadow's answer is the same as the primary's, and what differs where it is not.
 
-Differences are grouped by *cause*, a text without what differs from query to query: positions in
-lists are ``*`` in it. Two answers have one cause, that of the first difference found. What cannot
-be compared has a cause as well, and counts as neither equal nor different.
+Differences are grouped by *cause*, a text without what varies from query to query: positions in
+lists are ``*`` in it. Two answers have one cause, that of the first difference found. Answers that
+cannot be compared have a cause as well, and count as neither equal nor different.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Response(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a comparison: no cause is no difference."""
+    """The result of a comparison; without a cause there is no difference."""
 
     cause: str = ""
     detail: str = ""

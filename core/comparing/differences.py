@@ -1,4 +1,4 @@
-"""How shadows' answers differ, counted by cause, with a few examples of each: all bounded."""
+"""How shadows' answers differ: counted by cause, with a few examples of each, all bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Cause:
-    """How often, and examples."""
+    """How often a cause was found, and the newest examples."""
 
     comparable: bool
     count: int = 0
@@ -30,7 +30,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Differences:
-    """What became of the comparisons of one shadow of an endpoint."""
+    """The comparisons of one shadow of an endpoint, as one replica or all have made them."""
 
     compared: int = 0
     different: int = 0
@@ -88,7 +88,7 @@ class Differences:
 
 
 def from_plain(plain: Plain) -> Differences:
-    """Return what :meth:`Differences.plain` told."""
+    """Return what :meth:`Differences.plain` was made of."""
     causes = {
         each["cause"]: Cause(each["comparable"], each["count"], list(each["examples"]))
         for each in plain["causes"]
@@ -99,7 +99,7 @@ def from_plain(plain: Plain) -> Differences:
 class AllDifferences:
     """The newest reports of all replicas that compare; a later one replaces the earlier.
 
-    Replicas tell all they have found each time, so a new controller hears it again.
+    Replicas report all they have found each time, so a new controller hears it again.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class AllDifferences:
             del self._reports[next(iter(self._reports))]
 
     def of(self, place: Place) -> Plain:
-        """Return what was found in all."""
+        """Return the sum of all replicas' findings."""
         summed = Differences()
         for plain in self._reports.get(place, {}).values():
             summed.add(from_plain(plain))

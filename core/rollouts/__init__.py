@@ -1,1 +1,5 @@
-"""Traffic moved to a new backend step by step, and back where the evidence says so. Pure."""
+"""Traffic moved to a new backend step by step, and back where the evidence says so.
+
+Proxies count what becomes of queries (``judging.Tallies``, which observes the router). The cluster
+gives their reports to ``rollouts``, which weighs them by ``judging`` and sets the traffic. Pure.
+"""

@@ -1,11 +1,40 @@
 """When a rollout goes on, holds or goes back: the rules a user gives, and what evidence says.
 
-Each rule is a hypothesis about the new backend, and :mod:`greenroom.core.rollouts.judging` has the
-evidence against it. Every step of the rollout begins with none, so that a backend which fails only
-under more load is found out as quickly as one that fails at once. The evidence of a rollout is the
-mean over all rules and judged steps, those not begun counting nothing: a mean of e-processes is
-one, so the chance that it ever says "go back" of a backend that keeps all rules is at most
-``alpha``, over all rules, steps and looks together.
+Each rule is a hypothesis about the new backend. Every step of the rollout begins without evidence,
+so that a backend which fails only under more load is found as quickly as one that fails at once.
+The evidence of a rollout is the mean over all rules and judged steps; those not begun count
+nothing. A mean of e-processes is one. So the chance that it ever says "go back" of a backend that
+keeps all rules is at most ``alpha``, over all rules, steps and looks together.
+
+Theory of operation. An ordinary significance test that is repeated as data come in finds a
+difference sooner or later where there is none. These are *e-processes*: the capital of a gambler
+who bets against the hypothesis, beginning with 1, at odds that the hypothesis itself makes fair. If
+it is true, the chance that the capital ever reaches 1/alpha is at most alpha, whenever one looks
+and whenever one stops (Ville, "Étude critique de la notion de collectif", 1939). So the capital is
+the evidence.
+
+:func:`increase` compares two backends that queries are drawn for by chance. With a share w of the
+queries for the new one, a bad query counts 1/w if it was the new one's, -1/(1-w) if it was the old
+ones', any other 0: a number whose mean is the difference of the two chances, whatever either is at
+that moment. The bet on the mean of such bounded numbers is that of Waudby-Smith and Ramdas
+("Estimating means of bounded random variables by betting", Journal of the Royal Statistical Society
+B 86, 2024). Without a margin it is a likelihood ratio for which backend a bad query was drawn for,
+as in Lindon and Malek ("Anytime-valid inference for multinomial count data", NeurIPS 2022), whose
+use for canaries Lindon, Sanden and Shirikian describe ("Rapid regression detection in software
+deployments through sequential testing", KDD 2022). Chance alone separates the two backends'
+queries, so nothing is assumed about them: load and errors may change with the hour, because the two
+share all of that.
+
+:func:`excess` compares one backend with a limit: Wald's sequential likelihood ratio ("Sequential
+tests of statistical hypotheses", Annals of Mathematical Statistics 16, 1945).
+
+How much to bet depends on how large the difference is, which is not known. So the capital is spread
+evenly over stakes of all sizes; their mean is an e-process again (a mixture, as in Robbins,
+"Statistical methods related to the law of the iterated logarithm", Annals of Mathematical
+Statistics 41, 1970). That costs at most a factor of STAKES of the best one's.
+
+Latencies are counted in fixed buckets, eight per doubling. So counts of several proxies can be
+added, and a bound is at most 9 % above any latency that is asked for.
 """
 
 from __future__ import annotations
@@ -20,36 +49,6 @@ from typing import Any, NamedTuple
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.routing.tickets import Observer, Ticket
 from greenroom.core.validation import is_number
-
-# Tests that may be looked at after every query, as often as one likes, and mean the same.
-#
-# An ordinary significance test that is repeated as data come in finds a difference sooner or
-# later where there is none. These are *e-processes*: the capital of a gambler who bets against
-# the hypothesis, beginning with 1, at odds that the hypothesis itself makes fair. If it is true,
-# the chance that the capital ever reaches 1/alpha is at most alpha, whenever one looks and
-# whenever one stops (Ville, "Étude critique de la notion de collectif", 1939). So the capital is
-# the evidence.
-#
-# :func:`increase` compares two backends that queries are drawn for by chance. With a share w of
-# the queries for the new one, a bad query counts 1/w if it was the new one's, -1/(1-w) if it was
-# the old ones', any other 0: a number whose mean is the difference of the two chances, whatever
-# either is at that moment. The bet on the mean of such bounded numbers is that of Waudby-Smith
-# and Ramdas ("Estimating means of bounded random variables by betting", Journal of the Royal
-# Statistical Society B 86, 2024). Without a margin it is a likelihood ratio for which backend a
-# bad query was drawn for, as in Lindon and Malek ("Anytime-valid inference for multinomial count
-# data", NeurIPS 2022), whose use for canaries Lindon, Sanden and Shirikian describe ("Rapid
-# regression detection in software deployments through sequential testing", KDD 2022). Only chance
-# parts the two backends' queries, so nothing is assumed about them: load and errors may change
-# with the hour, the two share all of that.
-#
-# :func:`excess` compares one backend with a limit: Wald's sequential likelihood ratio
-# ("Sequential tests of statistical hypotheses", Annals of Mathematical Statistics 16, 1945).
-#
-# How much to bet depends on how large the difference is, which nobody knows. So the capital is
-# spread evenly over stakes of all sizes; their mean is an e-process again (a mixture, as in
-# Robbins, "Statistical methods related to the law of the iterated logarithm", Annals of
-# Mathematical Statistics 41, 1970). That costs at most a factor of :data:`STAKES` of the best
-# one's.
 
 STAKES = 12
 _STAKE_SIZES = tuple(0.9 * 2.0**-k for k in range(STAKES))  # of the largest that cannot ruin
@@ -98,11 +97,6 @@ def _excess_logs(limit: float) -> Logs:
     supposed = [limit + (1 - limit) * size for size in _STAKE_SIZES]
     return tuple((log(p / limit), log((1 - p) / (1 - limit))) for p in supposed)
 
-
-# What proxies count of two backends that are compared: queries, bad ones, and how long they took.
-#
-# Latencies are counted in fixed buckets, eight per doubling, so that counts of several proxies
-# can be added, and a bound is at most 9 % above any latency that is asked for.
 
 FIRST_BOUND_S = 0.00025
 PER_DOUBLING = 8
@@ -190,7 +184,7 @@ def total(tallies: Iterable[PlainTally]) -> Tally:
 
 
 class Tallies(Observer):
-    """What one router counts of endpoints that have a rollout under way, since its last step."""
+    """What one router counts of endpoints that have a rollout, since its last step."""
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[str, defaultdict[str, Tally]]] = {}
