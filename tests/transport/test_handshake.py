@@ -53,6 +53,12 @@ class End:
         return answers
 
 
+def trickle(end, stream):
+    """Have bytes arrive one by one."""
+    for byte in stream:
+        end.receive(bytes([byte]))
+
+
 def dialer(name="a", **how):
     return End(Role.DIALER, name, **how)
 
@@ -161,10 +167,8 @@ def test_another_version_is_refused_and_the_dialer_hears_which_is_right():
 def test_a_stray_client_is_refused_at_its_first_wrong_byte(garbage, said):
     with pytest.raises(RefusedError, match=said):
         acceptor().receive(garbage)
-    trickled = acceptor()
     with pytest.raises(RefusedError, match=said):
-        for byte in garbage:
-            trickled.receive(bytes([byte]))
+        trickle(acceptor(), garbage)
 
 
 def test_an_impostor_that_answers_without_the_key_is_refused():
@@ -230,7 +234,8 @@ def test_whatever_strangers_say_nobody_is_let_in(data):
             said[data.draw(st.integers(0, len(said) - 1))] = data.draw(st.integers(0, 255))
     victim, at = acceptor(), 0
     with contextlib.suppress(RefusedError):
-        for cut in sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=4))) + [len(said)]:
+        cuts = data.draw(st.lists(st.integers(0, len(said)), max_size=4))
+        for cut in [*sorted(cuts), len(said)]:
             victim.receive(said[at:cut])
             at = cut
     assert victim.handshake.frame_keys is None

@@ -32,8 +32,8 @@ from thespian.system.transport import (
 
 from greenroom.actors.transport import connection
 from greenroom.actors.transport.addresses import drawn_address
+from greenroom.actors.transport.base import Transport
 from greenroom.actors.transport.endpoints import Attach
-from greenroom.actors.transport.thespian_transport import Transport
 from tests.support.systems import wait_until
 from tests.support.timing import check_within
 
