@@ -47,26 +47,24 @@ R_co = TypeVar("R_co", covariant=True)
 Item_P = ParamSpec("Item_P")
 
 
-class Batched(Protocol[Item_P, R_co]):
-    """A batch function as it is called: with one item. Its limits can be changed."""
-
-    def __call__(self, *args: Item_P.args, **kwargs: Item_P.kwargs) -> R_co: ...
-
+class _Limited(Protocol):
     def set_max_batch_size(self, max_batch_size: int) -> None: ...
 
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None: ...
 
 
-class BatchedMethod(Protocol[S_contra, Item_P, R_co]):
+class Batched(_Limited, Protocol[Item_P, R_co]):
+    """A batch function as it is called: with one item. Its limits can be changed."""
+
+    def __call__(self, *args: Item_P.args, **kwargs: Item_P.kwargs) -> R_co: ...
+
+
+class BatchedMethod(_Limited, Protocol[S_contra, Item_P, R_co]):
     """The same for a method, which is called without its instance."""
 
     def __call__(
         self, instance: S_contra, /, *args: Item_P.args, **kwargs: Item_P.kwargs
     ) -> R_co: ...
-
-    def set_max_batch_size(self, max_batch_size: int) -> None: ...
-
-    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None: ...
 
     @overload
     def __get__(self, instance: None, owner: type, /) -> Self: ...

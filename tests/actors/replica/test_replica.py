@@ -412,7 +412,7 @@ def test_calls_that_hang_and_that_nobody_waits_for_make_a_replica_unhealthy(
     replica.run(cancelled=[calls[2].ticket])
     numbers = itertools.count(2)
     error = wait_until(lambda: replica.check(next(numbers))[0].error, 5, "it is unhealthy")
-    assert "nobody waits for any more" in error
+    assert "no caller waits for any more" in error
     (gate / "open").touch()
     wait_until(lambda: not replica.check(next(numbers))[0].error, 5, "it is well again")
     assert replica.value(method="quick") == 3
