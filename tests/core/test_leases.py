@@ -113,13 +113,6 @@ def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that
     assert takes_over_after(former, LONG) > OVER_S
 
 
-def test_a_leader_that_has_given_up_acts_no_more() -> None:
-    tenure = Tenure()
-    tenure.renewed(10.0)
-    tenure.end()
-    assert tenure.is_over(10.0)
-
-
 class Bidders:
     """Who bids, and one leader that has led for long."""
 
@@ -213,13 +206,15 @@ def test_where_nobody_ever_led_only_the_first_does() -> None:
     assert not any(second.look(Lease(), now * LOOK_S, LONG) for now in range(1000))
 
 
-def test_a_host_whose_own_controller_died_leads_on_at_once() -> None:
+def test_a_host_that_holds_the_lease_leads_on_at_once() -> None:
     assert Succession("b", 1).look(Lease(4, "b", 17), 0.0, LONG)
 
 
-def test_a_tenure_counts_from_before_its_renewal() -> None:
+def test_a_tenure_counts_from_before_its_renewal_until_it_is_given_up() -> None:
     tenure = Tenure()
     assert tenure.is_over(0.0)
     tenure.renewed(10.0)
     assert not tenure.is_over(10.0 + TERM_S - 0.001)
     assert tenure.is_over(10.0 + TERM_S)
+    tenure.end()
+    assert tenure.is_over(10.0)

@@ -13,7 +13,7 @@ import pytest
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.host.records import HOST_ROLE, MARK, RunRecords, is_marked, mark_of, role_of
-from greenroom.actors.runtime.processes import identify, this_process
+from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
 from tests.support.systems import alive, wait_until
 
@@ -47,7 +47,10 @@ def started(*command: str, **environ: str) -> subprocess.Popen[bytes]:
 
 def test_a_process_marks_itself_and_its_children_without_another_program(tmp_path: Path) -> None:
     """So `greenroom start` can fork the host process, with what the command has imported."""
-    records = RunRecords(tmp_path / "state/run")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "link").symlink_to("state")
+    records = RunRecords(tmp_path / "link/run")  # by whatever name
+    records.add(this_process(), "replica")  # the calling process is not looked for
     with started(sys.executable, "-c", MARKS_ITSELF, str(tmp_path / "state")) as parent:
         try:
             assert parent.stdout is not None
@@ -72,20 +75,6 @@ def test_a_title_does_not_overwrite_the_mark_of_another_program(tmp_path: Path) 
             assert is_marked(child.pid, [tmp_path])
         finally:
             child.kill()
-
-
-def test_the_mark_is_the_same_by_whatever_way_the_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "link").symlink_to("state")
-    assert mark_of(tmp_path / "link") == mark_of(tmp_path / "state")
-
-
-def test_the_calling_process_is_not_among_those_that_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = RunRecords(tmp_path / "run")
-    records.add(this_process(), "replica")
-    assert records.found() == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
@@ -178,14 +167,14 @@ def test_a_record_that_the_disk_does_not_take_is_written_when_it_does(
     assert not later
     assert records.alive() == {process: HOST_ROLE}
     assert records.details(HOST_ROLE) == [{"tag": "one"}]
+    records.remove(process)
+    assert records.alive() == {}
 
 
 def test_a_record_that_was_never_written_is_not_written_after_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.write_text("in the way")
-    records = RunRecords(folder)
-    process = identify(os.getpid())
-    assert process is not None
+    records, process = RunRecords(folder), this_process()
     records.add(process, HOST_ROLE)
     records.remove(process)
     folder.unlink()

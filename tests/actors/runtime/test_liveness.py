@@ -93,24 +93,15 @@ def is_ended(process: Process, most_s: float) -> bool:
     return look_until(SilenceWatch(LIMIT_S), process, lambda: not is_alive(process), most_s)
 
 
-def test_a_process_whose_loop_stands_still_is_killed(child: Callable[..., Process]) -> None:
-    assert is_ended(child(STANDS), 20)
-
-
 def test_a_process_that_beats_is_left_until_it_is_stopped(child: Callable[..., Process]) -> None:
     process = child("beat(60)")
     assert not is_ended(process, 4 * LIMIT_S)
     os.kill(process.pid, signal.SIGSTOP)
-    assert is_ended(process, 20)
-
-
-def test_one_that_is_continued_in_time_is_left(child: Callable[..., Process]) -> None:
-    process = child("beat(60)")
-    watch = SilenceWatch(5.0)
-    os.kill(process.pid, signal.SIGSTOP)
-    look_until(watch, process, lambda: False, 0.5)
-    os.kill(process.pid, signal.SIGCONT)
+    look_until(SilenceWatch(5.0), process, lambda: False, 0.5)
+    os.kill(process.pid, signal.SIGCONT)  # in time
     assert not is_ended(process, 3 * LIMIT_S)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert is_ended(process, 20)
 
 
 def test_one_that_computes_gets_more_time(child: Callable[..., Process]) -> None:
