@@ -1,6 +1,5 @@
 """Three deployments that call each other: whole values, values on their way, and a stream."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from starlette.requests import Request
@@ -30,10 +29,9 @@ class Stories:
 
     async def __call__(self, request: Request) -> AsyncIterator[str]:
         words = [self.words.last.remote(line) for line in request.query_params.getlist("line")]
-        for word in words:  # all of them are on their way
-            async for rhyme in self.rhymes.of.remote(word):  # it need not have come
+        for word in words:  # all calls are under way
+            async for rhyme in self.rhymes.of.remote(word):  # the word itself need not be here yet
                 yield f"{await word}: {rhyme}\n"
-                await asyncio.sleep(0.1)
 
 
 app = Stories.bind(Words.bind(), Rhymes.bind())
