@@ -20,7 +20,7 @@ from typing import Any
 from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.actors.controller.requests import not_saved
 from greenroom.actors.messages import admin as am
-from greenroom.actors.messages.queries import Address
+from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.operations import GetStatus, StopCluster
@@ -50,14 +50,14 @@ class ReadOnlyController:
         self,
         loop: Loop,
         settings: HostSettings,
-        shown: dict[str, Any],
+        process: Process,
         error: StoreError,
         look: Callable[[], object] | None = None,
     ) -> None:
         """Wait until ``look`` raises no StoreError; by default, until something can be written."""
         self._loop = loop
         self._settings = settings
-        self._shown = shown  # in the status, of this controller itself
+        self._shown = {"pid": process.pid, "host": settings.host_name}
         self._error = error
         self._try = look or self._try_to_write
         self._since = time.time()

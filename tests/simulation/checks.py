@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.controller.actor import KINDS
+from greenroom.actors.controller.active import KINDS
 from greenroom.actors.messages import admin as am
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S
 from greenroom.core import operations as ops

@@ -37,7 +37,7 @@ class LeaderChecks:
         self._checks.simulation.faults.of_hosts.trouble(before.host, 0.0)  # it is suspected
         if before.alive:
             self._checks.counts["leader succeeded that lives"] += 1
-            tenure = before.actor._reign._tenure
+            tenure = before.actor.active._lease._tenure
             told = f"{process} takes over while {before} may think that it leads"
             self._expect(tenure.is_over(self._world.monotonic(before)), told)
 

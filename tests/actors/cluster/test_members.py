@@ -11,7 +11,7 @@ from thespian.actors import ActorAddress
 
 from greenroom.actors.cluster import members
 from greenroom.actors.cluster.members import LOCATE_AGAIN_S, Members
-from greenroom.actors.controller.actor import KINDS
+from greenroom.actors.controller.active import KINDS
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import this_process

@@ -1,0 +1,513 @@
+"""The controller at work: it has the store, so it decides, saves, and only then acts and answers.
+
+Theory of operation. Each turn: take messages in, advance, save, and only then send anything. A
+request is answered after its checkpoint is durable; a controller that dies before has done nothing
+that anybody saw. Where the store turns out to be another one than was used, this ends and leaves
+its place to a :class:`~greenroom.actors.controller.read_only.ReadOnlyController`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from thespian.actors import ChildActorExited
+
+from greenroom.actors.cluster.leader_lease import NAMESPACE, LeaderLease, store_id
+from greenroom.actors.cluster.members import Members
+from greenroom.actors.controller.policies import Policies
+from greenroom.actors.controller.read_only import saving
+from greenroom.actors.controller.requests import PENDING, Later, Requests, failure
+from greenroom.actors.controller.status_file import StatusFile
+from greenroom.actors.controller.supervisor import Supervisor
+from greenroom.actors.host.capacity import capacity_of
+from greenroom.actors.host.records import RunRecords
+from greenroom.actors.messages import admin as am
+from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import queries as m
+from greenroom.actors.messages.queries import Address
+from greenroom.actors.runtime.liveness import Pulse
+from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core import effects as fx
+from greenroom.core import operations as ops
+from greenroom.core.cluster import status
+from greenroom.core.cluster.changes import Changes
+from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.leader_lease import RENEW_S
+from greenroom.core.cluster.long_poll import News, epoch_of
+from greenroom.core.cluster.placement import Placement
+from greenroom.core.cluster.state import SOFT
+from greenroom.core.effects import AskPolicy
+from greenroom.core.errors import StateNotSavedError
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import (
+    OtherStoreError,
+    StaleWriterError,
+    StoreError,
+)
+from greenroom.persistence.writer import Claim
+
+logger = logging.getLogger(__name__)
+
+# Operations that change more than records, so that nothing shows whether a failed one did.
+_OF_MORE = frozenset(
+    kind.key
+    for kind in (
+        ops.StopCluster,
+        ops.DrainHost,
+        ops.RotateKey,
+        ops.EvictHost,
+        ops.RebalanceHosts,
+    )
+)
+_ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
+KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
+SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
+SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
+
+
+class ActiveController:
+    """Owns the cluster's state, and everything that acts on it; on the loop's thread.
+
+    ``find`` returns the address of a replica on this host by its tag. ``give_way`` is called with
+    what is wrong with the store, and with what raises a StoreError until it is right again.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: HostSettings,
+        process: m.Process,
+        records: RunRecords,
+        pulse: Pulse,
+        store: FileStore,
+        lease: LeaderLease | None,
+        *,
+        find: Callable[[str], Address],
+        give_way: Callable[[StoreError, Callable[[], object]], None],
+    ) -> None:
+        """Recover: load every record, and ask every recorded replica."""
+        self._loop = loop
+        self._settings = settings
+        self._process = process
+        self._records = records
+        self._pulse = pulse
+        self._store = store
+        self._lease = lease
+        self._give_way = give_way
+        self._shown = {"pid": process.pid, "host": settings.host_name}
+        self._checkpoints = Checkpoints(store)
+        self.cluster = self._load()
+        self.epoch = store.epoch if lease is not None else 0  # 0 where no other host may lead
+        self._members = Members(
+            loop,
+            self.cluster,
+            settings,
+            process,
+            self._changed,
+            epoch=self.epoch,
+            store_id=store_id(settings),
+        )
+        self._supervisor = Supervisor(
+            loop,
+            self.cluster,
+            self._checkpoints,
+            records,
+            members=self._members,
+            find=find,
+            changed=self._changed,
+        )
+        self._policies = Policies(loop, self.cluster, settings, records, self._changed)
+        self._requests = Requests(
+            self.cluster,
+            {
+                ops.GetStatus: lambda _asked, _id: self._status(),
+                ops.ListHosts: lambda _asked, _id: self._members.addresses(),
+                ops.DrainHost: self._drain_host,
+                ops.RotateKey: self._rotate_key,
+                ops.StopCluster: self._stop_cluster,
+            },
+        )
+        self._status_file = StatusFile(loop, settings.status_file, self._status)
+        self._handlers: dict[type, Callable[[Any, Address], None]] = {
+            am.Request: self._request,
+            cm.Superseded: self._superseded,
+            cm.HostReported: self._host_reported,
+            cm.NeedKey: self._members.keys.asked,
+            cm.Listen: self._listen,
+            cm.LoadReported: self._load_reported,
+            cm.TalliesReported: self._tallies_reported,
+            cm.ComparisonsReported: self._comparisons_reported,
+            cm.ReplicaReported: self._supervisor.reported,
+            cm.FetchFolder: self._supervisor.fetch,
+            cm.ReplicaLost: lambda message, _: self._supervisor.lost(message),
+            ChildActorExited: lambda message, _: self._supervisor.child_exited(
+                message.childAddress
+            ),
+        }
+        self._proxies: dict[Hashable, Address] = {}  # by the incarnation of each
+        self._watched: set[str] = set()  # proxies
+        self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
+        self._wake: Timer | None = None
+        self._settling: Timer | None = None
+        self._turning = False
+        self._stopping = False
+        self._has_ended = False
+
+        if lease is not None:
+            self._members.succeed(lease.former)
+            lease.reach = self._members.reach
+        for expected in self.cluster.listeners.expected():
+            if self._members.is_here(expected.host):
+                self._watch_proxy(m.Process(*expected.process))
+        logger.info("recovered %d backends, epoch %d", len(self.cluster.backends), store.epoch)
+        self._changed()
+
+    def _load(self) -> Cluster:
+        records = {kind: self._checkpoints.load(kind) for kind in KINDS}
+        for kind, name in self._checkpoints.lost:
+            if kind in SOFT:
+                self._checkpoints.give_up(kind, name)
+        own_host = self._settings.host_name
+        placement = Placement()
+        placement.set_host(own_host, capacity_of(self._settings), self._settings.labels)
+        return Cluster(
+            records,
+            self._store.epoch,
+            time.monotonic(),
+            placement,
+            own_host=own_host,
+            lost=self._checkpoints.lost,
+        )
+
+    def take(self, message: Any, sender: Address) -> None:
+        """Handle a message, unless another host's controller may lead by now."""
+        if not self._may_act():
+            self._refuse(message, sender)
+            return
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            logger.warning("the controller ignored an unknown message %s", type(message).__name__)
+        else:
+            handler(message, sender)
+
+    def close(self) -> None:
+        """Leave the store to the next controller."""
+        self._has_ended = True
+        for each in (self._policies, self._members, self._status_file, self._store):
+            each.close()
+
+    # --- A turn that fails ----------------------------------------------------------------------
+
+    def has_changed_nothing(self, message: Any) -> bool:
+        """Return whether a message whose handling failed was a request that changed nothing."""
+        is_harmless = isinstance(message, am.Request) and message.operation not in _OF_MORE
+        return is_harmless and not self.cluster.state.is_torn
+
+    def owed(self, error: Exception) -> Iterable[Any]:
+        """Return what to answer those whose requests are not saved; all others repeat them."""
+        if not isinstance(error, _NotSavedError):
+            yield from self._requests.lost(error)
+        elif not isinstance(error.error, StaleWriterError):  # else the newer controller answers
+            self._store.close()
+            yield from self._requests.not_saved(error.changes, error.error)
+
+    # --- Requests -------------------------------------------------------------------------------
+
+    def _request(self, message: am.Request, sender: Address) -> None:
+        self._requests.take(message, sender)
+        self._changed()
+
+    def _refuse(self, message: Any, sender: Address) -> None:
+        """Say why nothing is done; otherwise the sender asks again, of the host that leads then."""
+        trouble = "" if self._lease is None else self._lease.trouble()
+        if trouble and isinstance(message, am.Request):
+            self._loop.send(sender, failure(message.request_id, StateNotSavedError(trouble)))
+
+    def _may_act(self) -> bool:
+        return self._lease is None or self._lease.may_act()
+
+    def _drain_host(self, asked: ops.DrainHost, _request_id: str) -> Later:
+        self._members.drain(asked)
+        return Later(lambda: True if self._members.is_drained(asked) else PENDING)
+
+    def _rotate_key(self, _asked: ops.RotateKey, request_id: str) -> Later:
+        keys = self._members.keys
+        keys.begin(request_id)
+        return Later(lambda: keys.rotated() or PENDING)
+
+    def _stop_cluster(self, asked: ops.StopCluster, _request_id: str) -> Any:
+        """Stop all replicas without a change of the hard state, which a next start brings back."""
+        if asked.forget:
+            self._members.stop_all()
+            return True
+        self._stopping = True
+        self._supervisor.stop_all()
+        return Later(lambda: PENDING if self._supervisor.any_alive() else self._ended())
+
+    def _ended(self) -> bool:
+        """Make another host lead, where one can: nothing is done from here any more."""
+        heir = self._members.heir()
+        if self._lease is not None and heir:
+            self._lease.give_up(heir, leaves=True)
+        return True
+
+    # --- Hosts ----------------------------------------------------------------------------------
+
+    def _host_reported(self, message: cm.HostReported, sender: Address) -> None:
+        if self._members.reported(message, sender):
+            self._status_file.changed()
+        self._changed()
+
+    def _superseded(self, message: cm.Superseded, _sender: Address) -> None:
+        """Look whether there is a later controller, and step down if so.
+
+        Where this one is the last that the store knows of, the store is not what it was.
+        """
+        if self._lease is not None and message.epoch > self._store.epoch and self._lease.renew():
+            self._refuse_store(f"it is obeyed from epoch {message.epoch} on", Claim(message.epoch))
+
+    def _refuse_store(self, known: str, claim: Claim) -> None:
+        """Leave a store alone that is not the one that was used; proxies keep their tables."""
+
+        def look() -> None:
+            there = FileStore.claimed(self._settings.store_dir, namespace=NAMESPACE)
+            if there.epoch < claim.epoch or claim.store_id not in {"", there.store_id}:
+                raise OtherStoreError(
+                    f"{self._settings.store_dir / NAMESPACE} is not the store that was used: it is "
+                    f"{_described(there)}, and {known}. Is a volume not mounted? Bring that store "
+                    "back; or stop all of the cluster and start it again, to go on with this one"
+                )
+
+        try:
+            look()
+        except StoreError as error:
+            trouble = error
+        else:
+            os._exit(1)  # it is back: the next controller begins with it
+        self.close()
+        if self._lease is not None:
+            self._lease.abandon()
+        self._give_way(trouble, look)
+
+    def _status(self) -> dict[str, Any]:
+        self.cluster.now = time.monotonic()
+        return {
+            "controller": self._shown,
+            "saving": saving(self._settings),
+            "damaged": self._damaged(),
+            "hosts": self._members.shown(),
+            "applications": status.applications(self.cluster),
+            "backends": status.backends(self.cluster),
+            "endpoints": status.endpoints(self.cluster),
+            "goals": status.goals(self.cluster),
+            "pending_goals": len(self.cluster.goals.pending()),
+            "rollouts": self.cluster.rollouts.status(time.monotonic()),
+            "resources": self.cluster.placement.shown(),
+        }
+
+    def _damaged(self) -> list[dict[str, str]]:
+        """Return what the store has lost, a kind of "" for what it has no name of."""
+        lost = self._checkpoints.lost.items()
+        return [{"kind": kind, "name": name, "reason": why} for (kind, name), why in lost]
+
+    # --- Proxies --------------------------------------------------------------------------------
+
+    def _listen(self, message: cm.Listen, sender: Address) -> None:
+        """Answer a proxy with what it lacks, or keep its call until there is news."""
+        listener = message.listener
+        if self._is_of_other_store(message):
+            claim = Claim(epoch_of(message.seen), store_id=message.store)
+            self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
+            return
+        self._watch_proxy(listener, sender)
+        self._members.listen_to(listener.incarnation, message.host)
+        self._proxies[listener.incarnation] = sender
+        self.cluster.loads.expect(listener, time.monotonic())
+        plain = listener[:]  # records do without the class
+        news = self.cluster.listeners.listen(
+            listener.incarnation, plain, message.seen, message.host
+        )
+        if news is not None:
+            self._news[listener.incarnation] = news
+        self._changed()
+
+    def _is_of_other_store(self, message: cm.Listen) -> bool:
+        """Return whether a proxy's tables are of another store than ours, or of a later state of it.
+
+        A host that was away while a cluster was begun anew is not to be believed, but for an empty
+        store there is nothing that speaks against it.
+        """
+        if not message.store:
+            return False
+        if message.store == self._store.store_id:
+            return epoch_of(message.seen) > self._store.epoch
+        return self._members.is_here(message.host) or self.cluster.state.is_empty
+
+    def _watch_proxy(self, process: m.Process, at: Address | None = None) -> None:
+        if process.incarnation not in self._watched:
+            self._watched.add(process.incarnation)
+            gone = lambda: self._proxy_gone(process)  # noqa: E731
+            # One that cannot be reached goes with its host, when that is judged to be lost.
+            self._loop.watch_process(process, gone, at, on_unreachable=lambda: None)
+
+    def _proxy_gone(self, process: m.Process) -> None:
+        self._watched.discard(process.incarnation)
+        self._members.listen_no_more(process.incarnation)
+        self._proxies.pop(process.incarnation, None)
+        self.cluster.listeners.gone(process.incarnation)
+        self.cluster.autoscaler.proxy_gone(process, time.monotonic())
+        self._changed()
+
+    def _load_reported(self, message: cm.LoadReported, _sender: Address) -> None:
+        """Take a proxy's load; one that is not known as a listener may be dead already."""
+        if message.proxy.incarnation in self._proxies:
+            now = time.monotonic()
+            self.cluster.autoscaler.load_reported(message.proxy, message.load, now)
+            self._changed()
+
+    def _tallies_reported(self, message: cm.TalliesReported, _sender: Address) -> None:
+        """Take what a proxy has counted for rollouts."""
+        for endpoint, (token, tallies) in message.tallies.items():
+            proxy = message.proxy.incarnation
+            self.cluster.rollouts.reported(endpoint, token, proxy, tallies)
+        self._changed()
+
+    def _comparisons_reported(self, message: cm.ComparisonsReported, _sender: Address) -> None:
+        """Keep what a shadow's replica has found by comparing."""
+        self.cluster.differences.reported(message.process.incarnation, message.found)
+
+    # --- The turn: advance, save, perform, answer -----------------------------------------------
+
+    def _changed(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self._loop.at_turn_end(self._turn)
+
+    def _turn(self) -> None:
+        self._turning = False
+        if self._has_ended:
+            return
+        if not self._may_act():
+            self._loop.call_later(RENEW_S, self._changed)
+            return
+        self._advance()
+        self._arm()
+
+    def _advance(self) -> None:
+        effects = [] if self._stopping else self.cluster.advance(time.monotonic(), time.time())
+        changes = self.cluster.take_changes()
+        if changes:
+            self._save(changes)
+        self._requests.saved()
+        for effect in effects:
+            if isinstance(effect, AskPolicy):
+                self._policies.ask(effect)
+            else:
+                self._supervisor.perform(effect)
+        self._policies.tidy()
+        for tag, decision in self.cluster.autoscaler.take_log():
+            logger.info("autoscaling %s: %s", tag, decision)
+        news_by_listener = self.cluster.long_poll.take_news()
+        if changes or news_by_listener or any(not isinstance(e, _ROUTINE) for e in effects):
+            self._status_file.changed()
+        self._news.update(news_by_listener)
+        owed, self._news = self._news, {}
+        for listener, news in owed.items():
+            proxy = self._proxies.get(listener)
+            if proxy is not None:
+                epoch = self._members.epoch
+                changed = cm.Changed(
+                    controller=self._process,
+                    epoch=epoch,
+                    store=self._store.store_id,
+                    **news._asdict(),
+                )
+                self._loop.send(proxy, changed)
+        for sender, reply in self._requests.take_answers():
+            self._loop.send(sender, reply)
+
+    def _save(self, changes: Changes) -> None:
+        _crash_for_a_test("BEFORE")
+        try:
+            with self._pulse.patience(SAVE_PATIENCE_S):
+                self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
+        except (StoreError, OSError) as error:
+            # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
+            # so nobody has seen the change.
+            raise _NotSavedError(changes, error) from error
+        _crash_for_a_test("AFTER")
+        log_changes(changes)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if self._settling is None:
+            self._settling = self._loop.call_later(SETTLE_S, self._settle)
+
+    def _settle(self) -> None:
+        """Have the store do a piece of what it left for later; nothing depends on when."""
+        self._settling = None
+        if self._has_ended or not self._may_act():
+            return  # the next save begins it again
+        try:
+            with self._pulse.patience(SAVE_PATIENCE_S):
+                has_more = self._checkpoints.settle()
+        except StoreError as error:
+            logger.warning("the store's values do not follow: %s", error)
+            return
+        if has_more:
+            self._settle_soon()
+
+    def _arm(self) -> None:
+        times = [self._requests.due_at()]
+        due_at = self.cluster.next_due_at()
+        if due_at is not None and not self._stopping:
+            times.append(due_at)
+        if self._wake is not None:
+            self._wake.cancel()
+        if min(times) < float("inf"):
+            delay_s = max(min(times) - time.monotonic(), 0.0)
+            self._wake = self._loop.call_later(delay_s, self._changed)
+
+
+class _NotSavedError(Exception):
+    """The store did not take these changes."""
+
+    def __init__(self, changes: Changes, error: Exception) -> None:
+        super().__init__(str(error))
+        self.changes = changes
+        self.error = error
+
+
+def log_changes(changes: Changes) -> None:
+    """Log what was asked for and by whom, and how it ended."""
+    for (kind, name), record in changes.puts.items():
+        if kind == "history":
+            who = f"{record.user or 'somebody'} at {record.address}"
+            logger.info("change %d by %s: %s", record.id, who, record.what)
+        elif kind == "goal" and record.state != "pending":
+            told = f"goal {name} ({record.what} {record.subject[1]!r}) {record.state}"
+            reason = record.error.strip().rpartition("\n")[2]
+            logger.log(
+                logging.ERROR if reason else logging.INFO,
+                "%s",
+                f"{told}: {reason}" if reason else told,
+            )
+
+
+def _described(claim: Claim) -> str:
+    return f"store {claim.store_id or '?'} at epoch {claim.epoch}"
+
+
+def _crash_for_a_test(when: str) -> None:
+    """Kill this process, with the chance that a test has set in its environment."""
+    chance = os.environ.get(f"GREENROOM_TEST_CRASH_{when}_CHECKPOINT")
+    if chance and random.random() < float(chance):
+        os.kill(os.getpid(), signal.SIGKILL)
