@@ -340,7 +340,7 @@ class ActiveController:
         self._changed()
 
     def _is_of_other_store(self, message: cm.Listen) -> bool:
-        """Return whether a proxy's tables are of another store than ours, or of a later state of it.
+        """Return whether a proxy's tables are of another store, or of a later state of this one.
 
         A host that was away while a cluster was begun anew is not to be believed, but for an empty
         store there is nothing that speaks against it.
