@@ -6,7 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from greenroom.actors.runtime.processes import MARK, identify, mark_of
+from greenroom.actors.host.records import MARK, mark_of
+from greenroom.actors.runtime.processes import identify
 from tests.support.systems import RunningSystem
 
 SLACK = 3  # descriptors of what may be under way: a connection being dialed, a file being written
