@@ -61,24 +61,24 @@ class Replica(LoopActor):
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""
         self._obedience = EpochFence(self.loop)
-        self._controller: Address | None = None
+        self.controller: Address | None = None
         self._load_id: int | None = None  # the config's with which user code is loaded
-        self._tag = ""  # known from the first order
-        self._config: dict[str, Any] = {}
-        self._config_id = 0  # the newest taken
+        self.tag = ""  # known from the first order
+        self.config: dict[str, Any] = {}
+        self.config_id = 0  # the newest taken
         self._applied_id = 0  # the newest that user code has taken too
-        self._state = "idle"
+        self.state = "idle"
         self._failure: Failure | None = None  # of the constructor
         self._sickness = ""  # what its last health check raised
         self._refusal: Failure | None = None  # of reconfigure, on the newest settings
-        self._user_code: UserCode | None = None
-        self._queries: Queries | None = None
+        self.user_code: UserCode | None = None
+        self.queries: Queries | None = None
         self._arrival: Arrival | None = None
         self._trouble = ""  # that status is to show
 
     def may_beat(self) -> bool:
         """See :meth:`LoopActor.may_beat`; answers go over links of their own."""
-        loops = [self.loop] if self._queries is None else [self.loop, self._queries.loop]
+        loops = [self.loop] if self.queries is None else [self.loop, self.queries.loop]
         return end_where_starved(*loops)
 
     # --- Lifecycle, by the controller's orders ------------------------------------------------
@@ -89,17 +89,17 @@ class Replica(LoopActor):
             return
         if self._load_id is None:
             self._begin_loading(message)
-        elif message.config_id > self._config_id:
+        elif message.config_id > self.config_id:
             self._apply_config(message.config, message.config_id)
         self._report()
-        if self._queries is not None:
-            self._queries.report_comparisons()
+        if self.queries is not None:
+            self.queries.report_comparisons()
 
     def receiveMsg_ReconfigureReplica(self, message: ReconfigureReplica, sender: Address) -> None:
         """Take newer settings; user code hears of a changed user_config."""
         if not self._is_for_me(message, sender):
             return
-        if message.config_id > self._config_id:
+        if message.config_id > self.config_id:
             self._apply_config(message.config, message.config_id)
         else:
             self._report()
@@ -108,19 +108,19 @@ class Replica(LoopActor):
         """Run the user's check_health and report."""
         if not self._is_for_me(message, sender):
             return
-        if self._user_code is None or self._state != "running":
+        if self.user_code is None or self.state != "running":
             self._report(check_id=message.check_id)
-        elif (failure := self._stuck(self._user_code)) is not None:
+        elif (failure := self._stuck(self.user_code)) is not None:
             self._report(check_id=message.check_id, failure=failure)
         else:
-            self._user_code.check_health(partial(self._checked, message.check_id))
+            self.user_code.check_health(partial(self._checked, message.check_id))
 
     def _checked(self, check_id: int, failure: Failure | None) -> None:
         text = "" if failure is None else failure.text
         if failure is not None and text != self._sickness:
-            logger.error("%s failed its health check: %s", self._tag, failure.traceback)
+            logger.error("%s failed its health check: %s", self.tag, failure.traceback)
         elif self._sickness and not text:
-            logger.info("%s passes its health check again", self._tag)
+            logger.info("%s passes its health check again", self.tag)
         self._sickness = text
         self._report(check_id=check_id, failure=failure)
 
@@ -129,32 +129,32 @@ class Replica(LoopActor):
 
         A call that a caller waits for may take as long as it likes; status only shows it.
         """
-        stuck = user_code.stuck(self._config["max_ongoing_requests"], time.monotonic())
-        most_s = self._config["health_check_timeout_s"]
+        stuck = user_code.stuck(self.config["max_ongoing_requests"], time.monotonic())
+        most_s = self.config["health_check_timeout_s"]
         self._trouble = ""
         if stuck.busy_s >= most_s * TELL_AFTER:
             self._trouble = (
                 f"all {MAX_THREADS} threads have been busy for {stuck.busy_s:.0f} s, and "
                 f"{stuck.waiting} calls wait for one"
             )
-            logger.warning("%s: %s", self._tag, self._trouble)
+            logger.warning("%s: %s", self.tag, self._trouble)
         if stuck.unwanted_s < most_s:
             return None
         text = (
             f"for {stuck.unwanted_s:.0f} s all sync calls that may run at once have been calls "
             "that no caller waits for any more: they hang, and nothing else can run"
         )
-        logger.error("%s: %s", self._tag, text)
+        logger.error("%s: %s", self.tag, text)
         return Failure(text, text, None)
 
     def receiveMsg_StopReplica(self, message: StopReplica, sender: Address) -> None:
         """Finish what runs, within ``drain_s``, then end the process."""
-        if not self._is_for_me(message, sender) or self._state == "draining":
+        if not self._is_for_me(message, sender) or self.state == "draining":
             return
-        self._state = "draining"
-        if self._queries is not None:
-            self._queries.is_draining, self._queries.accepting = True, False
-            self._queries.close_sockets()  # what they bring has no end to wait for
+        self.state = "draining"
+        if self.queries is not None:
+            self.queries.is_draining, self.queries.accepting = True, False
+            self.queries.close_sockets()  # what they bring has no end to wait for
         self._report(then=self._drain)
         self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
 
@@ -164,12 +164,12 @@ class Replica(LoopActor):
         controller: Address,
     ) -> bool:
         """Take an order of the controller; ports are reused, so it may be for a dead replica."""
-        if self._tag not in {"", message.replica}:
-            logger.warning("%s ignored an order for %s", self._tag, message.replica)
+        if self.tag not in {"", message.replica}:
+            logger.warning("%s ignored an order for %s", self.tag, message.replica)
             return False
         if not self._obedience.accepts(message.epoch, controller):
             return False
-        self._tag, self._controller = message.replica, controller
+        self.tag, self.controller = message.replica, controller
         return True
 
     def exiting(self) -> None:
@@ -181,8 +181,8 @@ class Replica(LoopActor):
     # --- User code's life ---------------------------------------------------------------------
 
     def _begin_loading(self, order: StartReplica) -> None:
-        self._state = "starting"
-        self._config, self._config_id = order.config, order.config_id
+        self.state = "starting"
+        self.config, self.config_id = order.config, order.config_id
         self._load_id = order.config_id
         self._leave_record(order)
         user_context.install(
@@ -199,18 +199,18 @@ class Replica(LoopActor):
             self._loaded(failure)
             return
         give_way_to_messages()
-        self._user_code = user_code = UserCode(self.loop.post)
+        self.user_code = user_code = UserCode(self.loop.post)
         user_code.allow_method_header = _allows_method_header(order.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
-        limit = self._config["max_ongoing_requests"]
+        limit = self.config["max_ongoing_requests"]
         comparisons = Comparisons(port, self._comparisons_found)
-        self._queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
+        self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         user_code.start()
         if order.working_dir:
             self._fetch_folder(order)
         else:
-            user_code.load(order.code, self._config["user_config"], self._loaded)
+            user_code.load(order.code, self.config["user_config"], self._loaded)
 
     def _leave_record(self, order: StartReplica) -> None:
         """Let this host's processes know of this one."""
@@ -229,7 +229,7 @@ class Replica(LoopActor):
         digest = order.working_dir
 
         def ask() -> None:
-            self.loop.send(self._controller, FetchFolder(replica=order.replica, digest=digest))
+            self.loop.send(self.controller, FetchFolder(replica=order.replica, digest=digest))
 
         def here(folder: Path | DeployFailedError) -> None:
             if isinstance(folder, DeployFailedError):
@@ -238,8 +238,8 @@ class Replica(LoopActor):
             sys.path.insert(0, str(folder))
             os.chdir(folder)
             import_starlette()  # its modules are imported here, and may need it
-            if self._user_code is not None:
-                self._user_code.load(order.code, self._config["user_config"], self._loaded)
+            if self.user_code is not None:
+                self.user_code.load(order.code, self.config["user_config"], self._loaded)
 
         self._arrival = Arrival(self.loop, self.settings.folders_dir, digest, ask, here)
         self._arrival.begin()
@@ -253,7 +253,7 @@ class Replica(LoopActor):
     def _configure_logging(self, config: dict[str, Any]) -> Failure | None:
         wanted: Any = config.get("logging_config")
         try:
-            user_logging.configure(wanted, self._tag)
+            user_logging.configure(wanted, self.tag)
         except OSError as error:
             text = f"logs_dir={wanted['logs_dir']!r} of logging_config cannot be used: {error}"
             return Failure.of(DeployFailedError(text))
@@ -262,31 +262,31 @@ class Replica(LoopActor):
     def _comparisons_found(self, found: dict[Place, Plain]) -> None:
         """Report to the controller what comparing answers found; called on user code's loop."""
         report = ComparisonsReported(process=self.process, found=found)
-        self.loop.post(lambda: self.loop.send(self._controller, report))
+        self.loop.post(lambda: self.loop.send(self.controller, report))
 
     def _loaded(self, failure: Failure | None) -> None:
         self._failure = failure
         if failure is not None:
-            logger.error("%s could not start: %s", self._tag, failure.traceback)
+            logger.error("%s could not start: %s", self.tag, failure.traceback)
         self._applied_id = max(self._applied_id, self._load_id or 0)
-        if self._state == "starting":
-            self._state = "failed" if failure is not None else "running"
-            if self._queries is not None:
-                self._queries.accepting = failure is None
+        if self.state == "starting":
+            self.state = "failed" if failure is not None else "running"
+            if self.queries is not None:
+                self.queries.accepting = failure is None
         self._report()
 
     def _apply_config(self, config: dict[str, Any], config_id: int) -> None:
         """Take newer settings; they count as applied when user code has taken its part of them."""
-        changed = config["user_config"] != self._config["user_config"]
-        logs_changed = config.get("logging_config") != self._config.get("logging_config")
-        self._config, self._config_id = config, config_id
-        if self._queries is not None:
-            self._queries.limit = config["max_ongoing_requests"]
-        if self._user_code is not None:
-            self._user_code.allow_method_header = _allows_method_header(config)
+        changed = config["user_config"] != self.config["user_config"]
+        logs_changed = config.get("logging_config") != self.config.get("logging_config")
+        self.config, self.config_id = config, config_id
+        if self.queries is not None:
+            self.queries.limit = config["max_ongoing_requests"]
+        if self.user_code is not None:
+            self.user_code.allow_method_header = _allows_method_header(config)
         failure = self._configure_logging(config) if logs_changed else None
-        if failure is None and changed and self._user_code is not None:
-            self._user_code.reconfigure(
+        if failure is None and changed and self.user_code is not None:
+            self.user_code.reconfigure(
                 config["user_config"], lambda failure: self._applied(config_id, failure)
             )
         else:
@@ -303,21 +303,21 @@ class Replica(LoopActor):
         then: Callable[[], None] | None = None,
     ) -> None:
         """Report to the controller; ``then`` is called when it was taken, or cannot be."""
-        if self._controller is None:
+        if self.controller is None:
             return
         if not check_id:  # a new controller has to hear of it again; health is another matter
             failure = failure or self._refusal
         failure = failure or self._failure
         self.loop.send(
-            self._controller,
+            self.controller,
             ReplicaReported(
-                replica=self._tag,
+                replica=self.tag,
                 process=self.process,
-                state=self._state,
+                state=self.state,
                 config_id=self._applied_id,
                 check_id=check_id,
-                queries_at=None if self._queries is None else self._queries.address,
-                ongoing=0 if self._queries is None else self._queries.running,
+                queries_at=None if self.queries is None else self.queries.address,
+                ongoing=0 if self.queries is None else self.queries.running,
                 error="" if failure is None else failure.traceback,
                 exception=None if failure is None else failure.exception,
                 trouble=self._trouble,
@@ -328,13 +328,13 @@ class Replica(LoopActor):
         )
 
     def _drain(self) -> None:
-        queries = self._queries
+        queries = self.queries
         if queries is not None and (queries.running or queries.undelivered):
             self.loop.call_later(EXIT_CHECK_S, self._drain)
-        elif self._user_code is None:
+        elif self.user_code is None:
             self._leave()
         else:
-            self._user_code.close(lambda _failure: self._leave())
+            self.user_code.close(lambda _failure: self._leave())
 
     def _leave(self) -> None:
         self.exiting()

@@ -197,7 +197,7 @@ class Queries:
         self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
         self._news = Outboxes()  # by the proxy's incarnation
         self._runs: dict[tuple[str, int], Run] = {}  # by key
-        self._streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
+        self.streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
         self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
         self._adrift_timer: Timer | None = None
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
@@ -354,11 +354,11 @@ class Queries:
         assignment = run.assignment
         if assignment.caller is None:
             return None
-        if run.stream_key in self._streams:  # its router died, and the next one had it run again
+        if run.stream_key in self.streams:  # its router died, and the next one had it run again
             run.is_delivered = True  # by the other run
             self._user_code.cancel(run.key)
             return None
-        self._streams[run.stream_key] = run
+        self.streams[run.stream_key] = run
         # With the first part, at the end of this turn, and before the router hears of it: to write
         # to that first had the first byte 0.2 ms later.
         self._outbox(run).put_all([(begun, run)])
@@ -386,7 +386,7 @@ class Queries:
         if run.timer is not None:
             run.timer.cancel()
         self._runs.pop(run.key, None)
-        for runs in (self._streams, self._adrift):
+        for runs in (self.streams, self._adrift):
             if runs.get(run.stream_key) is run:
                 del runs[run.stream_key]
         if run.feed_number:
@@ -501,11 +501,11 @@ class Queries:
     def _control(self, message: ControlStreams, _sender: Address) -> None:
         """Go on with streams from which the caller took parts, stop those it does not want."""
         for query_id, size in message.taken:
-            run = self._streams.get((message.incarnation, query_id))
+            run = self.streams.get((message.incarnation, query_id))
             if run is not None and run.sender is not None:
                 run.sender.taken(size)
         for query_id in message.stopped:
-            for runs in (self._streams, self._adrift):
+            for runs in (self.streams, self._adrift):
                 run = runs.get((message.incarnation, query_id))
                 if run is not None:
                     self._user_code.cancel(run.key)

@@ -70,7 +70,7 @@ class LeaderChecks:
 def _state(process: SimProcess) -> Any:
     actor = process.actor
     if process.role == "replica":
-        return actor._state, actor._config_id, actor._controller.resolved()
+        return actor.state, actor.config_id, actor.controller.resolved()
     if process.role == "proxy":
         known = actor.link.known
         return actor.link.seen, known and known[0].resolved()

@@ -39,17 +39,15 @@ class QueryChecks:
         """User code begins to run a query."""
         replica = code.process.actor
         uid = assignment.query.call.decode()
-        backend = replica._tag.rpartition("#")[0] if assignment.caller is None else ""
+        backend = replica.tag.rpartition("#")[0] if assignment.caller is None else ""
         self._runs[uid, backend] += 1
         self._expect(
             _may_repeat(assignment.query) or self._runs[uid, backend] == 1,
-            f"query {uid} may not be repeated, and runs again at {replica._tag} as a {backend!r}",
+            f"query {uid} may not be repeated, and runs again at {replica.tag} as a {backend!r}",
         )
-        limit = replica._config["max_ongoing_requests"]
-        self._expect(running <= limit, f"{replica._tag} runs {running} queries, above {limit}")
-        self._expect(
-            replica._state == "running", f"{replica._tag} is {replica._state}, and runs one"
-        )
+        limit = replica.config["max_ongoing_requests"]
+        self._expect(running <= limit, f"{replica.tag} runs {running} queries, above {limit}")
+        self._expect(replica.state == "running", f"{replica.tag} is {replica.state}, and runs one")
 
     def answered(self, uid: str, answer: m.Answer) -> None:
         """A caller's user has an answer."""

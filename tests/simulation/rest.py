@@ -19,7 +19,7 @@ def unsettled(simulation: Simulation) -> str:
 
 def tag_of(process: Any) -> str:
     """Return the tag of a replica's process, "" before its first order."""
-    return process.actor._tag if process.pulse is not None else ""
+    return process.actor.tag if process.pulse is not None else ""
 
 
 def controllers(simulation: Simulation) -> list[SimProcess]:
@@ -74,15 +74,15 @@ def _wrong_with(process: Any, record: Any) -> str:
     if process is None:
         return "is not there"
     actor = process.actor
-    if actor._state != "running":
-        return f"is {actor._state}"
-    code, queries, release = actor._user_code, actor._queries, record.newest
+    if actor.state != "running":
+        return f"is {actor.state}"
+    code, queries, release = actor.user_code, actor.queries, record.newest
     found = {
         "code": (code.digest, release.code_digest),
         "user_config": (code.user_config, release.config["user_config"]),
         "limit": (queries.limit, release.config["max_ongoing_requests"]),
         "running queries": (queries.running, 0),
-        "open streams": (len(queries._streams), 0),
+        "open streams": (len(queries.streams), 0),
         "undelivered answers": (queries.undelivered, 0),
     }
     wrong = [
