@@ -81,7 +81,7 @@ class Checks:
         raise error or InvariantError("an error was logged") from cause
 
     def is_expected(self, error: BaseException) -> bool:
-        """Tell whether a shell may have caught this, because it was made to fail."""
+        """Return whether a shell may have caught this, because it was made to fail."""
         made = (StoreError, InjectedError)
         return isinstance(error, made) or isinstance(error.__cause__, made)
 
@@ -292,7 +292,7 @@ class Checks:
         self.counts["killed for silence"] += 1
 
     def _is_lost(self, process: SimProcess) -> bool:
-        """Tell whether a process's host may be counted as lost: then nobody waits for it."""
+        """Return whether a process's host may count as lost; then nothing waits for it."""
         return self.simulation.faults.of_hosts.is_troubled(process.host, BACK_S)
 
     def is_told(self, proxy: SimProcess) -> None:

@@ -51,12 +51,12 @@ class Owned:
         return _with_backend(self, name, [version, *self.backends.get(name, [])])
 
     def differs(self, earlier: Owned) -> bool:
-        """Tell whether anything that is wanted is another."""
+        """Return whether anything that is wanted differs."""
         newest = [{n: v[0] for n, v in each.backends.items()} for each in (self, earlier)]
         return newest[0] != newest[1] or self.endpoints != earlier.endpoints
 
     def fits(self, kind: str, name: str, record: Any) -> bool:
-        """Tell whether a record on disk, or its absence, is as it should be."""
+        """Return whether a record on disk, or its absence, is as it should be."""
         if kind == "endpoint":
             wanted = self.endpoints.get(name)
             if record is None or wanted is None:

@@ -93,7 +93,7 @@ class Faults:
         self._victim().dies_in = int(self._rng.expovariate(0.1))
 
     def _raise_in_a_turn(self) -> None:
-        """Have a turn of a controller or a proxy raise in its midst, wherever that is."""
+        """Raise an exception within a turn of a controller or a proxy."""
         victims = [p for p in self._world.processes.values() if p.role in RAISING]
         if not victims:
             return
@@ -120,7 +120,7 @@ class Faults:
         self._world.wall_offset += self._rng.uniform(-1e5, 1e5)
 
     def _everything_late(self) -> None:
-        """Have the whole machine stand still, as one that is suspended does."""
+        """Let the whole machine stand still, as a suspended one does."""
         self._world.note("faults", "everything stands still")
         self._world.now += self._rng.uniform(0.5, 10.0)
 

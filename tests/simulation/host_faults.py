@@ -24,7 +24,7 @@ class HostFaults:
         self._until: dict[int, float] = {}  # by host: until when something is wrong there
 
     def is_troubled(self, host: int, within_s: float) -> bool:
-        """Tell whether anything was wrong with a host, or its links, within the last seconds."""
+        """Return whether anything was wrong with a host or its links within the last seconds."""
         return self._until.get(host, 0.0) >= self._world.now - within_s
 
     def trouble(self, host: int, duration_s: float) -> None:
@@ -99,7 +99,7 @@ class HostFaults:
         self._world.links.lose(ways, until)
 
     def _vanish(self) -> None:
-        """Have a host's power go: nothing is heard of it, and it starts anew."""
+        """Cut a host's power: nothing is heard of it, and it starts anew."""
         host = self._host()
         self._cut({w for w in self._ways(host) for w in (w, w[::-1])})
         self._simulation.faults.crash(host)

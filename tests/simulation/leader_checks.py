@@ -26,7 +26,7 @@ class LeaderChecks:
         self._heard: dict[int, int] = {}  # by pid: the latest epoch of an order
 
     def claims(self, process: SimProcess, claim: bytes, path: Any) -> None:
-        """A process becomes the store's writer: whoever was before it must know, or be gone."""
+        """A process becomes the store's writer; the one before it must know, or be gone."""
         epoch = int(unframe(claim, path).split()[0])
         before = self._writer
         self._expect(epoch > self._epoch, f"{process} claims epoch {epoch} after {self._epoch}")

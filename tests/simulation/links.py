@@ -97,7 +97,7 @@ class Links:
         self._lossy_until.update(dict.fromkeys(ways, until))
 
     def is_cut(self, source: int, target: int) -> bool:
-        """Tell whether nothing gets from one host to another."""
+        """Return whether nothing gets from one host to another."""
         return (source, target) in self._cut
 
     def _is_hindered(self, one: int, other: int) -> bool:
@@ -116,7 +116,7 @@ class Links:
         return rng.uniform(*RESEND_S)
 
     def holds(self, message: Message) -> bool:
-        """Tell whether a message waits for a heal; if not, it may be delivered."""
+        """Return whether a message waits for a heal; if not, it may be delivered."""
         channel = message.channel
         source, target = channel.owner.host, host_of(message.to)
         if source == target:
@@ -131,7 +131,7 @@ class Links:
         return True
 
     def holds_outcome(self, message: Message, call: Step) -> bool:
-        """Tell whether the way back is cut; then the outcome is told after a heal."""
+        """Return whether the way back is cut; then the outcome is told after a heal."""
         channel = message.channel
         source, target = channel.owner.host, host_of(message.to)
         if source == target or not (channel.untold or self.is_cut(target, source)):
@@ -141,7 +141,7 @@ class Links:
         return True
 
     def left(self, channel: Channel) -> None:
-        """Have what a dead process sent over a cut arrive after all, if that heals soon."""
+        """Let what a dead process sent over a cut arrive after all, if that heals soon."""
         if channel.stalled:
             channel.untold.clear()
             self._world.after(self._world.rng.uniform(*LATE_S), lambda: self._end(channel))
@@ -194,7 +194,7 @@ class Links:
             self._connected(process, number)
 
     def _connected(self, process: SimProcess, number: int) -> None:
-        """Have both ends notice if the other goes; who was given up hears of it before all else."""
+        """Let both ends notice if the other goes; one that was given up hears of that first."""
         if (watch := process.watches.get(number)) is not None:
             watch.is_open = True
         entry = self._world.handlers.get(number)
@@ -215,7 +215,7 @@ class Links:
                     self._later(lambda p=other, n=number: self.dead(p, n))
 
     def dead(self, process: SimProcess, number: int) -> None:
-        """Have a process learn that there is none at an address, if that can be told."""
+        """Tell a process that there is none at an address, if the link allows it."""
         hindered = self._is_hindered(process.host, host_of(number))
         if number not in self._world.handlers and not hindered:
             self._lose(process, number, is_certain=True)
@@ -232,7 +232,7 @@ class Links:
         self._world.after(self._world.rng.uniform(*GIVE_UP_S), give_up)
 
     def _hears(self, process: SimProcess, other: SimProcess) -> None:
-        """Have a process learn that another gave it up, as with that one's next session."""
+        """Tell a process that another gave it up, as that one's next session would."""
         if (process, other) in self._given_up and not self._is_hindered(process.host, other.host):
             for number in other.numbers:
                 self._lose(process, number, is_certain=False)

@@ -97,7 +97,7 @@ class Transport:
 
 
 class Later(Address):
-    """An actor's address at whoever asked for it, until it is up."""
+    """The address of an actor that has been asked for and is not up yet."""
 
     __slots__ = ("waiting",)
 

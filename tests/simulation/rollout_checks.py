@@ -147,7 +147,7 @@ class RolloutChecks(Observer):
     # --- Answers ----------------------------------------------------------------------------------
 
     def blocks(self, request: ops.Operation, record: Any) -> bool:
-        """Tell whether a rollout, as it is on disk, forbids a request."""
+        """Return whether a rollout, as it is on disk, forbids a request."""
         if record is None or record.state != UNDER_WAY:
             return False
         if isinstance(request, ops.DeleteBackend):

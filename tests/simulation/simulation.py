@@ -246,7 +246,7 @@ class Simulation(logging.Handler):
         return Address(known.numbers[0])
 
     def _died(self, process: SimProcess) -> None:
-        """Have those who look after a process learn of its death."""
+        """Tell the processes that look after this one of its death."""
         self.routers.pop(process.pid, None)
         rng = self.world.rng
         if process in self.admins:

@@ -130,7 +130,7 @@ class SimProcess:
     # --- Turns ------------------------------------------------------------------------------------
 
     def enqueue(self, what: Message | Step) -> None:
-        """Have something run here, when the process gets to it."""
+        """Run something here, when the process gets to it."""
         if not self.alive:
             if isinstance(what, Message):
                 self.world.fail(what)
@@ -162,7 +162,7 @@ class SimProcess:
             self.world.turn(self)
 
     def _mix(self) -> None:
-        """Have what gathered be read in any order of the connections; each keeps its own."""
+        """Mix what gathered of all connections; the order within each stays."""
         if len(self.queue) < 2:
             return
         ways: dict[Channel | None, deque[Message | Step]] = {}
@@ -303,7 +303,7 @@ class World:
     # --- Turns and deaths -------------------------------------------------------------------------
 
     def turn(self, process: SimProcess) -> None:
-        """Have a process take what has gathered."""
+        """Let a process take what has gathered."""
         self.current, self.elapsed = process, 0.0
         queue, turn_end = process.queue, process.turn_end
         try:
@@ -334,7 +334,7 @@ class World:
             raise Killed
 
     def catch_up(self, process: SimProcess) -> None:
-        """Have all others come to the time that it is for the running process."""
+        """Let all other processes catch up with the running one's time."""
         if self.elapsed > SOON_S:
             self.stand_still(process, 0.0)
 
@@ -462,7 +462,7 @@ class World:
             self.deliver(message)
 
     def deliver(self, message: Message) -> None:
-        """Have a message taken where it is to go, if there is anybody."""
+        """Give a message to its receiver, if there is one."""
         entry = self.handlers.get(message.to)
         if entry is None:
             self.fail(message)

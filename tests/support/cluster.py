@@ -166,7 +166,7 @@ class ClusterHost(Host):
 
     @contextlib.contextmanager
     def load(self, path: str = "/", connections: int = 32) -> Iterator[Callable[[], Tally]]:
-        """Have connections GET a path of its front meanwhile; yields what ends it and counts."""
+        """GET a path of its front meanwhile; yields a function that ends this and counts."""
         self._loads = loads = self._loads or self.another()
         loads.call(begin_load, path, connections)
         yield lambda: loads.call(end_load)
@@ -183,7 +183,7 @@ class ClusterHost(Host):
         return lambda: self._signal(pids, signal.SIGCONT)
 
     def reboot(self) -> None:
-        """Have it come up again after a crash, with nothing running."""
+        """Start it again after a crash, with nothing running."""
         self.boot()
         self._loads = None
         self.call(os.getpid)  # the process that calls for the test is up
@@ -199,7 +199,7 @@ class ClusterHost(Host):
         self.link(sent={"is_cut": True}, received={"is_cut": True})
 
     def heal(self) -> None:
-        """Have its link do nothing to frames any more."""
+        """Let its link pass all frames again."""
         plain = {"is_cut": False, "loss": 0.0, "delay_s": 0.0}
         self.link(sent=plain, received=plain)
 

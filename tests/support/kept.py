@@ -32,7 +32,7 @@ class Kept(Generic[Kind]):
 
     @contextlib.contextmanager
     def lent(self, request: pytest.FixtureRequest) -> Iterator[Kind]:
-        """Have it for one test: a fixture's body."""
+        """Lend it to one test; a fixture's body."""
         succeeded = False
         try:
             if self._has:

@@ -39,7 +39,7 @@ def put_in_force(client: serve.Client, route: str = "/") -> None:
 
 
 def are_in_force(status: dict[str, Any]) -> bool:
-    """Tell whether all of it is as it was made, with its replicas running."""
+    """Return whether all of it is as it was made, with its replicas running."""
     endpoint, rollout = status["endpoints"].get(ENDPOINT), status["rollouts"].get(ENDPOINT)
     if endpoint is None or rollout is None or rollout["state"] != "under way":
         return False

@@ -60,7 +60,7 @@ class Switch:
         self._heard: list[bytes] | None = None
 
     def listen_in(self) -> None:
-        """Keep all frames from now on, as whoever has tapped a wire would."""
+        """Keep all frames from now on, as a tap on the wire would."""
         self._heard = []
 
     def heard(self) -> bytes:
@@ -167,7 +167,7 @@ def enter(namespace: str) -> None:
 
 
 def send_plain_frames(interface: str) -> None:
-    """Have the kernel send frames as they would be on a wire; in the interface's namespace."""
+    """Let the kernel send frames as on a wire; called in the interface's namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for command in ETHTOOL_OFF:
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))

@@ -171,7 +171,7 @@ class RunningSystem:
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[None]:
-        """Have ``serve``'s functions in this process talk to this system."""
+        """Make ``serve``'s functions in this process talk to this system."""
         with patched_environ(self.environ):
             session.use(self.settings)
             try:
