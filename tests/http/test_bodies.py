@@ -1,15 +1,21 @@
-"""Chunked bodies, cut anywhere."""
+"""Request bodies, which go past the parser, cut anywhere: chunks, and large ones."""
+
+import asyncio
+import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom.core.config import HTTPOptions
 from greenroom.http_front.bodies import (
     MAX_CHUNK_LINE_BYTES,
     BadChunksError,
     ChunkedBody,
     TrailersTooLargeError,
 )
+from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
+from tests.http.wire import Conversation
 
 BEHIND = b"GET /next HTTP/1.1\r\n"
 
@@ -110,3 +116,179 @@ def test_what_has_not_come_to_its_end_is_waited_for():
     whole = b"1;a\r\na\r\n0\r\nA: b\r\n\r\n"
     for end in range(len(whole)):
         assert read(whole[:end]) is None
+
+
+# --- large ones, on a connection ------------------------------------------------------------------
+
+OPTIONS = HTTPOptions(max_waiting_body_bytes=2**28)
+NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class Server:
+    """One connection; its app answers with the size of the body, after or before it has read it."""
+
+    def __init__(self, *, reads=True):
+        self.reads = reads
+        self.bodies = {}
+        self.parts = []
+        self.connection = Conversation(self.answer, OPTIONS)
+        self.connections, self.wire = self.connection.connections, self.connection.wire
+
+    async def answer(self, scope, receive, send):
+        body, more = b"", self.reads
+        while more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                self.bodies[scope["path"]] = None
+                return
+            assert type(event["body"]) is bytes
+            self.parts.append(len(event["body"]))
+            body, more = body + event["body"], event["more_body"]
+        self.bodies[scope["path"]] = body
+        size = str(len(body)).encode()
+        headers = [(b"content-length", str(len(size)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": size})
+
+
+def request(path, body):
+    head = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    return head % (path, len(body)) + body
+
+
+def chunked_upgrade(path, body):
+    """Return what is read in the same way, though it asks for another protocol and has trailers."""
+    head = (
+        b"\r\nPOST %s HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: foo\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    pieces = [body[at : at + AHEAD] for at in range(0, len(body), AHEAD)]
+    chunks = b"".join(b"%x;a\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return head % path + chunks + b"0\r\nHost: b\r\n\r\n"
+
+
+async def turn():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@given(
+    sizes=st.lists(
+        st.sampled_from([0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * AHEAD]),
+        min_size=1,
+        max_size=3,
+    ),
+    cuts=st.lists(st.integers(0, 4 * AHEAD) | st.integers(0, 300), max_size=6),
+    gives_turns=st.booleans(),
+    coded=st.sets(st.integers(0, 2)),
+)
+@settings(max_examples=60, deadline=None)
+def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
+    sizes, cuts, gives_turns, coded
+):
+    bodies = [random.Random(size).randbytes(size) for size in sizes]
+    forms = [chunked_upgrade if n in coded else request for n in range(len(bodies))]
+    sent = b"".join(form(b"/%d" % n, bodies[n]) for n, form in enumerate(forms)) + NEXT
+    ends = sorted({cut for cut in cuts if cut < len(sent)} | {len(sent)})
+
+    async def run():
+        server, start = Server(), 0
+        for end in ends:
+            server.connection.say(sent[start:end])
+            start = end
+            if gives_turns:
+                await turn()
+        for _ in range(10):
+            await turn()
+        assert not server.wire.closed
+        assert server.connections.waiting_bytes == 0
+        await server.connection.end()
+        return server
+
+    server = asyncio.run(run())
+    assert server.bodies == {f"/{n}": body for n, body in enumerate(bodies)} | {"/next": b""}
+    assert server.wire.written.count(b"HTTP/1.1 200 ") == len(bodies) + 1
+
+
+def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
+    async def run():
+        server = Server()
+        body = b"x" * (4 * LARGE)
+        sent = request(b"/", body)
+        server.connection.say(sent[: -len(body)])
+        for start in range(0, len(body), LARGE):
+            await turn()
+            server.connection.say(body[start : start + LARGE])
+        await turn()
+        await server.connection.end()
+        return server
+
+    assert asyncio.run(run()).parts == [LARGE] * 4
+
+
+def test_while_much_of_it_is_not_taken_no_more_is_read():
+    async def run():
+        server = Server()
+        body = b"x" * (8 * AHEAD)
+        server.connection.say(request(b"/", body)[: -len(body)])
+        for _ in range(2):
+            assert not server.wire.paused
+            server.connection.say(b"x" * AHEAD)
+        assert server.wire.paused
+        await turn()
+        assert not server.wire.paused
+        await server.connection.end()
+
+    asyncio.run(run())
+
+
+def test_more_is_read_at_once_while_all_of_it_is_taken_and_as_ever_behind_it():
+    async def run():
+        server = Server()
+        server.wire.max_size = READ
+        body = b"x" * (4 * AHEAD)
+        sent = request(b"/", body)
+        server.connection.say(sent[: -len(body) + 1])
+        server.connection.say(body[:AHEAD])
+        assert server.wire.max_size == READ, "nobody has taken the first byte"
+        await turn()
+        server.connection.say(body[:AHEAD])
+        assert server.wire.max_size == MOST_READ
+        server.connection.say(body[: 2 * AHEAD - 1])
+        assert server.wire.max_size == READ
+        await turn()
+        await server.connection.end()
+        return server.bodies
+
+    assert asyncio.run(run()) == {"/": b"x" * (4 * AHEAD)}
+
+
+def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_request_is_served():
+    async def run():
+        server = Server(reads=False)
+        sent = request(b"/", b"x" * (4 * AHEAD))
+        server.connection.say(sent[:100])
+        await turn()
+        assert server.wire.written.startswith(b"HTTP/1.1 200 ")
+        for start in range(100, len(sent), AHEAD):
+            server.connection.say(sent[start : start + AHEAD])
+        assert not server.wire.paused
+        server.connection.say(NEXT)
+        await turn()
+        await server.connection.end()
+        return server
+
+    assert list(asyncio.run(run()).bodies) == ["/", "/next"]
+
+
+@pytest.mark.parametrize("came", [0, LARGE])
+def test_a_client_that_leaves_amid_it_is_told_of(came):
+    async def run():
+        server = Server()
+        server.connection.say(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
+        await turn()
+        await server.connection.end()
+        await turn()
+        return server.bodies
+
+    assert asyncio.run(run()) in ({"/": None}, {})  # its task is cancelled while it waits

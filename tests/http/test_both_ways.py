@@ -20,7 +20,7 @@ from greenroom.actors.messages.queries import (
     StreamPart,
 )
 from greenroom.http_front import short_way
-from tests.http.wire import Conversation, connected, turn_over
+from tests.http.wire import connected, turn_over
 
 GET = b"GET %b HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n\r\n"
 FORMS = {
@@ -181,98 +181,3 @@ def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(a
 
     asyncio.run(leave())
     assert source.stopped == 0
-
-
-# --- the connection's side ------------------------------------------------------------------------
-
-
-class Offered:
-    """A connection whose requests are kept, for the test to answer."""
-
-    def __init__(self, app):
-        self.requests = []
-        self.left = []
-        self.served = []
-        self.connection = Conversation(self.serve, app.settings.http, self.begin)
-        self.say, self.wire = self.connection.say, self.connection.wire
-
-    def begin(self, request, body):
-        self.requests.append(request)
-        return lambda: self.left.append(request)
-
-    async def serve(self, scope, receive, send):
-        self.served.append(scope["path"])
-        headers = [(b"content-length", b"1")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"x"})
-
-    def paths(self):
-        return [request.scope["path"] for request in self.requests]
-
-
-def offered(app, act):
-    async def run():
-        server = Offered(app)
-        await act(server)
-        await server.connection.end()
-
-    asyncio.run(run())
-
-
-def test_pipelined_requests_have_their_turns_one_after_the_other(app):
-    async def act(server):
-        server.say(b"".join(GET % b"/%d" % number for number in range(3)))
-        for number in range(3):
-            assert server.paths() == [f"/{each}" for each in range(number + 1)]
-            server.requests[-1].reply(200, [(b"content-length", b"1")], b"%d" % number)
-        answers = server.wire.written.split(b"HTTP/1.1 200 OK")[1:]
-        assert [each[-1:] for each in answers] == [b"0", b"1", b"2"]
-        assert not server.wire.closed
-
-    offered(app, act)
-
-
-@pytest.mark.parametrize("is_answered", [True, False])
-def test_a_client_that_leaves_before_its_response_cancels_it(app, is_answered):
-    async def act(server):
-        server.say(GET % b"/1")
-        (request,) = server.requests
-        if is_answered:
-            request.reply(200, [(b"content-length", b"0")], b"")
-        server.connection.protocol.connection_lost(None)
-        assert server.left == ([] if is_answered else [request])
-        if not is_answered:
-            request.reply(200, [(b"content-length", b"0")], b"")
-            assert not server.wire.written, "there is nobody to write to"
-
-    offered(app, act)
-
-
-def test_what_a_trusted_proxy_says_of_the_client_is_believed(app):
-    async def act(server):
-        server.say(
-            b"GET / HTTP/1.1\r\nHost: a\r\n"
-            b"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\n\r\n"
-        )
-        scope = server.requests[0].scope
-        assert (scope["client"], scope["scheme"]) == (("9.9.9.9", 0), "https")
-
-    offered(app, act)
-
-
-def test_a_body_on_its_way_needs_a_task_and_nothing_begins_while_nothing_can_be_written(app):
-    async def act(server):
-        server.say(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab")
-        assert not server.requests
-        await turn_over()
-        assert server.served == ["/"]
-        server.connection.protocol.pause_writing()
-        server.say(b"cd" + GET % b"/1")
-        await turn_over()
-        assert not server.requests
-        assert server.wire.paused
-        server.connection.protocol.resume_writing()
-        assert server.paths() == ["/1"]
-        assert not server.wire.paused
-
-    offered(app, act)

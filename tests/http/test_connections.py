@@ -237,6 +237,17 @@ def test_a_header_line_without_an_end_is_not_collected(server):
     assert server.wire.written.startswith(b"HTTP/1.1 431 ")
 
 
+def test_nothing_begins_while_nothing_can_be_written(server):
+    server.loop.call_soon(server.connection.protocol.pause_writing)
+    server.say(WHOLE)
+    assert server.asked == []
+    assert server.wire.paused
+    server.loop.call_soon(server.connection.protocol.resume_writing)
+    server.loop.run_until_complete(turn_over())
+    assert server.asked == ["/"]
+    assert not server.wire.paused
+
+
 # --- accepting ------------------------------------------------------------------------------------
 
 

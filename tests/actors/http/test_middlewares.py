@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from greenroom import serve
 from tests.support.systems import RunningSystem, running_system, wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HERE = "tests.support.middlewares"
 api = FastAPI()
 

@@ -19,8 +19,6 @@ from greenroom import serve
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, running_system, wait_until
 
-LIMIT = 50_000
-
 
 class Row:
     """Does what a row of the table needs; ``folder`` is where it and the test meet."""
@@ -124,7 +122,6 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
     """Give a system with a body limit, and deployments: one has a time limit, one a short queue."""
     state = tmp_path_factory.mktemp("state")
     limits = {
-        "GREENROOM_HTTP_MAX_BODY_BYTES": str(LIMIT),
         "GREENROOM_HTTP_REQUEST_TIMEOUT_S": "240",
     }
     with running_system(state, **limits) as running:
@@ -213,26 +210,6 @@ def test_an_exception_is_500_with_the_id_and_nothing_of_it(wire: Wire) -> None:
     assert b"Traceback" not in reply.body
 
 
-def test_a_body_over_the_limit_is_413_and_one_at_it_is_taken(wire: Wire) -> None:
-    assert wire.ask("/row/x", method="POST", body=b"x" * (LIMIT + 1)).status == 413
-    taken = wire.ask("/row/x", method="POST", body=b"x" * LIMIT)
-    assert (taken.status, json.loads(taken.body)["size"]) == (200, LIMIT)
-    with wire.open() as connection:
-        head = wire.send("/row/x", "Transfer-Encoding: chunked", method="POST")
-        chunk = b"%x\r\n" % LIMIT + b"x" * LIMIT + b"\r\n"
-        connection.sendall(head + chunk + b"1\r\nx\r\n")
-        assert read(connection).status == 413, "before its end"
-
-
-def test_the_request_id_is_taken_over_or_made_and_echoed(wire: Wire) -> None:
-    given = wire.ask("/row/x", "X-Request-ID: my-id")
-    assert given.headers["x-request-id"] == json.loads(given.body)["id"] == "my-id"
-    made = wire.ask("/row/x")
-    assert made.headers["x-request-id"] == json.loads(made.body)["id"]
-    bad = wire.ask("/row/x", "X-Request-ID: " + "x" * 300)
-    assert bad.headers["x-request-id"] == json.loads(bad.body)["id"] != "x" * 300
-
-
 def test_the_method_is_chosen_by_header_and_must_be_public(wire: Wire) -> None:
     assert wire.ask("/row/x", "X-Serve-Call-Method: other").body == b"the other method"
     for name in ("__init__", "_private", "reconfigure", "missing", "a b", "\xff"):
@@ -306,15 +283,6 @@ def test_readiness_names_what_has_run_and_has_no_replica(wire: Wire, folder: Pat
     assert wire.ask("/-/healthz").status == 200
     (folder / "broken").unlink()
     wait_until(lambda: wire.ask("/-/readyz").status == 200, 30, "it is back")
-
-
-def test_our_own_pages_answer(wire: Wire) -> None:
-    assert wire.ask("/-/healthz").body == b"success"
-    metrics = wire.ask("/-/metrics")
-    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert b"greenroom_" in metrics.body
-    assert wire.ask("/-/healthz", method="DELETE").status == 405
-    assert wire.ask("/-/nothing").status == 404
 
 
 @pytest.mark.parametrize(
