@@ -107,8 +107,9 @@ class Front:
         """Serve a request, or a WebSocket from its opening to its end."""
         exchange = scope[EXCHANGE_KEY] = self.exchanges.begin(scope)
         try:
-            # Where only our pages are, only those who run the system are: no middleware is for
-            # them. Nor for health: one that wants a password would keep the system from starting.
+            # No middleware stands before pages at a place of their own, which is for operators
+            # alone, nor before health: one that wants a password would keep the system from
+            # starting.
             is_inside = PAGES_KEY in scope or exchange.raw_path in self._health
             app = self._answer if is_inside else self._app
             if scope["type"] == "websocket":
@@ -126,7 +127,7 @@ class Front:
         return is_small and raw_path[:1] == b"/" and raw_path not in self._long_ways
 
     def admit(self, exchange: Exchange) -> None:
-        """Raise for a request that goes no further, whoever would answer it."""
+        """Raise a GreenroomError for a request that goes no further."""
         if self._is_draining:
             raise NotRunningError("this server is stopping")
         check_target(exchange)
@@ -200,7 +201,7 @@ class Front:
     async def _ask_router(
         self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **_: Any
     ) -> None:
-        """Have a replica answer; cancelled when the client leaves, which cancels the query."""
+        """Send the query to a replica; cancelling this cancels the query."""
         visit = _visit(req)
         exchange = visit.exchange
         if PAGES_KEY in exchange.scope or exchange.raw_path in self._pages:
@@ -289,7 +290,7 @@ def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPErr
 
 
 async def guarded(exchange: Exchange, send: Send, serve: Callable[[Send], Awaitable[None]]) -> None:
-    """Have a request answered, by events to which the headers of every response are added.
+    """Call ``serve``, and add to its events the headers of every response.
 
     What fails before the response has begun is answered with 500. Later it is raised, and the
     protocol cuts the connection, so that the client knows.

@@ -143,7 +143,7 @@ class Connections:
         return bool(idle)
 
     def _cancel_handshakes(self) -> bool:
-        is_tls = self.options.ssl_certfile is not None  # else nobody waits for a client
+        is_tls = self.options.ssl_certfile is not None  # else none waits for its client
         oldest = list(islice(self._opening, EVICTED)) if is_tls else []
         for opening in oldest:
             opening.cancel()

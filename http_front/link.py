@@ -52,20 +52,22 @@ class Link:
         self._caller: Caller | None = None
         self._finder: Finder | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._records: RunRecords | None = None
         self.next_id = itertools.count(1).__next__
 
     async def start(self) -> None:
         """Begin to connect, in the background, until an actor system answers."""
-        self._loop = asyncio.get_running_loop()
-        self._connecting = asyncio.create_task(self._connect())
-        self._records = RunRecords(self._settings.run_dir, call_later=self._loop.call_later)
+        loop = asyncio.get_running_loop()
+        self._connecting = loop.create_task(self._connect(loop))
+        self._records = RunRecords(self._settings.run_dir, call_later=loop.call_later)
         self._records.add(self._process, WORKER_ROLE)
 
     async def stop(self) -> None:
         """Disconnect; queries under way are dropped."""
         self.ready = False
-        if self._connecting is not None:
+        if self._records is not None:
             self._records.remove(self._process)
+        if self._connecting is not None:
             self._connecting.cancel()
         if self._port is not None:
             self._port.detach()
@@ -81,7 +83,7 @@ class Link:
             error = DeploymentUnavailableError
             text = "this host's actor system does not answer"
             return FailedAnswer(0, error.__name__, text, error.retry_after_s)
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         caller.submit(query, partial(_settle, future), on_fed)
         try:
             return await future
@@ -123,9 +125,9 @@ class Link:
             await asyncio.wait([self._connecting], timeout=CONNECT_TIMEOUT_S)
         return self._caller
 
-    async def _connect(self) -> None:
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         settings = self._settings
-        port = self._port = Port(settings.admin_port, self._process, self._loop)
+        port = self._port = Port(settings.admin_port, self._process, loop)
         is_well = partial(end_where_starved, port.loop)
         port.loop.keep_beating(Pulse(), settings.silence_timeout_s, is_well)
         while not await port.answers():
@@ -149,7 +151,7 @@ class Link:
         found = self._finder.found if self._finder is not None else None
         if found is None or self._port is None:
             return None
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._port.ask_proxy(found[0], what, partial(_settle, future))
         try:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)

@@ -201,7 +201,7 @@ def check(options: HTTPOptions) -> None:
 
 def _check_and_exit(options: HTTPOptions, fd: int) -> None:
     status = CHECK_FAILED
-    with contextlib.suppress(BaseException):  # whatever they do, this process is not another master
+    with contextlib.suppress(BaseException):  # this process must never become another master
         try:
             wrapped(options, _nothing)
             status = 0

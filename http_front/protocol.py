@@ -29,7 +29,7 @@ from greenroom.http_front.responses import STATUS_LINES
 from greenroom.http_front.websocket import FrontSocket
 
 LINGER_S = 2.0
-AHEAD = 256 * 1024  # bytes of a body that nobody has taken
+AHEAD = 256 * 1024  # bytes of a body that wait to be taken
 LARGE = 64 * 1024  # bytes of a part that is not copied
 READ = 256 * 1024  # bytes that are read at once, as asyncio does
 MOST_READ = 1024 * 1024  # of a body that is taken as fast as it comes
@@ -65,7 +65,7 @@ class Request:
         self._protocol = protocol
         self.scope = scope
         self.keep_alive = keep_alive
-        self.body: bytes | bytearray = b""  # what has come and nobody has taken
+        self.body: bytes | bytearray = b""  # what has come and waits to be taken
         self.more_body = False
         self.counted = 0  # bytes of the body, in Connections.waiting_bytes
         self.expects_continue = False
@@ -221,7 +221,7 @@ class FrontProtocol(asyncio.Protocol):
         self._idle_since = self._accepted_at
         self._was_served = False
         self._request: Request | None = None  # until its body is read and its response is sent
-        self._is_begun = False  # somebody answers it
+        self._is_begun = False  # an app or the short way answers it
         self._leave: Callable[[], object] = nothing  # ends what answers
         self._is_reading = False  # and so the next request's turn comes by itself
         self._is_closing = False  # what comes is not for us any more
@@ -251,7 +251,7 @@ class FrontProtocol(asyncio.Protocol):
         self.shared.all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio; nobody wants the response any more."""
+        """See asyncio; the response is not wanted any more."""
         self.shared.all.discard(self)
         self._is_closing = True
         self._unwatch()
@@ -504,7 +504,7 @@ class FrontProtocol(asyncio.Protocol):
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if is_complete:
             request.more_body = False
-        if request.is_complete:  # nobody wants the rest
+        if request.is_complete:  # the rest is not wanted
             if is_complete:
                 self._request = None
         elif piece or is_complete:
@@ -586,7 +586,7 @@ class FrontProtocol(asyncio.Protocol):
         request.body = b""
 
     def _drop_request(self) -> None:
-        """End what answers the request: nobody wants the response."""
+        """End what answers the request: its client has left."""
         request = self._request
         if request is not None and not (request.is_complete or request.is_disconnected):
             request.is_disconnected = True

@@ -64,10 +64,9 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
 class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
     """The master; it has no message loop, so each pass of its own, one a second, is a beat."""
 
-    def start(self) -> None:
-        """Begin."""
+    def __init__(self, app: BaseApplication) -> None:
+        super().__init__(app)
         self._pulse = Pulse()
-        super().start()
 
     def manage_workers(self) -> None:
         """Have as many workers as there should be."""
@@ -83,7 +82,7 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
 def _begin_worker(worker: Any) -> None:
     for listener in worker.sockets:
         lend(listener.sock)
-    show_title(WORKER_ROLE)  # last: whoever sees it takes the worker for ready
+    show_title(WORKER_ROLE)  # last: it means that the worker is ready
 
 
 class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
@@ -134,7 +133,7 @@ def run(settings: HostSettings, make_link: MakeLink = Link) -> None:
     if logging.lastResort is not None:  # writes to logs/front.log, by way of stderr
         logging.lastResort.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     if settings.http.middlewares:
-        from greenroom.http_front import middlewares  # noqa: PLC0415  # for who has some
+        from greenroom.http_front import middlewares  # noqa: PLC0415  # few need it
 
         middlewares.check(settings.http)
     keep_freed_memory()

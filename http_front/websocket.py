@@ -344,7 +344,7 @@ class FrontSocket(asyncio.Protocol):
         self._task = self._shared.run(self._run())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the app; nobody wants an opening any more that is not answered."""
+        """Tell the app; cancel it where the opening is not answered."""
         self._shared.all.discard(self)
         self._is_lost = self._is_closing = True
         for timer in (self._ping_timer, self._close_timer):
@@ -397,7 +397,7 @@ class FrontSocket(asyncio.Protocol):
         self.transport.close()
 
     def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
-        """Cut a client that takes nothing, and refuse an opening that nobody has answered."""
+        """Cut a client that takes nothing, and refuse an opening that is not answered in time."""
         if self._sending.is_stuck(self.transport, now, self._shared.options.send_timeout_s):
             self.transport.abort()
         elif not self._is_answered and now - self._made_at > self._timeout_s:
@@ -576,7 +576,7 @@ class FrontSocket(asyncio.Protocol):
             return
         message, self._message = bytes(self._message), None
         if self._is_closing:
-            return  # nobody reads it, and the close frame of the client may be behind it
+            return  # it is not read any more, and the client's close may be behind it
         if not self._is_text:
             self._queue.put_nowait({"type": "websocket.receive", "bytes": message})
             return
@@ -676,7 +676,7 @@ class FrontSocket(asyncio.Protocol):
         return self._has_heard or not self._queue.empty() or self._has_taken()
 
     def _is_too_slow(self, now: float) -> bool:
-        """Return whether a message has been coming for too long; not while nobody reads it."""
+        """Return whether a message has been coming for too long; not while reading is paused."""
         if self._incomplete_since is None or self._is_paused:
             return False
         slow_s = now - self._incomplete_since

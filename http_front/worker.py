@@ -22,6 +22,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gunicorn.workers.base import Worker
 
@@ -67,15 +68,20 @@ def new_loop() -> asyncio.AbstractEventLoop:
 class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """The worker process; its app is a :class:`.app.Front`."""
 
-    alive: bool
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._is_quick = False  # nothing is waited for at the end
+        self._listeners: list[Listener] = []
+        self._pages_socket: socket.socket | None = None
+        # These are made after the fork, in the order of gunicorn's calls.
+        self._loop: asyncio.AbstractEventLoop
+        self._told: asyncio.Event  # to stop
+        self._connections: Connections
 
     def init_process(self) -> None:
         """Begin; returns when the worker ends."""
-        self._most = most_connections(raise_limit())
-        self._is_quick = False
-        self._told = asyncio.Event()  # to stop
-        self._pages_socket: socket.socket | None = None
         self._loop = new_loop()
+        self._told = asyncio.Event()
         asyncio.set_event_loop(self._loop)
         super().init_process()
 
@@ -120,7 +126,10 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     async def _serve(self) -> None:
         front = self._front
         connections = self._connections = Connections(
-            front, front.options, self._most, self.cfg.forwarded_allow_ips
+            front,
+            front.options,
+            most_connections(raise_limit()),
+            self.cfg.forwarded_allow_ips,
         )
         await front.start()
         tls = self._tls_context()
