@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +57,6 @@ def tag(client: serve.Client, name: str) -> Iterator[str]:
 def times(folder: Path, what: str) -> int:
     path = folder / what
     return len(path.read_text()) if path.exists() else 0
-
-
-def test_a_backend_is_made_once_however_often_it_is_created(
-    client: serve.Client, tag: str, tmp_path: Path
-) -> None:
-    def create(**config: Any) -> str | None:
-        return client.create_backend(tag, Counter, str(tmp_path), config=config)
-
-    first = create()
-    assert first is not None
-    assert create() in {first, None}, "the goal is still under way, or reached"
-    client.wait_for_goal(first, 20)
-    assert create() is None
-    assert create(num_replicas=1, max_ongoing_requests=100) is None, "the defaults, written out"
-    with pytest.raises(ValueError, match="exists with other code or settings"):
-        create(num_replicas=2)
-    with pytest.raises(ValueError, match="exists with other code or settings"):
-        client.create_backend(tag, Counter, str(tmp_path / "other"))
-    assert times(tmp_path, "made") == 1
 
 
 def test_an_update_sets_what_it_names_and_nothing_else(
@@ -169,20 +150,3 @@ def test_requests_errors_latencies_and_load_are_counted_by_endpoint_and_backend(
     for response in responses:
         response.cancel()
     wait_until(lambda: metrics()["greenroom_queued_requests{}"] == 0, 10, "an empty queue")
-
-
-def test_what_one_call_does_is_refused_by_name(
-    client: serve.Client, tag: str, tmp_path: Path
-) -> None:
-    calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: client.create_backend("", Counter), ValueError, "tag=''"),
-        (lambda: client.create_backend(tag, 3), ValueError, "3 is no function or class"),  # type: ignore[arg-type]
-        (lambda: client.create_backend(tag, Counter, config=7), ValueError, "must be a dict"),  # type: ignore[arg-type]
-        (lambda: client.get_backend_config("nobody"), KeyError, "nobody"),
-        (lambda: client.update_backend_config("nobody", {}), KeyError, "nobody"),
-    ]
-    for call, kind, told in calls:
-        with pytest.raises(kind, match=told):
-            call()
-    assert client.delete_backend("nobody") is None
-    assert tag not in client.list_backends()

@@ -571,15 +571,6 @@ def test_bad_values_of_the_environment_are_named_all_at_once(tmp_path: Path) -> 
     assert "many" in str(caught.value)
 
 
-def test_bad_options_of_a_deployment_are_named_all_at_once() -> None:
-    with pytest.raises(ValueError, match=r".") as caught:
-        serve.deployment(
-            num_replicas=0, max_ongoing_requests=-1, max_queued_requests="x", replicas=3
-        )(Victim.func_or_class)
-    for name in ("num_replicas", "max_ongoing_requests", "max_queued_requests", "replicas"):
-        assert name in str(caught.value)
-
-
 def test_what_is_no_application_is_refused(victim: RunningSystem) -> None:
     with pytest.raises(ValueError, match="bind"):
         applications.deploy(victim.connection, Victim, "x", "/x")

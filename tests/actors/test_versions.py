@@ -240,35 +240,6 @@ def test_a_deployments_own_options_count_where_none_are_given(
     client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"version": 1}, "version=1: must be a non-empty string"),
-        ({"version": ""}, "version='': must be a non-empty string"),
-        ({"prev_version": 2.0}, "prev_version=2.0: must be a non-empty string"),
-        ({"prev_version": "7"}, "prev_version is '7', but it is not deployed"),
-        ({"route_prefix": "x"}, "route_prefix='x': must start with '/'"),
-        ({"config": {"num_replicas": 0}}, "num_replicas=0"),
-        ({"config": {"replicas": 2}}, "replicas=2"),
-        ({"config": 5}, "BackendConfig=5: must be a dict"),
-        ({"actor_options": {"num_cpus": -1}}, "num_cpus=-1"),
-        ({"name": "a#b"}, "deployment name 'a#b': expected a name without '#'"),
-        ({"name": ""}, "name='': must be a non-empty string"),
-        ({"func_or_class": "text"}, "'text' is no function or class"),
-        ({"init_args": [threading.Lock()]}, "cannot be pickled"),
-    ],
-)
-def test_bad_values_are_refused_and_named(
-    client: serve.Client, name: str, arguments: dict[str, Any], told: str
-) -> None:
-    given = {"name": name, "func_or_class": Model, **arguments}
-    with pytest.raises(ValueError) as caught:
-        client.deploy(given.pop("name"), given.pop("func_or_class"), **given)
-    assert isinstance(caught.value, GreenroomError)
-    assert told in str(caught.value)
-    assert client.list_deployments() == {}
-
-
 def test_a_hundred_deployers_at_once_lose_no_update(client: serve.Client, name: str) -> None:
     def answer(_request: Any) -> str:
         return "here"

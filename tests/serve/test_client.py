@@ -86,6 +86,9 @@ def test_a_bad_backend_is_refused_before_it_is_sent(client, controller, argument
         ({"init_args": "abc"}, "init_args='abc': must be a list"),
         ({"init_args": 5}, "init_args=5: must be a list"),
         ({"init_kwargs": [1]}, r"init_kwargs=\[1\]: must be a dict"),
+        ({"version": 1}, "version=1: must be a non-empty string"),
+        ({"prev_version": 2.0}, "prev_version=2.0: must be a non-empty string"),
+        ({"config": {"num_replicas": 0}}, "num_replicas=0"),
     ],
 )
 def test_bad_constructor_arguments_are_refused_before_they_are_sent(
