@@ -320,7 +320,7 @@ class Transport(Naming):
         return type(self)(ExternalCopy(), self._admin)
 
     def childResetFileNumList(self) -> list[int]:
-        """Return nothing: a child lets go of descriptors by its own rule (descriptors.py)."""
+        """Return nothing: a child lets go of descriptors by its own rule (endpoints.py)."""
         return []
 
     def descriptors(self) -> list[int]:
@@ -609,7 +609,7 @@ class Transport(Naming):
             self._stop(Thespian__Run_Terminated())
 
     def deliver(self) -> None:
-        """Hand what has arrived to the handler; see Shell and inbox.py."""
+        """Hand what has arrived to the handler; see Shell and :class:`Inbox`."""
         if self._deliver_due or self._is_delivering or not self._is_running:
             return
         if self._is_sending_only:

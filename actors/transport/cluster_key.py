@@ -1,9 +1,10 @@
 """The key that makes hosts one cluster: 32 random bytes in a file that only its owner can read.
 
 The file is whole or not there: it is written under a temporary name, synced, and linked to its own.
-The key is never logged, and reaches child processes as the file's path. What stands beside it while
-it is being replaced, key_files.py knows; the names of keys that were replaced are kept, so that a
-host that is started with the file of its first start is not taken for one of another cluster.
+The key is never logged, and reaches child processes as the file's path. :class:`KeyFiles` knows
+what stands beside it while it is being replaced. The names of keys that were replaced are kept, so
+that a host that is started with the file of its first start is not taken for one of another
+cluster.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ def _mark(path: Path) -> _Mark:
 # exponents of 256 bits, that are used for one key and forgotten. That they talk to each other,
 # and to nobody in between, the session proves, whose every frame is authenticated.
 #
-#     PRK    = HKDF-Extract(salt = the key that both hold, secret)         HKDF as in keys.py
+#     PRK    = HKDF-Extract(salt = the key that both hold, secret)         HKDF as in handshake.py
 #     sealed = key XOR HKDF-Expand(PRK, label + publics)
 #            + HMAC(HKDF-Expand(PRK, another label + publics), the 32 bytes before it)
 #     publics = of the end that asks + of the end that gives

@@ -1,6 +1,6 @@
 """The one TCP port of a host: reads who is wanted, and hands the connection over to that process.
 
-See routes.py for what is said here. The gate lives in the admin, whose address has the port's
+The gate lives in the admin, whose address has the port's
 number. It does not relay: the descriptor itself goes to the wanted process, over a Unix socket.
 """
 
@@ -43,14 +43,15 @@ from greenroom.actors.transport.sockets import (
 # *gate*: it reads who is wanted, answers, and hands the connection itself, the descriptor, over to
 # that process. No byte of what follows passes through the gate.
 #
-#     dialer -> gate   ROUTE   magic, version, kind, number u64, nonce, HMAC(route key, all before
-# it)
-#     gate -> dialer   ROUTED  magic, version, kind, found u8, HMAC(routed key, ROUTE + all before
-# it)
+#     dialer -> gate   ROUTE   magic, version, kind, number u64, nonce, MAC
+#     gate -> dialer   ROUTED  magic, version, kind, found u8, MAC
+#
+#     MAC of ROUTE = HMAC(route key, all before it)
+#     MAC of ROUTED = HMAC(routed key, ROUTE + all before it)
 #
 #     PRK = HKDF-Extract(salt = "", K)      key = HKDF-Expand(PRK, label)      K the cluster key
 #
-# Only who holds K can write a ROUTE that the gate takes, so that a stranger gets no further than
+# Only a holder of K can write a ROUTE that the gate takes, so a stranger gets no further than
 # to these 83 bytes of the gate's attention, and reaches no other process at all. A ROUTE that was
 # recorded can be replayed: it leads to the handshake (handshake.py), which refuses its replay,
 # and in whose transcript the ROUTE is. ROUTED is about a fresh nonce: that nobody has the number,

@@ -1,12 +1,7 @@
-"""How two processes come to know each other, before anything else is read.
+"""How processes of two hosts come to know each other, before anything else is read.
 
-Theory of operation. The dialer speaks first. On the *local* kind (a Unix socket, where the kernel
-has already told the shell the peer's uid) each side's hello carries its identity, and that is all:
-
-    dialer -> acceptor   HELLO  magic, version, kind, identity
-    acceptor -> dialer   HELLO  magic, version, kind, identity
-
-On the *remote* kind both prove that they hold the 32-byte cluster key K, without showing it:
+Theory of operation. On a host there is no handshake. Between hosts both ends prove that they hold
+the 32-byte cluster key K, without showing it:
 
     dialer -> acceptor   HELLO  magic, version, kind, nonce D
     acceptor -> dialer   HELLO  magic, version, kind, nonce A
@@ -20,8 +15,8 @@ On the *remote* kind both prove that they hold the 32-byte cluster key K, withou
     transcript = SHA-256 of the context and every byte that both sides sent so far, in order
 
 The context is what both ends have in common before the handshake: the ROUTE by which the dialer
-came (routes.py) and, with TLS, both certificates (tls.py). The nonces and proofs thus hold for this
-one way between this one pair of ends.
+came (gate.py) and, with TLS, both certificates (network.py). The nonces and proofs thus hold for
+this one way between this one pair of ends.
 
 - Replays fail because the other side's nonce is fresh in every handshake and is in every key.
 - Reflections fail because the two roles prove under different keys, and because an echo of one's

@@ -18,7 +18,7 @@ from greenroom.actors.transport.handshake import Role
 
 # TLS under everything that two processes of different hosts say, where the hosts have it.
 #
-# Theory of operation. The ROUTE (routes.py) goes first and in the clear, for the gate cannot hand
+# Theory of operation. The ROUTE (gate.py) goes first and in the clear, for the gate cannot hand
 # over a TLS session: the process that is wanted makes it. Both ends shake hands by TLS 1.3, each
 # with a certificate that the other's CA has signed, and all that follows is inside: the handshake
 # with the cluster key, and the frames.
