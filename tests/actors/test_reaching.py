@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from thespian.actors import ActorAddress
 
+from greenroom.actors.messages.queries import AskProxyReply
 from greenroom.actors.runtime import port
 from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.runtime.processes import this_process
@@ -18,10 +20,12 @@ class MachineWith(Machine):
     """A machine on which a port gets this transport."""
 
     def __init__(self, transport: Any) -> None:
-        self._transport = transport
+        self.transport = transport
+        self.arrived: Any = None
 
-    def attach(self, *_: Any) -> Any:
-        return self._transport
+    def attach(self, _port: int, _loop: Any, arrived: Any, _way: Any) -> Any:
+        self.arrived = arrived
+        return self.transport
 
 
 AWAY = ProcessAddress("10.77.0.1", 1900)
@@ -70,27 +74,37 @@ def test_who_reaches_again_at_each_failure_is_called_once_for_each() -> None:
 
 
 class Deaf(FakeTransport):
-    """Whatever is sent is taken, and never answered."""
+    """Keeps what is sent, which nothing answers."""
 
     admin_address = ActorAddress(AWAY)
 
-    def send(self, *_args: Any) -> bool:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.sent: list[tuple[Any, Any]] = []
+
+    def send(self, _target: Any, message: Any, _on_sent: Any, on_failed: Any) -> bool:
+        self.sent.append((message, on_failed))
         return True
 
 
 def test_what_nobody_ever_answers_is_forgotten_in_the_end() -> None:
     loop = asyncio.new_event_loop()
     transport = Deaf(loop)
-    asking = port.Port(1900, this_process(), loop, machine=MachineWith(transport))
-    address, probed = ActorAddress(AWAY), []
+    machine = MachineWith(transport)
+    asking = port.Port(1900, this_process(), loop, machine=machine)
+    told: list[int] = []
+    for _ in range(12_000):
+        asking.ask_proxy(ActorAddress(AWAY), "routes", told.append)
+    for number, (message, _) in enumerate(transport.sent):  # late
+        reply = AskProxyReply(request_id=message.request_id, value=number)
+        machine.arrived(SimpleNamespace(message=reply, sender=ActorAddress(AWAY)))
+    assert told == list(range(2_000, 12_000)), "the last are told"
+
+    probed: list[tuple[int, bool]] = []
     for number in range(12_000):
-        asking.identify(address, lambda *_: None)
-        asking.ask_proxy(address, "routes", lambda _: None)
-        asking.locate(*port.PROXY, lambda _: None)
         asking.probe(lambda answers, number=number: probed.append((number, answers)))  # type: ignore[misc]
-    asked: list[Any] = [asking._identifying, asking._asking, asking._locating, asking._probing]
-    assert [len(each) for each in asked] == [10_000] * 4
-    asking._tell_probed(answers=True)
-    assert probed == [(number, True) for number in range(2_000, 12_000)], "the last are told"
+    _, on_failed = transport.sent[-1]
+    on_failed()
+    assert probed == [(number, False) for number in range(2_000, 12_000)]
     asking.loop.close()
     loop.close()
