@@ -8,8 +8,7 @@ from typing import Any
 from greenroom.core import operations as ops
 from greenroom.core.cluster.admin import CARRIED_OUT, Now
 from greenroom.core.cluster.cluster import Cluster
-
-from .worlds import Spec  # noqa: TID251 - the tests' own folder
+from tests.core.worlds import Spec
 
 Request = Callable[[Cluster], Any]
 

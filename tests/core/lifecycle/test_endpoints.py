@@ -8,9 +8,8 @@ import pytest
 
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.routing.tables import EndpointTable
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import Spec, World  # noqa: TID251 - the tests' own folder
+from tests.core import requests as ask
+from tests.core.worlds import Spec, World
 
 
 @pytest.fixture

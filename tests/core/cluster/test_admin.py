@@ -11,9 +11,8 @@ from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.goals import Goals, Progress
 from greenroom.core.routing.tables import EndpointTable
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, Spec, World
 
 
 @pytest.fixture(name="world")

@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.history import Author
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, CrashError, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, CrashError, Spec, World
 
 BACKENDS = st.sampled_from(["a", "b"])
 REPLICAS = st.integers(1, 3)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from greenroom.core.cluster.long_poll import EXPECTED_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import World
 
 
 def with_two_proxies() -> World:

@@ -11,9 +11,8 @@ from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostSta
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.replicas import LIVE, WITH_HOST_S, ReplicaState
 from greenroom.core.records import HostRecord
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import Spec, World
 
 FULL = {"num_cpus": 4.0, "num_gpus": 0.0, "memory": 0.0}
 

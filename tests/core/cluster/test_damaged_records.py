@@ -19,12 +19,11 @@ from greenroom.persistence import filesystem
 from greenroom.persistence.checkpoints import CODE, Checkpoints
 from greenroom.persistence.filesystem import FileStore
 from greenroom.serve.cli.display import problems_of
+from tests.core import requests as ask
 from tests.core.rollouts.test_rollouts import change, start
+from tests.core.routing.queries import Query
+from tests.core.worlds import KINDS, Spec, World
 from tests.persistence.disks import UnsyncedDisk, copy_with_damage
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .routing.queries import Query  # noqa: TID251
-from .worlds import KINDS, Spec, World  # noqa: TID251
 
 Key = tuple[str, str]
 

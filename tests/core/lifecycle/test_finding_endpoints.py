@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.lifecycle.endpoints import Endpoints, users_of
 from greenroom.core.records import BackendRecord, EndpointRecord, Release
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
+from tests.core import requests as ask
 
 NAMES = st.sampled_from("abcd")
 ROUTES = st.sampled_from([None, "/1", "/2"])

@@ -4,9 +4,8 @@ import pytest
 
 from greenroom.core.cluster import status
 from greenroom.core.records import BackendRecord
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, Process, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, Process, Spec, World
 
 D = "app#d"
 

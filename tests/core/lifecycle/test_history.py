@@ -11,9 +11,8 @@ import pytest
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.history import Author, described
 from greenroom.core.records import HistoryRecord
-
-from . import requests as ask  # noqa: TID251 - the tests' own folder
-from .worlds import BROKEN, Spec, World  # noqa: TID251
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, Spec, World
 
 _numbers = itertools.count(1)
 
