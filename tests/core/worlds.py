@@ -128,12 +128,12 @@ class World:
         records = {kind: dict(records) for kind, records in self.records.items()}
         self.cluster = Cluster(records, self.epoch, self.now, anywhere(self.capacity))
         self._addresses: dict[str, Process] = {}
-        self._watched: dict[str, Process] = {}
-        self._reports: list[tuple[str, dict[str, Any]]] = []
+        self.watched: dict[str, Process] = {}
+        self.reports: list[tuple[str, dict[str, Any]]] = []
         self._exits: list[tuple[str, Process]] = []
         self._inbox: list[tuple[Proxy, News]] = []
         for proxy in self.proxies:
-            self._listen(proxy)
+            self.listen(proxy)
 
     def request(self, change: Callable[[Cluster], Any]) -> Any:
         """Make a request and its turn; a client repeats it when the controller died meanwhile."""
@@ -144,6 +144,12 @@ class World:
             except CrashError:
                 continue
             return answer
+
+    def complete(self, change: Callable[[Cluster], Any]) -> Any:
+        """Make a request, and let time pass until all is as it should be."""
+        answer = self.request(change)
+        self.settle()
+        return answer
 
     def turn(self) -> None:
         """Advance, save, perform, push: as the shell does after each message."""
@@ -175,7 +181,7 @@ class World:
         self.effects.append(effect)
         if isinstance(effect, AskPolicy):
             return  # the test answers
-        if isinstance(effect, Kill) and effect.replica in self._watched:
+        if isinstance(effect, Kill) and effect.replica in self.watched:
             self.die(effect.replica)
             return
         process = self._addresses.get(effect.replica)
@@ -224,7 +230,7 @@ class World:
         process.refused = config["user_config"] == REFUSED
 
     def report(self, process: Process, check_id: int = 0) -> None:
-        self._reports.append((process.tag, process.report(check_id)))
+        self.reports.append((process.tag, process.report(check_id)))
 
     # --- What happens out there -------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class World:
         if process is None:
             return
         process.alive = False
-        if self._watched.get(tag) is process:
+        if self.watched.get(tag) is process:
             self._exits.append((tag, process))
 
     def thaw(self) -> None:
@@ -255,9 +261,16 @@ class World:
             elif process.state == "draining":
                 self.die(process.tag)
 
+    def go_on(self, times: int, seconds: float = 0.0) -> None:
+        """Deliver everything and let processes work, so often and so far apart."""
+        for _ in range(times):
+            self.flush()
+            self.work()
+            self.now += seconds
+
     def deliver(self) -> bool:
         """Deliver what is under way, each message with its own turn; False when nothing was."""
-        reports, self._reports = self._reports, []
+        reports, self.reports = self.reports, []
         exits, self._exits = self._exits, []
         inbox, self._inbox = self._inbox, []
         steps: list[Callable[[], None]] = []
@@ -277,8 +290,8 @@ class World:
 
     def _reported(self, tag: str, report: dict[str, Any]) -> None:
         process = report["process"]
-        if self._watched.get(tag) is not process:
-            self._addresses[tag] = self._watched[tag] = process
+        if self.watched.get(tag) is not process:
+            self._addresses[tag] = self.watched[tag] = process
             if not process.alive:
                 self._exits.append((tag, process))
         known = self.cluster.replica_reported(tag, self.now, **report)
@@ -286,16 +299,17 @@ class World:
             self._receive(process, Stop(tag, 0.0), None)
 
     def _exited(self, tag: str, process: Process) -> None:
-        if self._watched.get(tag) is process:
-            del self._watched[tag], self._addresses[tag]
+        if self.watched.get(tag) is process:
+            del self.watched[tag], self._addresses[tag]
             self.cluster.replica_exited(tag, self.now)
 
     def _told(self, proxy: Proxy, news: News) -> None:
         if proxy in self.proxies:
             proxy.take(news)
-            self._listen(proxy)
+            self.listen(proxy)
 
-    def _listen(self, proxy: Proxy) -> None:
+    def listen(self, proxy: Proxy) -> None:
+        """Have a proxy ask for what it lacks."""
         news = self.cluster.listeners.listen(proxy.name, (1, 1, proxy.name), proxy.seen)
         if news is not None:
             self._inbox.append((proxy, news))
@@ -304,7 +318,7 @@ class World:
         """Replace a proxy by one that holds nothing."""
         self.cluster.listeners.gone(self.proxies[index].name)
         self.proxies[index] = Proxy(f"proxy {next(self._names)}")
-        self._listen(self.proxies[index])
+        self.listen(self.proxies[index])
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -341,7 +355,7 @@ class World:
             self.now = min(self.now + 1.0, max(due_at or end, self.now))
 
     def is_settled(self) -> bool:
-        """Tell whether goals have ended, and what runs and what is held is what should be."""
+        """Return whether goals have ended, and what runs and what is held is what should be."""
         cluster = self.cluster
         return (
             not cluster.long_poll.closed

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from greenroom.core.autoscaling.autoscaler import LOST_S
 from greenroom.core.autoscaling.decision import Outcome
 from greenroom.core.cluster import status
-from greenroom.core.effects import AskPolicy, Start, Stop
+from greenroom.core.effects import AskPolicy, Start
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.records import BACKEND, differences
 from tests.core import requests as ask
@@ -74,8 +74,7 @@ def outcomes(world: World, tag: str = "a") -> list[Outcome]:
 
 def test_a_backend_grows_and_shrinks_with_its_load_without_goals_of_its_own() -> None:
     world = Scaled()
-    goal = world.request(scaled())
-    world.settle()
+    goal = world.complete(scaled())
     goals = [g.id for g in world.cluster.goals.all()]
     assert goals == [goal]
     world.set_load("a", 2, 6)
@@ -86,25 +85,6 @@ def test_a_backend_grows_and_shrinks_with_its_load_without_goals_of_its_own() ->
     assert (world.target(), len(world.running("a"))) == (1, 1)
     assert [g.id for g in world.cluster.goals.all()] == goals
     assert world.records["backend"]["a"].newest.config_id == 1, "replicas need not be told of it"
-
-
-def test_what_shrinks_leaves_the_routers_first_and_is_drained() -> None:
-    world = Scaled()
-    world.request(scaled(initial_replicas=3))
-    world.settle()
-    world.run(20)
-    world.sent(Stop)
-    taken = world._told
-    world._told = lambda proxy, news: None  # type: ignore[method-assign]  # a proxy that is slow
-    world.now += 30
-    world.turn()
-    world.deliver()
-    assert world.target() == 1
-    assert not world.sent(Stop), "not before the proxy has let go of them"
-    world._told = taken  # type: ignore[method-assign]
-    world.restart_proxy()
-    world.run(5)
-    assert len(world.running("a")) == 1
 
 
 def test_the_first_query_at_zero_starts_a_replica_at_once() -> None:
@@ -120,20 +100,6 @@ def test_the_first_query_at_zero_starts_a_replica_at_once() -> None:
     assert world.target() == 1
     world.settle()
     assert len(world.table("backend/a").replicas) == 1
-
-
-def test_without_traffic_it_goes_back_to_zero_after_its_delay() -> None:
-    world = Scaled()
-    world.request(scaled(min_replicas=0, downscale_to_zero_delay_s=7))
-    world.set_load("a", 1)
-    world.run(3)
-    world.set_load("a", 0)
-    world.run(11.5)  # what the window still knows of, and most of the delay
-    assert world.target() == 1
-    world.run(1)
-    assert world.target() == 0
-    assert world.running("a") == []
-    assert world.table("backend/a").replicas == ()
 
 
 def test_a_replica_from_zero_that_cannot_start_fails_the_backend_and_its_queries() -> None:
@@ -172,8 +138,7 @@ def test_a_new_target_is_saved_before_anything_is_started() -> None:
 
 def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
     world = Scaled(proxies=2)
-    world.request(scaled(downscale_delay_s=0, upscale_delay_s=0))
-    world.settle()
+    world.complete(scaled(downscale_delay_s=0, upscale_delay_s=0))
     world.set_load("a", 0, 5)  # at each of the two
     world.run(20)
     assert world.target() == 5
@@ -189,23 +154,12 @@ def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
     assert Outcome.DOWNSCALED not in outcomes(world)
 
 
-def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
-    world = Scaled(proxies=2)
-    world.request(scaled())
-    world.settle()
-    world.cluster.autoscaler.load_reported("proxy 1", {"a": (9, 9)}, world.now)
-    assert world.cluster.loads.of("a").total == 18
-    world.cluster.autoscaler.proxy_gone("proxy 1", world.now)
-    assert world.cluster.loads.of("a").total == 0
-
-
 # --- Changes of the config ----------------------------------------------------------------------
 
 
 def test_new_bounds_hold_at_once_and_else_the_scale_stays() -> None:
     world = Scaled()
-    world.request(scaled(initial_replicas=3))
-    world.settle()
+    world.complete(scaled(initial_replicas=3))
     for bounds, target in [((1, 8), 3), ((4, 8), 4), ((1, 2), 2), ((0, 2), 2)]:
         low, high = bounds
         change = {**QUICK, "min_replicas": low, "max_replicas": high}
@@ -217,22 +171,18 @@ def test_new_bounds_hold_at_once_and_else_the_scale_stays() -> None:
 
 def test_autoscaling_can_be_turned_on_and_off() -> None:
     world = Scaled()
-    world.request(ask.create("a", num_replicas=4))
-    world.settle()
+    world.complete(ask.create("a", num_replicas=4))
     assert world.target() is None
-    world.request(ask.update("a", num_replicas="auto"))
-    world.settle()
+    world.complete(ask.update("a", num_replicas="auto"))
     assert (world.target(), len(world.running("a"))) == (4, 4)
-    world.request(ask.update("a", num_replicas=2))
-    world.settle()
+    world.complete(ask.update("a", num_replicas=2))
     assert (world.target(), len(world.running("a"))) == (None, 2)
     assert world.cluster.autoscaler.decisions("a") == []
 
 
 def test_a_deleted_backend_is_not_scaled() -> None:
     world = Scaled()
-    world.request(scaled())
-    world.settle()
+    world.complete(scaled())
     world.request(ask.delete("a"))
     world.set_load("a", 50)
     world.run(20)
@@ -248,17 +198,14 @@ def deploy(code: bytes, **given: Any) -> ask.Request:
 
 def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:
     world = Scaled()
-    world.request(deploy(b"one"))
-    world.settle()
+    world.complete(deploy(b"one"))
     world.set_load("app#d", 0, 8)
     world.run(15)
     assert world.target("app#d") == 4
-    world.request(deploy(b"two"))
-    world.settle()
+    world.complete(deploy(b"two"))
     assert world.target("app#d") == 4
     assert [p.code for p in world.running("app#d")] == [b"two"] * 4
-    world.request(deploy(b"three", max_replicas=2))
-    world.settle()
+    world.complete(deploy(b"three", max_replicas=2))
     assert world.target("app#d") == 2
     world.request(deploy(b"four", max_replicas=2, initial_replicas=1))
     world.settle(10)
@@ -267,8 +214,7 @@ def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:
 
 def test_a_release_that_cannot_start_leaves_the_scale_and_the_load_may_grow_meanwhile() -> None:
     world = Scaled()
-    world.request(deploy(b"one"))
-    world.settle()
+    world.complete(deploy(b"one"))
     world.set_load("app#d", 0, 4)
     world.run(15)
     goal = world.request(deploy(BROKEN, max_replicas=3))
@@ -374,21 +320,12 @@ def test_whatever_happens_bounds_hold_and_a_steady_load_gets_its_replicas(
 # --- What it costs ------------------------------------------------------------------------------
 
 
-def test_backends_at_rest_are_never_due() -> None:
-    world = Scaled()
-    for number in range(20):
-        world.request(scaled(f"b{number}", min_replicas=0, policy="queue_length"))
-    world.run(10)
-    assert world.cluster.autoscaler.next_due_at() == float("inf")
-
-
 # --- Policies of the users' ---------------------------------------------------------------------
 
 
 def custom_world() -> tuple[Scaled, AskPolicy]:
     world = Scaled()
-    world.request(scaled(policy=CUSTOM, upscale_delay_s=0))
-    world.settle()
+    world.complete(scaled(policy=CUSTOM, upscale_delay_s=0))
     world.set_load("a", 3, 4)
     world.run(1.5)
     return world, world.sent(AskPolicy)[-1]
@@ -423,8 +360,7 @@ def test_a_policy_is_asked_with_all_inputs_and_its_answer_counts() -> None:
 def at_zero() -> Scaled:
     """Return a world with a policy of the user's that is asked, and no replica."""
     world = Scaled()
-    world.request(scaled(policy=CUSTOM, min_replicas=0, initial_replicas=0, upscale_delay_s=0))
-    world.settle()
+    world.complete(scaled(policy=CUSTOM, min_replicas=0, initial_replicas=0, upscale_delay_s=0))
     assert world.target() == 0
     return world
 
@@ -515,8 +451,7 @@ def test_status_says_that_a_policy_fails_until_it_answers_again() -> None:
 
 def test_status_says_upscaling_and_downscaling_while_replicas_come_and_go() -> None:
     world = Scaled()
-    world.request(scaled(initial_replicas=1))
-    world.settle()
+    world.complete(scaled(initial_replicas=1))
     world.set_load("a", 8)
     while world.target() == 1:
         world.now += 0.5
@@ -538,8 +473,7 @@ def test_status_says_upscaling_and_downscaling_while_replicas_come_and_go() -> N
 
 def test_the_latest_decisions_are_kept_with_their_inputs_and_equal_ones_as_one() -> None:
     world = Scaled()
-    world.request(scaled(max_replicas=30, downscale_delay_s=5))
-    world.settle()
+    world.complete(scaled(max_replicas=30, downscale_delay_s=5))
     for round_ in range(20):
         world.set_load("a", 0 if round_ % 2 else 20)
         world.run(20)

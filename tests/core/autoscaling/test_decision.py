@@ -41,19 +41,19 @@ class Run:
         self.decisions: list[Decision] = []
         self.trace: list[tuple[int, int]] = []
         self._start_s = start_s
-        self._wanted_since = [-start_s] * target  # of each replica
+        self.wanted_since = [-start_s] * target  # of each replica
 
     def step(self, now: float, load: int, **known: Any) -> Decision:
         queues = known.pop("queues", (load,))
-        running = sum(now >= since + self._start_s for since in self._wanted_since)
+        running = sum(now >= since + self._start_s for since in self.wanted_since)
         decision = self.scaling.step(
             now, Load(0, load), running, self.target, queues=queues, **known
         )
         assert decision is not None
         if decision.target != self.target:
             self.trace.append((int(now), decision.target))
-            self._wanted_since = self._wanted_since[: decision.target]
-            self._wanted_since += [int(now)] * (decision.target - len(self._wanted_since))
+            self.wanted_since = self.wanted_since[: decision.target]
+            self.wanted_since += [int(now)] * (decision.target - len(self.wanted_since))
         self.target = decision.target
         self.decisions.append(decision)
         return decision
@@ -192,7 +192,7 @@ def test_a_new_controller_that_knows_only_the_target_does_not_flap():
 
 def test_a_target_is_steady_while_none_of_its_replicas_runs():
     run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=2, start_s=1000)
-    run._wanted_since = [0, 0]
+    run.wanted_since = [0, 0]
     run.replay(lambda t: 50 if t < 100 else 0, 500)
     assert run.trace == []
     assert run.decisions[-1].why == "none of 2 replicas runs yet"

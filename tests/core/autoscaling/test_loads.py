@@ -1,15 +1,6 @@
 import random
 
-from greenroom.core.autoscaling.decision import EXPIRE_S, IDLE, SETTLE_S, Loads
-
-
-def test_reports_of_several_proxies_are_added_up() -> None:
-    loads = Loads(0.0)
-    assert loads.report("p", {"a": (1, 2), "b": (0, 1)}, 0.0) == {"a", "b"}
-    assert loads.report("q", {"a": (3, 4)}, 0.0) == {"a"}
-    assert loads.of("a") == (4, 6)
-    assert loads.of("b") == (0, 1)
-    assert loads.of("never heard of") == IDLE
+from greenroom.core.autoscaling.decision import EXPIRE_S, SETTLE_S, Loads
 
 
 def test_a_report_replaces_the_earlier_one_of_the_same_proxy() -> None:

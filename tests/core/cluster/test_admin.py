@@ -1,7 +1,6 @@
 """What the admin client can ask for, what is refused in which words, and what repeats do."""
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.goals import Goals, Progress
-from greenroom.core.routing.tables import EndpointTable
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, Spec, World
+from tests.core.worlds import Spec, World
 
 
 @pytest.fixture(name="world")
@@ -21,8 +19,7 @@ def make_world() -> World:
     world = World()
     world.request(ask.create("b", num_replicas=2))
     world.request(ask.endpoint("e", "b", route="/e"))
-    world.request(ask.deploy("app", Spec("d", b"one", {})))
-    world.settle()
+    world.complete(ask.deploy("app", Spec("d", b"one", {})))
     return world
 
 
@@ -209,8 +206,7 @@ def test_a_backend_of_an_application_is_not_deleted_by_itself(world: World) -> N
 
 
 def test_a_backend_that_is_being_deleted_cannot_be_created_or_used(world: World) -> None:
-    world.request(ask.create("old"))
-    world.settle()
+    world.complete(ask.create("old"))
     world.request(ask.delete("old"))
     with pytest.raises(ConflictError, match="'old' is being deleted; wait for that goal first"):
         ask.create("old")(world.cluster)
@@ -269,8 +265,7 @@ def test_a_request_repeated_while_it_is_under_way_has_the_same_goal(
 @pytest.mark.parametrize("force", [False, True])
 def test_a_delete_repeated_while_it_is_under_way_has_the_same_goal(force: bool) -> None:
     world = World()
-    world.request(ask.create("b"))
-    world.settle()
+    world.complete(ask.create("b"))
     goal = world.request(ask.delete("b", force=force))
     assert world.request(ask.delete("b", force=force)) == goal
     assert world.request(ask.delete("b")) == goal
@@ -279,20 +274,6 @@ def test_a_delete_repeated_while_it_is_under_way_has_the_same_goal(force: bool) 
 
 
 # --- What they do -------------------------------------------------------------------------------
-
-
-def test_an_endpoint_is_published_with_its_methods_and_traffic(world: World) -> None:
-    assert world.table("endpoint/e") == EndpointTable(
-        name="e", route="/e", methods=("GET",), traffic={"b": 1.0}
-    )
-    world.request(ask.create("c"))
-    world.request(ask.traffic("e", {"c": 1.0}))
-    world.flush()
-    assert world.table("endpoint/e").traffic == {"c": 1.0}
-    world.request(ask.unname("e"))
-    world.flush()
-    assert world.table("endpoint/e") is None
-    assert "e" not in world.records["endpoint"]
 
 
 def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
@@ -304,19 +285,12 @@ def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
 def test_code_is_kept_while_any_backend_runs_it() -> None:
     world = World()
     world.request(ask.create("a"))
-    world.request(ask.create("b"))
-    world.settle()
+    world.complete(ask.create("b"))
     assert len(world.code) == 1
-    world.request(ask.delete("a"))
-    world.settle()
+    world.complete(ask.delete("a"))
     assert len(world.code) == 1
-    world.request(ask.delete("b"))
-    world.settle()
+    world.complete(ask.delete("b"))
     assert world.code == {}
-
-
-def test_records_can_be_pickled(world: World) -> None:
-    assert pickle.loads(pickle.dumps(world.records)) == world.records
 
 
 # --- Goals --------------------------------------------------------------------------------------
@@ -347,20 +321,6 @@ def test_a_newer_goal_ends_the_older_one_of_the_same_backend(world: World) -> No
     ]
 
 
-def test_deleting_what_could_not_start_succeeds() -> None:
-    world = World()
-    create = world.request(ask.create("b", BROKEN))
-    while world.goal_state(create) == "pending":
-        world.flush()
-        world.work()
-        world.now += 1.0
-    goal = world.request(ask.delete("b"))
-    assert world.goal_state(goal) == "pending"
-    world.settle()
-    assert world.goal_state(create) == "failed"
-    assert world.goal_state(goal) == "succeeded"
-
-
 def test_ended_goals_are_kept_for_who_asks_late_but_not_all() -> None:
     goals = Goals({})
     slow = goals.create(("backend", "slow"), "create", 0.0)
@@ -377,12 +337,3 @@ def test_ended_goals_are_kept_for_who_asks_late_but_not_all() -> None:
     assert changed[slow] == ended
     assert changed[ids[5]] is None, "those that ended first go first"
     assert [goal.created_at for goal in goals.all()] == sorted(g.created_at for g in goals.all())
-
-
-def test_goals_survive_a_restart(world: World) -> None:
-    goal = world.request(ask.update("b", num_replicas=3))
-    world.boot()
-    assert world.goal_state(goal) == "pending"
-    world.settle()
-    world.boot()
-    assert world.goal_state(goal) == "succeeded"

@@ -31,12 +31,9 @@ def taken(world: World, name: str = "num_cpus") -> float:
 
 def test_replicas_start_as_far_as_there_is_room_and_the_rest_when_there_is_more() -> None:
     world = world_with(num_cpus=4)
-    world.request(deploy("a", replicas=2, num_cpus=1))
-    world.settle()
+    world.complete(deploy("a", replicas=2, num_cpus=1))
     goal = world.request(deploy("b", replicas=2, num_cpus=1.5))
-    for _ in range(5):
-        world.flush()
-        world.work()
+    world.go_on(5)
     assert len(world.running("b#d")) == 1
     assert taken(world) == 3.5
     assert message(world, "b") == (
@@ -44,23 +41,19 @@ def test_replicas_start_as_far_as_there_is_room_and_the_rest_when_there_is_more(
         "free: it fits when 1 num_cpus more is given back by a#d (2 num_cpus), b#d (1.5 num_cpus)"
     )
     assert world.goal_state(goal) == "pending"
-    world.request(deploy("a", replicas=1, num_cpus=1))
-    world.settle()
+    world.complete(deploy("a", replicas=1, num_cpus=1))
     assert world.goal_state(goal) == "succeeded"
     assert taken(world) == 4
 
 
 def test_a_replica_gives_its_part_back_when_its_process_is_gone_not_before() -> None:
     world = world_with(num_cpus=1)
-    world.request(deploy("a", num_cpus=1))
-    world.settle()
+    world.complete(deploy("a", num_cpus=1))
     draining = world.running("a#d")[0]
     draining.stuck = True
     world.request(ask.undeploy("a"))
     world.request(deploy("b", num_cpus=1))
-    for _ in range(5):
-        world.flush()
-        world.work()
+    world.go_on(5)
     assert list(world.processes.values()) == [draining]
     world.thaw()
     world.settle()
@@ -82,12 +75,9 @@ def test_what_no_host_has_is_said_to_be_too_much() -> None:
 
 def test_a_rolling_update_waits_for_the_room_that_it_needs_and_the_old_ones_serve() -> None:
     world = world_with(num_cpus=2)
-    world.request(deploy("a", replicas=2, num_cpus=1))
-    world.settle()
+    world.complete(deploy("a", replicas=2, num_cpus=1))
     goal = world.request(deploy("a", b"two", replicas=2, num_cpus=1))
-    for _ in range(5):
-        world.flush()
-        world.work()
+    world.go_on(5)
     assert [process.code for process in world.running("a#d")] == [b"one"] * 2
     assert message(world, "a").startswith(
         "d: 0 of 2 replicas run the new version, 2 an old one; a replica needs 1 num_cpus"
@@ -97,14 +87,11 @@ def test_a_rolling_update_waits_for_the_room_that_it_needs_and_the_old_ones_serv
 
 def test_a_new_controller_counts_what_recorded_replicas_have() -> None:
     world = world_with(num_cpus=2)
-    world.request(deploy("a", replicas=2, num_cpus=1))
-    world.settle()
+    world.complete(deploy("a", replicas=2, num_cpus=1))
     world.boot()
     assert taken(world) == 2
     world.request(deploy("b", num_cpus=1))
-    for _ in range(5):
-        world.flush()
-        world.work()
+    world.go_on(5)
     assert world.running("b#d") == []
     assert len(world.running("a#d")) == 2
 

@@ -11,8 +11,7 @@ from tests.core.worlds import World
 def with_two_proxies() -> World:
     world = World(proxies=2)
     world.request(ask.create("b"))
-    world.request(ask.endpoint("e", "b", route="/e"))
-    world.settle()
+    world.complete(ask.endpoint("e", "b", route="/e"))
     return world
 
 
@@ -35,7 +34,7 @@ def test_a_new_controller_waits_for_proxies_that_it_has_not_heard_of() -> None:
     world.request(ask.unname("e"))
     world.flush()
     assert not held(world)
-    world._listen(world.proxies[1])
+    world.listen(world.proxies[1])
     world.flush()
     assert held(world)
     assert world.proxies[1].tables.keys() == world.proxies[0].tables.keys()
@@ -63,7 +62,7 @@ def test_a_proxy_of_which_nothing_is_heard_counts_as_gone_after_a_while() -> Non
     world.wait(2)
     assert held(world)
     assert world.now < began + 2 * EXPECTED_S
-    world._listen(world.proxies[1])  # it was only late
+    world.listen(world.proxies[1])  # it was only late
     world.flush()
     assert world.records["listener"].keys() == {"proxy 0", "proxy 1"}
 
@@ -76,6 +75,6 @@ def test_replicas_are_not_stopped_while_a_proxy_that_is_expected_may_send_to_the
     world.flush()
     (process,) = world.running("b")
     assert process.state == "running"
-    world._listen(world.proxies[1])
+    world.listen(world.proxies[1])
     world.flush()
     assert not world.running("b")

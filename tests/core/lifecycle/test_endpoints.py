@@ -19,17 +19,8 @@ def world() -> World:
     for tag in ("v1", "v2", "v3"):
         world.request(ask.create(tag))
     world.request(ask.endpoint("e", "v1", route="/e"))
-    world.request(ask.deploy("app", Spec("d", b"one", {})))
-    world.settle()
+    world.complete(ask.deploy("app", Spec("d", b"one", {})))
     return world
-
-
-def set_traffic(endpoint: str, weights: Any) -> ask.Request:
-    return ask.traffic(endpoint, weights)
-
-
-def shadow(endpoint: str, backend: str, proportion: Any) -> ask.Request:
-    return ask.shadow(endpoint, backend, proportion)
 
 
 def refusal(world: World, change: ask.Request) -> str:
@@ -71,32 +62,30 @@ def refusal(world: World, change: ask.Request) -> str:
 def test_bad_weights_are_refused_naming_what_is_wrong(
     world: World, weights: Any, text: str
 ) -> None:
-    assert text in refusal(world, set_traffic("e", weights))
+    assert text in refusal(world, ask.traffic("e", weights))
 
 
 def test_traffic_goes_to_no_backend_of_an_application(world: World) -> None:
     (tag,) = [tag for tag in world.cluster.backends if tag.startswith("app#")]
-    text = refusal(world, set_traffic("e", {tag: 1.0}))
+    text = refusal(world, ask.traffic("e", {tag: 1.0}))
     assert text.endswith(f"no backend is named '{tag}'; it could be: v1, v2, v3")
 
 
 def test_traffic_of_an_unknown_endpoint_is_refused_saying_what_there_is(world: World) -> None:
     text = "no endpoint is named 'nope'; there are: app#d, e"
-    assert refusal(world, set_traffic("nope", {"v1": 1.0})) == text
-    assert refusal(world, shadow("nope", "v1", 1.0)) == text
+    assert refusal(world, ask.traffic("nope", {"v1": 1.0})) == text
+    assert refusal(world, ask.shadow("nope", "v1", 1.0)) == text
 
 
 @pytest.mark.parametrize("total", [1 - 1e-6, 1 + 1e-6, 0.1 * 3 + 0.7])
 def test_weights_need_to_sum_to_one_only_nearly(world: World, total: float) -> None:
-    world.request(set_traffic("e", {"v1": 0.5, "v2": total - 0.5}))
-    world.settle()
+    world.complete(ask.traffic("e", {"v1": 0.5, "v2": total - 0.5}))
     assert world.table("endpoint/e").traffic == {"v1": 0.5, "v2": total - 0.5}
 
 
 def test_a_split_is_told_to_proxies_and_survives_a_crash(world: World) -> None:
     weights = {"v1": 0.9, "v2": 0.1, "v3": 0}
-    world.request(set_traffic("e", weights))
-    world.settle()
+    world.complete(ask.traffic("e", weights))
     assert world.table("endpoint/e") == EndpointTable(
         name="e", route="/e", methods=("GET",), traffic=weights
     )
@@ -105,26 +94,19 @@ def test_a_split_is_told_to_proxies_and_survives_a_crash(world: World) -> None:
     assert world.cluster.endpoints["e"].traffic == weights
 
 
-def test_the_same_traffic_again_changes_nothing(world: World) -> None:
-    world.request(set_traffic("e", {"v1": 0.5, "v2": 0.5}))
-    world.settle()
-    ask.traffic("e", {"v2": 0.5, "v1": 0.5})(world.cluster)
-    assert not world.cluster.take_changes()
-
-
 # --- Shadows --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("proportion", [-0.1, 1.1, True, None, "0.5", float("nan")])
 def test_a_bad_proportion_is_refused(world: World, proportion: Any) -> None:
-    text = refusal(world, shadow("e", "v2", proportion))
+    text = refusal(world, ask.shadow("e", "v2", proportion))
     assert text.startswith(f"shadow traffic 'e': proportion={proportion!r}: Input should be ")
 
 
 def test_a_shadow_must_be_a_backend_that_no_deploy_takes_away(world: World) -> None:
     (tag,) = [tag for tag in world.cluster.backends if tag.startswith("app#")]
     for bad in ("nope", tag):
-        assert refusal(world, shadow("e", bad, 0.5)) == (
+        assert refusal(world, ask.shadow("e", bad, 0.5)) == (
             f"shadow of endpoint 'e': backend: no backend is named '{bad}'; it could be: v1, v2, v3"
         )
 
@@ -134,36 +116,33 @@ def test_shadows_are_added_changed_and_ended_one_by_one(world: World) -> None:
         world.settle()
         return world.table("endpoint/e").shadows
 
-    world.request(shadow("e", "v3", 1))
-    world.request(shadow("e", "v2", 0.5))
+    world.request(ask.shadow("e", "v3", 1))
+    world.request(ask.shadow("e", "v2", 0.5))
     assert list(shadows().items()) == [("v2", 0.5), ("v3", 1.0)]
     ask.shadow("e", "v2", 0.5)(world.cluster)
     assert not world.cluster.take_changes()
-    world.request(set_traffic("e", {"v2": 1.0}))
+    world.request(ask.traffic("e", {"v2": 1.0}))
     world.boot()
     assert shadows() == {"v2": 0.5, "v3": 1.0}, "they outlive a change of traffic and a crash"
-    world.request(shadow("e", "v2", 0.1))
-    world.request(shadow("e", "v3", 0))
-    world.request(shadow("e", "never there", 0))
+    world.request(ask.shadow("e", "v2", 0.1))
+    world.request(ask.shadow("e", "v3", 0))
+    world.request(ask.shadow("e", "never there", 0))
     assert shadows() == {"v2": 0.1}
 
 
 def test_an_applications_endpoint_keeps_its_shadows_when_it_is_redeployed(world: World) -> None:
-    world.request(shadow("app#d", "v2", 0.5))
-    world.request(ask.deploy("app", Spec("d", b"two", {})))
-    world.settle()
+    world.request(ask.shadow("app#d", "v2", 0.5))
+    world.complete(ask.deploy("app", Spec("d", b"two", {})))
     table = world.table("endpoint/app#d")
     assert table.shadows == {"v2": 0.5}
     assert table.traffic == {"app#d": 1.0}
-    world.request(ask.undeploy("app"))
-    world.settle()
+    world.complete(ask.undeploy("app"))
     world.request(ask.delete("v2"))
 
 
 def test_a_shadow_is_compared_until_it_is_set_anew_without(world: World) -> None:
     def compared(compare: Any, proportion: float = 0.5) -> Any:
-        world.request(ask.shadow("e", "v2", proportion, compare))
-        world.settle()
+        world.complete(ask.shadow("e", "v2", proportion, compare))
         return world.table("endpoint/e").compares.get("v2")
 
     first = compared({"how": "json", "ignore": ("/at",)})
@@ -187,9 +166,9 @@ def test_a_shadow_is_compared_until_it_is_set_anew_without(world: World) -> None
 
 def test_a_backend_that_a_policy_names_is_not_deleted(world: World) -> None:
     world.request(ask.endpoint("f", "v1"))
-    world.request(set_traffic("e", {"v1": 1.0, "v2": 0.0}))
-    world.request(shadow("f", "v2", 0.5))
-    world.request(shadow("f", "v3", 0.5))
+    world.request(ask.traffic("e", {"v1": 1.0, "v2": 0.0}))
+    world.request(ask.shadow("f", "v2", 0.5))
+    world.request(ask.shadow("f", "v3", 0.5))
     advice = "delete the endpoint, set its traffic elsewhere, or end the shadow first"
     for force in (False, True):
         assert refusal(world, ask.delete("v2", force=force)) == (
@@ -198,9 +177,8 @@ def test_a_backend_that_a_policy_names_is_not_deleted(world: World) -> None:
         assert refusal(world, ask.delete("v3", force=force)) == (
             f"backend 'v3' has a shadow of endpoint 'f'; {advice}"
         )
-    world.request(shadow("f", "v3", 0))
-    world.request(ask.delete("v3"))
-    world.settle()
+    world.request(ask.shadow("f", "v3", 0))
+    world.complete(ask.delete("v3"))
     assert "v3" not in world.cluster.backends
 
 
@@ -208,10 +186,9 @@ def test_a_backend_that_a_policy_names_is_not_deleted(world: World) -> None:
 
 
 def test_the_same_endpoint_again_is_a_no_op_also_when_its_traffic_has_moved(world: World) -> None:
-    world.request(set_traffic("e", {"v2": 1.0}))
-    world.request(shadow("e", "v3", 1.0))
-    world.request(ask.delete("v1"))
-    world.settle()
+    world.request(ask.traffic("e", {"v2": 1.0}))
+    world.request(ask.shadow("e", "v3", 1.0))
+    world.complete(ask.delete("v1"))
     before = world.cluster.endpoints["e"]
     ask.endpoint("e", "v1", route="/e")(world.cluster)
     assert not world.cluster.take_changes()
@@ -219,8 +196,7 @@ def test_the_same_endpoint_again_is_a_no_op_also_when_its_traffic_has_moved(worl
 
 
 def test_the_order_of_methods_makes_no_other_endpoint(world: World) -> None:
-    world.request(ask.endpoint("both", "v1", methods=("GET", "POST")))
-    world.settle()
+    world.complete(ask.endpoint("both", "v1", methods=("GET", "POST")))
     ask.endpoint("both", "v1", methods=("POST", "get"))(world.cluster)
     assert not world.cluster.take_changes()
 
@@ -247,7 +223,7 @@ def test_an_applications_endpoint_is_no_endpoint_of_anybody_elses_call(world: Wo
 
 
 def test_deleting_an_endpoint_twice_is_harmless_and_leaves_its_backends(world: World) -> None:
-    world.request(set_traffic("e", {"v1": 0.5, "v2": 0.5}))
+    world.request(ask.traffic("e", {"v1": 0.5, "v2": 0.5}))
     for _ in range(2):
         world.request(ask.unname("e"))
     world.settle()

@@ -169,15 +169,6 @@ def test_an_endpoint_is_undone_too(world: World) -> None:
     assert world.table("endpoint/e").route == "/e"
 
 
-def test_undo_during_a_rolling_update_goes_back(world: World) -> None:
-    old = world.running("app#d")
-    change(world, deploy(b"two", num_replicas=2))
-    world.flush()
-    undo(world)
-    world.settle()
-    assert world.running("app#d") == old
-
-
 def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
     change(world, ask.create("b"))
     change(world, deploy(b"two"))
@@ -309,13 +300,6 @@ def test_a_plan_tells_what_a_deploy_would_change_and_changes_nothing(world: Worl
     ]
     world.request(ask.deploy("app", *specs, ingress="e"))
     assert world.request(plan) == []
-
-
-def test_a_plan_is_refused_as_the_deploy_would_be(world: World) -> None:
-    change(world, ask.create("b"))
-    change(world, ask.endpoint("e", "b", route="/e"))
-    with pytest.raises(ConflictError, match="route '/e' is taken by endpoint 'e'"):
-        world.request(ask.plan("app", Spec("d", b"one", {}), route="/e"))
 
 
 # --- Deployments that stand alone -----------------------------------------------------------------

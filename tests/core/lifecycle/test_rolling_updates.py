@@ -19,8 +19,7 @@ def version(code: bytes, **config: object) -> ask.Request:
 
 def world_with(replicas: int, **config: object) -> World:
     world = World()
-    world.request(version(b"one", num_replicas=replicas, **config))
-    world.settle()
+    world.complete(version(b"one", num_replicas=replicas, **config))
     return world
 
 
@@ -144,9 +143,7 @@ def test_old_code_that_cannot_start_any_more_does_not_hold_up_the_new() -> None:
 def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
     world = world_with(4)
     first = world.request(version(b"two", num_replicas=4))
-    for _ in range(3):
-        world.flush()
-        world.work()
+    world.go_on(3)
     assert {process.code for process in world.processes.values()} == {b"one", b"two"}
     second = world.request(version(b"three", num_replicas=4))
     fewest, most = watch(world)
@@ -159,9 +156,7 @@ def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
 def test_a_second_version_that_cannot_start_goes_back_to_the_one_that_was_up() -> None:
     world = world_with(4)
     world.request(version(b"two", num_replicas=4))
-    for _ in range(3):
-        world.flush()
-        world.work()
+    world.go_on(3)
     world.request(version(BROKEN, num_replicas=4))
     fewest, _ = watch(world)
     assert fewest >= 4
@@ -224,8 +219,7 @@ def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:
 def test_old_replicas_do_not_hear_of_the_new_versions_settings() -> None:
     world = world_with(2)
     old: list[Process] = world.running(D)
-    world.request(version(b"two", num_replicas=2, user_config="new"))
-    world.settle()
+    world.complete(version(b"two", num_replicas=2, user_config="new"))
     assert [process.reconfigured for process in old] == [[], []]
 
 
@@ -233,8 +227,7 @@ def test_other_actor_options_are_a_rolling_update() -> None:
     world = world_with(2)
     old = world.running(D)
     spec = Spec("d", b"one", {"num_replicas": 2}, actor_options={"num_cpus": 0.5})
-    world.request(ask.deploy("app", spec))
-    world.settle()
+    world.complete(ask.deploy("app", spec))
     assert len(world.running(D)) == 2
     assert not set(world.running(D)) & set(old)
 
@@ -245,8 +238,7 @@ def test_other_actor_options_are_a_rolling_update() -> None:
 def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> None:
     world = world_with(2, user_config="good", max_ongoing_requests=7)
     before = world.running(D)
-    goal = world.request(version(b"one", num_replicas=2, user_config=REFUSED))
-    world.settle()
+    goal = world.complete(version(b"one", num_replicas=2, user_config=REFUSED))
     ended = world.cluster.state.goal(goal)
     assert (ended.state, ended.exception) == ("failed", b"pickled no such")
     assert ended.error == "deployment 'd' of application 'app': no such"
@@ -261,8 +253,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     world.boot()
     world.settle()
     assert world.cluster.backends[D].record == record
-    goal = world.request(version(b"one", num_replicas=2, user_config="better"))
-    world.settle()
+    goal = world.complete(version(b"one", num_replicas=2, user_config="better"))
     assert world.goal_state(goal) == "succeeded"
     assert status.applications(world.cluster)["app"]["status"] == "RUNNING"
 
@@ -271,8 +262,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
 @pytest.mark.parametrize("deliveries", [0, 1, 2])
 def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries: int) -> None:
     world = world_with(2, user_config="first")
-    world.request(version(b"one", num_replicas=2, user_config="good"))
-    world.settle()
+    world.complete(version(b"one", num_replicas=2, user_config="good"))
     world.boot()  # and this one has not seen how the settings came to be
     goal = world.request(version(b"one", num_replicas=2, user_config=REFUSED))
     for _ in range(deliveries):
@@ -286,16 +276,14 @@ def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries
 def test_of_two_refused_settings_the_last_good_ones_come_back() -> None:
     world = world_with(1, user_config="good")
     world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=1))
-    world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=2))
-    world.settle()
+    world.complete(version(b"one", user_config=REFUSED, max_ongoing_requests=2))
     assert world.cluster.backends[D].record.newest.config["user_config"] == "good"
 
 
 def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> None:
     world = world_with(1, user_config="good")
     world.request(version(b"one", user_config=REFUSED))
-    goal = world.request(version(b"one", user_config="better"))
-    world.settle()
+    goal = world.complete(version(b"one", user_config="better"))
     assert world.goal_state(goal) == "succeeded"
     assert world.cluster.backends[D].record.newest.config["user_config"] == "better"
 
@@ -303,8 +291,7 @@ def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> N
 def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended() -> None:
     scaling = {"min_replicas": 0, "initial_replicas": 3, "max_replicas": 3}
     world = World()
-    world.request(version(b"one", num_replicas=None, autoscaling_config=scaling))
-    world.settle()
+    world.complete(version(b"one", num_replicas=None, autoscaling_config=scaling))
     world.request(version(b"two", num_replicas=None, autoscaling_config=scaling))
     world.flush()
     world.cluster.backends[D].rescale(0)

@@ -55,8 +55,7 @@ def world() -> World:
     world = World()
     for tag in ("v1", "v2", "v3"):
         world.request(ask.create(tag))
-    world.request(ask.endpoint("e", "v1", route="/e"))
-    world.settle()
+    world.complete(ask.endpoint("e", "v1", route="/e"))
     return world
 
 
@@ -113,8 +112,7 @@ def test_it_goes_up_step_by_step_and_its_goal_is_reached_at_the_end(world: World
         "promoted",
         "no rule was broken in any step",
     )
-    world.request(ask.delete("v1"))
-    world.settle()
+    world.complete(ask.delete("v1"))
 
 
 def test_without_traffic_it_holds_for_ever_and_does_not_spin(world: World) -> None:
@@ -247,8 +245,7 @@ def test_it_waits_for_the_new_backend_and_gives_up_past_the_deadline(world: Worl
 
 def test_a_backend_that_cannot_start_ends_it_at_once(world: World) -> None:
     world.request(ask.create("v4", code=BROKEN, max_constructor_retry_count=1))
-    world.request(start(to="v4", ready_timeout_s=1000.0))
-    world.settle()
+    world.complete(start(to="v4", ready_timeout_s=1000.0))
     assert "backend 'v4' could not be started" in state(world)["why"]
 
 
@@ -267,8 +264,7 @@ def test_new_code_of_the_new_backend_ends_it(world: World) -> None:
     def redeploy(code: bytes) -> Any:
         return ask.deploy_alone(Spec("d", code, {}))
 
-    world.request(redeploy(b"one"))
-    world.settle()
+    world.complete(redeploy(b"one"))
     world.request(start(to="d"))
     world.flush()
     world.request(redeploy(b"two"))
@@ -332,16 +328,6 @@ def test_what_a_dead_proxy_counted_is_remembered_and_saved_coarsely(world: World
     report(world, "p", v1=tally(450), v2=tally(50))
     assert state(world)["new"]["queries"] == 100
     assert state(world)["held_s"] == pytest.approx(0.6 * HOLD_S, abs=5)
-
-
-def test_the_hold_outlasts_restarts_at_short_intervals(world: World) -> None:
-    begun(world)
-    for _ in range(20):
-        world.wait(HOLD_S / 10)
-        report(world, v1=tally(900), v2=tally(100))
-        world.boot()
-        world.wait(3)
-    assert state(world)["step"] >= 2
 
 
 def test_reports_of_an_earlier_step_or_of_no_rollout_count_for_nothing(world: World) -> None:
@@ -411,8 +397,7 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
 
 def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
     goal = begun(world)
-    world.request(ask.unname("e"))
-    world.settle()
+    world.complete(ask.unname("e"))
     assert world.cluster.rollouts.status(world.now) == {}
     assert world.records["rollout"] == {}
     assert world.goal_state(goal) == "succeeded"

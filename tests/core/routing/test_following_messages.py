@@ -26,7 +26,7 @@ def submit(made: WatchedRouter, follows: str, timeout_s: float | None = None) ->
 
 
 @pytest.mark.parametrize("follows", [BODY, SOCKET])
-def test_what_follows_goes_to_one_replica_so_shadows_get_no_copy(follows: str) -> None:
+def test_what_follows_goes_to_one_replica_so_it_is_not_mirrored(follows: str) -> None:
     made = router(backend("r1"), backend("s1", tag="s"))
     made.set_endpoint("e", endpoint(shadows={"s": 1.0}), 0.0)
     effects = submit(made, follows)

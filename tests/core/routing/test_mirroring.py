@@ -1,4 +1,4 @@
-"""Copies for shadows: they run where there is room, and nobody's query pays for them."""
+"""Mirrored queries run where there is room, and no caller's query pays for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, Compare, Refuse
+from greenroom.core.routing.tickets import Assign, Cancel, Compare, Pairing, Refuse
 from tests.core.routing.queries import (
     Dropped,
     Ended,
@@ -41,8 +41,8 @@ def submit(made: WatchedRouter, *ids: int, now: float = 0.0, **query: Any) -> li
     return effects
 
 
-def copies(effects: list[Any]) -> list[tuple[str, int]]:
-    """Return (replica, query id) of each copy that was assigned."""
+def mirrored(effects: list[Any]) -> list[tuple[str, int]]:
+    """Return (replica, query id) of each mirrored query that was assigned."""
     return [(e.replica, e.ticket.query.id) for e in only(Assign, effects) if e.ticket.is_mirrored]
 
 
@@ -66,13 +66,13 @@ MIB = 1024 * 1024
 S1 = backend("s1", tag="s", limit=2)
 
 
-def test_a_query_goes_to_its_backend_first_and_its_copy_to_the_shadow() -> None:
+def test_a_query_goes_to_its_backend_first_and_then_to_the_shadow() -> None:
     made = shadowed(backend("r1"), S1)
     effects = submit(made, 1)
     assert [(e.replica, e.ticket.is_mirrored) for e in effects] == [("r1", False), ("s1", True)]
-    original, copy = (e.ticket for e in effects)
-    assert copy.query is original.query, "the body is shared, not copied"
-    assert (copy.endpoint, copy.route) == (original.endpoint, original.route)
+    original, twin = (e.ticket for e in effects)
+    assert twin.query is original.query, "the body is shared"
+    assert (twin.endpoint, twin.route) == (original.endpoint, original.route)
     assert ends(finish(made, effects, "s1")) == [("s", 200, True)]
     assert ends(finish(made, effects, "r1")) == [("b", 200, False)]
     assert made.is_empty
@@ -92,38 +92,30 @@ def test_each_shadow_gets_its_proportion_whatever_the_others_get() -> None:
     assert counts["c"] == pytest.approx(10_000, rel=0.03)
 
 
-@pytest.mark.parametrize(("proportion", "times"), [(0.4, 0), (0.6, 1)])
-def test_a_query_is_copied_when_the_draw_is_below_the_proportion(
-    proportion: float, times: int
-) -> None:
-    made = shadowed(backend("r1"), S1, proportion=proportion)
-    assert len(copies(submit(made, 1))) == times
-
-
 def test_a_shadow_that_has_traffic_keeps_half_of_its_slots_for_it() -> None:
     made = WatchedRouter(lambda: 0.5)
     made.set_backend("b", backend("r1", limit=4), 0.0)
     made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
     effects = submit(made, 1, 2)
     assert originals(effects) == [("r1", 1), ("r1", 2)]
-    assert copies(effects) == [("r1", 1)]
-    assert originals(submit(made, 3)) == [("r1", 3)], "whatever copies wait"
+    assert mirrored(effects) == [("r1", 1)]
+    assert originals(submit(made, 3)) == [("r1", 3)], "whatever mirrored queries wait"
     made.set_endpoint("e", endpoint(to="other"), 1.0)
-    assert made.busy()["b"] == (0, 4), "its copies were dropped"
+    assert made.busy()["b"] == (0, 4), "its mirrored queries were dropped"
 
 
 def test_a_shadow_that_loses_its_traffic_may_use_all_its_slots() -> None:
     made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=4))
     made.set_endpoint("f", endpoint("f", to="s"), 0.0)
-    assert len(copies(submit(made, 1, 2, 3, 4))) == 2
+    assert len(mirrored(submit(made, 1, 2, 3, 4))) == 2
     assert originals(submit(made, 5, endpoint="f")) == [("s1", 5)]
-    assert len(copies(made.set_endpoint("f", None, 1.0))) == 1
+    assert len(mirrored(made.set_endpoint("f", None, 1.0))) == 1
     made.set_backend("s", None, 1.0)
     made.set_backend("s", backend("s2", tag="s", limit=4), 1.0)
-    assert len(copies(submit(made, 6, 7, 8, 9))) == 4
+    assert len(mirrored(submit(made, 6, 7, 8, 9))) == 4
 
 
-def test_queries_go_before_copies_that_wait() -> None:
+def test_queries_go_before_mirrored_ones_that_wait() -> None:
     made = WatchedRouter(lambda: 0.5)
     made.set_backend("b", backend("r1", limit=1), 0.0)
     made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
@@ -139,23 +131,23 @@ def test_queries_go_before_copies_that_wait() -> None:
     assert made.is_empty
 
 
-# --- Copies are made some ms later ----------------------------------------------------------------
+# --- Mirrored queries are made some ms later ------------------------------------------------------
 
 
-def test_a_query_leaves_before_its_copy_is_made() -> None:
+def test_a_query_leaves_before_it_is_mirrored() -> None:
     made = shadowed(backend("r1"), S1)
     effects = made.submit("c", Query(1), 0.0)
     assert originals(effects) == [("r1", 1)]
-    assert copies(effects) == []
+    assert mirrored(effects) == []
     assert made.mirroring.is_due
     finish(made, effects, "r1")  # answered, so quickly
-    assert copies(made.mirror(2.0)) == [("s1", 1)]
+    assert mirrored(made.mirror(2.0)) == [("s1", 1)]
     assert not made.mirroring.is_due
     assert made.mirror(3.0) == []
 
 
 @pytest.mark.parametrize("becomes", ["cancelled", "cancelled in the queue", "no shadow", "gone"])
-def test_no_copy_is_made_that_nobody_wants_by_then(becomes: str) -> None:
+def test_nothing_is_mirrored_that_is_not_wanted_any_more(becomes: str) -> None:
     limit = 1 if becomes == "cancelled in the queue" else 2
     made = shadowed(backend("r1", limit=limit), S1)
     first = made.submit("d", Query(0), 0.0)
@@ -171,13 +163,13 @@ def test_no_copy_is_made_that_nobody_wants_by_then(becomes: str) -> None:
     assert originals(first) == [("r1", 0)]
 
 
-def test_of_many_copies_some_are_made_at_a_time() -> None:
+def test_of_many_mirrored_queries_some_are_made_at_a_time() -> None:
     made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=99))
     for number in range(40):
         made.submit("c", Query(number), 0.0)
     made_at_once = []
     while made.mirroring.is_due:
-        made_at_once.append(len(copies(made.mirror(1.0))))
+        made_at_once.append(len(mirrored(made.mirror(1.0))))
     assert made_at_once == [20, 10, 8, 2]
 
 
@@ -188,39 +180,39 @@ def test_a_full_shadow_queues_a_bounded_number_and_drops_the_rest() -> None:
     made = shadowed(backend("r1", limit=10_000), backend("s1", tag="s", limit=1))
     effects = submit(made, *range(1, 201))
     assert len(originals(effects)) == 200
-    assert copies(effects) == [("s1", 1)]
+    assert mirrored(effects) == [("s1", 1)]
     assert only(Dropped, effects) == [Dropped("e", "s")] * 99
     assert made.busy()["s"] == (100, 1)
     assert only(Refuse, effects) == []
 
 
-def test_copies_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
+def test_mirrored_queries_hold_a_bounded_number_of_bytes_queued_or_not() -> None:
     made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=3))
     body = bytes(8 * MIB)
     effects = submit(made, *range(1, 10), call=body)
-    assert len(copies(effects)) == 3
+    assert len(mirrored(effects)) == 3
     assert made.busy()["s"] == (1, 3)
     assert len(only(Dropped, effects)) == 5
     finish(made, effects, "s1")
-    assert len(copies(submit(made, 11, call=body))) == 1
+    assert len(mirrored(submit(made, 11, call=body))) == 1
 
 
-def test_one_copy_of_any_size_is_let_in() -> None:
+def test_one_mirrored_query_of_any_size_is_let_in() -> None:
     made = shadowed(backend("r1", limit=99), S1)
     effects = submit(made, 1, 2, call=bytes(32 * MIB + 1))
-    assert copies(effects) == [("s1", 1)]
+    assert mirrored(effects) == [("s1", 1)]
     assert only(Dropped, effects) == [Dropped("e", "s")]
 
 
-def test_copies_wait_for_a_first_replica_and_say_that_there_is_none() -> None:
+def test_mirrored_queries_wait_for_a_first_replica_and_say_that_there_is_none() -> None:
     made = shadowed(backend("r1"), backend(tag="s"))
     effects = submit(made, 1, 2)
     assert only(Starved, effects) == [Starved("s")]
     assert made.busy() == {"b": (0, 2), "s": (2, 0)}
-    assert copies(made.set_backend("s", S1, 1.0)) == [("s1", 1), ("s1", 2)]
+    assert mirrored(made.set_backend("s", S1, 1.0)) == [("s1", 1), ("s1", 2)]
 
 
-def test_an_unavailable_or_unknown_shadow_drops_copies() -> None:
+def test_an_unavailable_or_unknown_shadow_drops_mirrored_queries() -> None:
     made = shadowed(backend("r1"), backend(tag="s", unavailable="it failed"))
     assert only(Dropped, submit(made, 1)) == [Dropped("e", "s")]
     made.set_backend("s", None, 1.0)
@@ -233,14 +225,14 @@ def test_an_unavailable_or_unknown_shadow_drops_copies() -> None:
 # --- A shadow that hangs, dies or goes ------------------------------------------------------------
 
 
-def test_a_copy_is_not_run_again_when_its_replica_dies() -> None:
+def test_a_mirrored_query_is_not_retried_when_its_replica_dies() -> None:
     made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
     submit(made, 1)
     effects = made.replica_lost("s1", (), 1.0)
     assert effects == [Ended("e", "s", 503, 1.0, is_mirrored=True)]
 
 
-def test_a_copy_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> None:
+def test_a_mirrored_query_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> None:
     made = shadowed(backend("r1"), S1)
     effects = submit(made, 1)
     made.answered("r1", [(effects[0].ticket.number, 200)], 1.0)
@@ -249,7 +241,7 @@ def test_a_copy_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> N
 
 
 @pytest.mark.parametrize("how", ["cancelled", "caller lost"])
-def test_copies_are_dropped_with_an_original_that_nobody_wants(how: str) -> None:
+def test_mirrored_queries_are_dropped_with_an_original_that_is_not_wanted(how: str) -> None:
     """A stream that a client leaves would go on in the shadow for ever."""
     made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=1))
     effects = submit(made, 1, 2)
@@ -263,7 +255,7 @@ def test_copies_are_dropped_with_an_original_that_nobody_wants(how: str) -> None
     assert ends(made.finished("s1", [(number, 499)], 2.0)) == [("s", 499, True)]
 
 
-def test_a_copy_past_its_time_is_cancelled_and_nobody_is_told() -> None:
+def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_is_told() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1, request_timeout_s=5.0))
     effects = submit(made, 1, 2)
     assert made.next_deadline_at() == 5.0
@@ -272,28 +264,28 @@ def test_a_copy_past_its_time_is_cancelled_and_nobody_is_told() -> None:
     assert ends(made.finished("s1", [(effects[1].ticket.number, 499)], 6.0)) == [("s", 408, True)]
 
 
-def test_copies_that_wait_are_dropped_when_the_shadow_is_taken_away() -> None:
+def test_mirrored_queries_that_wait_are_dropped_when_the_shadow_is_taken_away() -> None:
     made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=1))
     submit(made, 1, 2, 3)
     effects = made.set_endpoint("e", endpoint(), 1.0)
     assert effects == [Dropped("e", "s"), Dropped("e", "s")]
     assert made.ongoing() == {"r1": 3, "s1": 1}, "what runs, runs on"
-    assert copies(submit(made, 4)) == []
+    assert mirrored(submit(made, 4)) == []
 
 
-def test_no_copy_gets_the_slots_that_are_free_once_its_endpoint_is_gone() -> None:
+def test_no_mirrored_query_gets_the_slots_that_are_free_once_its_endpoint_is_gone() -> None:
     made = WatchedRouter(lambda: 0.1)
     made.set_backend("b", backend("r1", limit=9), 0.0)
     made.set_backend("s", S1, 0.0)
     split = EndpointTable(name="e", traffic={"b": 0.5, "s": 0.5}, shadows={"s": 1.0})
     made.set_endpoint("e", split, 0.0)
-    assert copies(submit(made, 1, 2)) == [("s1", 1)], "half of its slots are kept for queries"
+    assert mirrored(submit(made, 1, 2)) == [("s1", 1)], "half of its slots are kept for queries"
     effects = made.set_endpoint("e", None, 1.0)
-    assert copies(effects) == []
+    assert mirrored(effects) == []
     assert only(Dropped, effects) == [Dropped("e", "s")]
 
 
-def test_load_is_told_by_endpoint_with_copies_apart() -> None:
+def test_load_is_told_by_endpoint_with_mirrored_queries_apart() -> None:
     made = shadowed(backend("r1", limit=1), backend("s1", tag="s", limit=1))
     made.set_endpoint("idle", endpoint("idle", shadows={"s": 0.1}), 0.0)
     submit(made, 1, 2, 3)
@@ -303,7 +295,7 @@ def test_load_is_told_by_endpoint_with_copies_apart() -> None:
     )
 
 
-# --- Nobody notices -------------------------------------------------------------------------------
+# --- Callers notice nothing -----------------------------------------------------------------------
 
 STEPS = st.lists(
     st.tuples(
@@ -402,20 +394,21 @@ def test_callers_and_their_replicas_see_the_same_with_a_shadow_and_without(
 COMPARES = {"s": ("id", {"how": "json"})}
 
 
-def test_a_query_and_its_copy_are_paired_at_one_of_the_shadows_replicas() -> None:
+def test_a_query_and_its_mirrored_one_are_paired_at_one_of_the_shadows_replicas() -> None:
     made = shadowed(backend("r1", limit=9), backend("s1", "s2", tag="s"), compares=COMPARES)
     places = set()
     for number in range(4):
-        original, copy = (e.ticket for e in only(Assign, submit(made, number)))
+        original, twin = (e.ticket for e in only(Assign, submit(made, number)))
         (pairing,) = original.compare
         assert pairing.settings is None
-        assert copy.compare == (pairing._replace(settings=COMPARES["s"]),)
-        assert pairing.number == copy.number
+        paired = Pairing(twin.number, pairing.replica, COMPARES["s"])
+        assert twin.compare == (paired,)
+        assert pairing.number == twin.number
         places.add(pairing.replica)
     assert places == {"s1", "s2"}
 
 
-def test_where_an_answer_is_compared_is_told_once_its_copy_is_made() -> None:
+def test_where_an_answer_is_compared_is_told_once_it_is_mirrored() -> None:
     made = shadowed(backend("r1", limit=1), S1, compares=COMPARES)
     (runs,) = only(Assign, made.submit("c", Query(1), 0.0))
     made.submit("c", Query(2), 0.0)  # waits
@@ -427,7 +420,7 @@ def test_where_an_answer_is_compared_is_told_once_its_copy_is_made() -> None:
     assert waited.ticket.compare, "its assignment tells it"
 
 
-def test_an_answer_is_compared_nowhere_where_its_copy_was_dropped() -> None:
+def test_an_answer_is_compared_nowhere_where_its_mirrored_query_was_dropped() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1), compares=COMPARES)
     (assigned,) = only(Assign, made.submit("c", Query(1), 0.0))
     made.set_backend("s", None, 0.0)

@@ -23,36 +23,6 @@ STEPS = st.lists(
 )
 
 
-def test_two_endpoints_of_a_backend_wait_in_one_line() -> None:
-    made = WatchedRouter(lambda: 0.5)
-    made.set_backend("b", backend("r1", limit=1), 0.0)
-    for name in ("e", "f"):
-        made.set_endpoint(name, endpoint(name), 0.0)
-    effects = made.submit("c", Query(1), 0.0)
-    for number, name in ((2, "f"), (3, "e"), (4, "f")):
-        assert made.submit("c", Query(number, name), 0.0) == []
-    order = []
-    for _ in range(4):
-        order += assigned(effects)
-        effects = made.finished("r1", [(t.number, 200) for t in tickets(effects)], 1.0)
-    assert [number for _, number in order] == [1, 2, 3, 4]
-
-
-def test_one_backends_full_queue_holds_up_no_other() -> None:
-    made = WatchedRouter(lambda: 0.5)
-    made.set_backend("full", backend("r1", tag="full", limit=1), 0.0)
-    made.set_backend("free", backend("s1", tag="free", limit=9), 0.0)
-    made.set_endpoint("e", EndpointTable(name="e", traffic={"full": 0.5, "free": 0.5}), 0.0)
-    keys = [f"key {i}" for i in range(16)]
-    effects = [
-        e for i, key in enumerate(keys) for e in made.submit("c", Query(i, shard_key=key), 0.0)
-    ]
-    places = [replica for replica, _ in assigned(effects)]
-    queued, ongoing = made.busy()["full"]
-    assert (queued, ongoing) == (len(keys) - places.count("s1") - 1, 1)
-    assert queued > 0
-
-
 class Replicas:
     """What replicas hold, and the order in which each backend began an endpoint's queries."""
 
@@ -100,10 +70,6 @@ def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
             replicas.take(made.rejected(replica, numbers, now, draining=False))
     for order in replicas.begun.values():
         assert order == sorted(order)
-
-
-def tickets(effects: list[Any]) -> list[Ticket]:
-    return [effect.ticket for effect in only(Assign, effects)]
 
 
 def test_replicas_of_the_routers_own_host_are_taken_while_they_have_room() -> None:

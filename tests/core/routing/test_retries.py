@@ -57,7 +57,7 @@ def test_the_nearest_who_says_so_decides(
     assert bool(assigned(made.submit("c", sent_elsewhere, 1.0, resent=True))) is may
 
 
-def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_repeated() -> None:
+def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_retried() -> None:
     made = router(backend("r1"))
     (refusal,) = only(Refuse, made.submit("c", Query(1, retryable=None), 0.0, resent=True))
     assert refusal.kind == "ReplicaUnavailableError"
@@ -65,7 +65,7 @@ def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_
     assert made.is_empty
 
 
-def test_it_may_be_repeated_only_if_it_may_at_every_backend_where_it_could_have_been() -> None:
+def test_it_may_be_retried_only_if_it_may_at_every_backend_where_it_could_have_been() -> None:
     made = router(backend("r1", retryable=True), backend("s1", tag="other"))
     query = Query(1, retryable=None)
     made.set_endpoint("e", endpoint(), 0.0)
@@ -101,7 +101,7 @@ def test_where_every_query_kills_its_replica_the_load_is_at_most_doubled(queries
     assert made.is_empty
 
 
-def test_what_is_repeated_too_often_hears_why_and_is_counted() -> None:
+def test_what_is_retried_too_often_hears_why_and_is_counted() -> None:
     made = router(backend("r1", "r2", "r3", limit=9))
     effects = made.submit("c", Query(1), 0.0)
     effects = made.replica_lost(effects[0].replica, (), 1.0)

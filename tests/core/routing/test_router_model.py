@@ -54,7 +54,7 @@ class RouterModel(RuleBasedStateMachine):
         self.ends: dict[int, int] = {}  # ended tickets, to be one per ticket
         self.assignments: dict[tuple[str, int], int] = {}
         self.first_runs: Counter[tuple[str, str]] = Counter()  # by endpoint and backend
-        self.repeats: Counter[tuple[str, str]] = Counter()
+        self.retries: Counter[tuple[str, str]] = Counter()
         self.cancelled: set[tuple[str, int]] = set()
         for tag in BACKENDS:
             self.run(self.router.set_endpoint(f"e-{tag}", endpoint(f"e-{tag}", to=tag), 0.0))
@@ -70,7 +70,7 @@ class RouterModel(RuleBasedStateMachine):
                 held[effect.ticket.number] = effect.ticket
                 assert len(held) <= self.limits[tag]
                 if effect.ticket.is_mirrored:
-                    assert effect.ticket.attempts == 1, "a copy runs once"
+                    assert effect.ticket.attempts == 1, "a mirrored query runs once"
                     continue
                 key = (str(effect.ticket.caller), effect.ticket.query.id)
                 pair = (effect.ticket.endpoint, tag)
@@ -83,7 +83,7 @@ class RouterModel(RuleBasedStateMachine):
             elif isinstance(effect, Cancel):
                 assert effect.ticket.number in self.held[effect.replica]
             elif isinstance(effect, Retried):
-                self.repeats[effect] += 1
+                self.retries[effect] += 1
             else:
                 assert isinstance(effect, Ended | Dropped | RetryRefused | Starved)
 
@@ -157,7 +157,7 @@ class RouterModel(RuleBasedStateMachine):
         self.run(self.router.submit(caller, query, self.now))
 
     @rule()
-    def make_copies(self) -> None:
+    def mirror(self) -> None:
         self.run(self.router.mirror(self.now))
 
     @rule(index=INDEX)
@@ -299,8 +299,8 @@ class RouterModel(RuleBasedStateMachine):
         assert all(times <= MAX_ATTEMPTS for times in self.assignments.values())
 
     @invariant()
-    def repeats_never_more_than_double_the_load(self) -> None:
-        assert all(repeats <= self.first_runs[pair] for pair, repeats in self.repeats.items())
+    def retries_never_more_than_double_the_load(self) -> None:
+        assert all(retries <= self.first_runs[pair] for pair, retries in self.retries.items())
 
     @invariant()
     def nothing_waits_beside_a_free_replica(self) -> None:
