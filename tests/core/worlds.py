@@ -17,6 +17,7 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.long_poll import NOTHING_SEEN, News
 from greenroom.core.cluster.placement import anywhere
 from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.releases import numbered
 
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
@@ -118,6 +119,7 @@ class World:
         self.effects: list[Effect] = []  # all that were performed
         self._pids = itertools.count(1)
         self._names = itertools.count(proxies)
+        self._requests = itertools.count(1)
         self.boot()
 
     # --- The controller ---------------------------------------------------------------------------
@@ -144,6 +146,15 @@ class World:
             except CrashError:
                 continue
             return answer
+
+    def change(
+        self, make: Callable[[Cluster], Any], what: str = "a change", request: str = ""
+    ) -> Any:
+        """Make a request as the controller does: once per id, with an entry in the history."""
+        author = Author("ada", "10.0.0.1", request or f"request {next(self._requests)}")
+        return self.request(
+            lambda cluster: cluster.state.change(author, what, lambda: make(cluster), 7.0)
+        )
 
     def complete(self, change: Callable[[Cluster], Any]) -> Any:
         """Make a request, and let time pass until all is as it should be."""

@@ -44,3 +44,13 @@ def test_what_troubles_a_replica_is_a_problem() -> None:
     backend = {"status": "HEALTHY", "message": "", "replicas": [running]}
     told = problems_of({"hosts": [], "applications": {}, "backends": {"b": backend}})
     assert "replica b#1: all 32 threads have been busy" in told
+
+
+def test_what_is_lost_is_a_problem_of_the_status() -> None:
+    lost = [
+        {"kind": "endpoint", "name": "e", "reason": "values/e is damaged"},
+        {"kind": "", "name": "", "reason": "1 of 9 records are missing without a trace"},
+    ]
+    told = "\n".join(problems_of({"damaged": lost}))
+    assert "endpoint 'e' is lost from the store: values/e is damaged; deploy it again" in told
+    assert "1 of 9 records are missing without a trace" in told

@@ -12,7 +12,6 @@ from greenroom.core.autoscaling.autoscaler import LOST_S
 from greenroom.core.autoscaling.decision import Outcome
 from greenroom.core.cluster import status
 from greenroom.core.effects import AskPolicy, Start
-from greenroom.core.lifecycle.history import Author
 from greenroom.core.records import BACKEND, differences
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, CrashError, Spec, World
@@ -246,10 +245,7 @@ def test_code_deployed_at_zero_is_tried_by_the_first_query_and_rolled_back_if_it
 
 def test_scaling_is_no_change_in_the_history() -> None:
     world = Scaled()
-    author = Author("somebody", "here", "request 1")
-    world.request(
-        lambda cluster: cluster.state.change(author, "deploy", lambda: deploy(b"one")(cluster), 1)
-    )
+    world.change(deploy(b"one"), "deploy")
     world.settle()
     world.set_load("app#d", 0, 8)
     world.run(15)

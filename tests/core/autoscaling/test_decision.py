@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,6 @@ from greenroom.core.autoscaling.decision import (
 )
 
 Curve = Callable[[int], int]
-RECORDED = Path(__file__).parent / "recorded_load.csv"
 
 
 def config(**given: Any) -> AutoscalingConfig:
@@ -93,40 +90,6 @@ def test_to_zero_and_back():
     assert run.decisions[10].outcome is Outcome.FROM_ZERO
 
 
-def test_a_load_recorded_on_a_real_system_gives_the_same_targets_each_time():
-    with RECORDED.open() as recorded:
-        rows = [(float(row["at_s"]), Load(int(row["queued"]), int(row["ongoing"])))
-                for row in csv.DictReader(recorded)]  # fmt: skip
-    run = Run(
-        config(
-            min_replicas=0,
-            max_replicas=4,
-            look_back_period_s=3,
-            upscale_delay_s=2,
-            downscale_delay_s=4,
-        ),
-        target=0,
-    )
-    at, now = 0, 0.0
-    while now < rows[-1][0] + 20:
-        while at + 1 < len(rows) and rows[at + 1][0] <= now:
-            at += 1
-        run.step(round(now, 3), rows[at][1].total)
-        now += run.scaling.period_s
-    assert run.trace == [
-        (3, 1),  # six connections, after three idle seconds
-        (7, 3),
-        (16, 4),  # thirty
-        (26, 2),  # four
-        (36, 1),
-        (41, 0),
-        (46, 1),  # fourteen
-        (49, 4),
-        (60, 1),
-        (64, 0),
-    ]
-
-
 # --- Factors ------------------------------------------------------------------------------------
 
 
@@ -145,11 +108,6 @@ def test_a_load_recorded_on_a_real_system_gives_the_same_targets_each_time():
 def test_factors_stretch_or_shorten_each_change(factors, load, start, targets):
     run = Run(config(upscale_delay_s=5, downscale_delay_s=5, **factors), target=start)
     assert [target for _, target in run.replay(lambda _: load, 600)] == targets
-
-
-def test_the_target_and_not_what_runs_already_is_what_a_factor_starts_from():
-    run = Run(config(upscale_delay_s=5, upscaling_factor=0.5), target=2, start_s=100)
-    assert run.replay(lambda _: 20, 300) == [(5, 6), (11, 8), (17, 9), (23, 10)]
 
 
 @pytest.mark.parametrize("per_replica", [0.1, 0.3, 0.7, 1.1, 3, 7])

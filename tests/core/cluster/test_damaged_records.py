@@ -18,9 +18,8 @@ from greenroom.core.routing.tickets import Refuse
 from greenroom.persistence import filesystem
 from greenroom.persistence.checkpoints import CODE, Checkpoints
 from greenroom.persistence.filesystem import FileStore
-from greenroom.serve.cli.display import problems_of
 from tests.core import requests as ask
-from tests.core.rollouts.test_rollouts import change, start
+from tests.core.rollouts.test_rollouts import start
 from tests.core.routing.queries import Query
 from tests.core.worlds import KINDS, Spec, World
 from tests.persistence.disks import UnsyncedDisk, copy_with_damage
@@ -46,7 +45,7 @@ def populated(saved: Callable[[World], None] = lambda _: None) -> World:
         ask.deploy("other", Spec("C", b"c2", {}), route="/s"),
     ]
     for step in steps:
-        change(world, step)
+        world.change(step)
         for _ in range(5):  # a rollout does not settle
             world.work()
             world.wait(1.0)
@@ -223,13 +222,3 @@ def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
     ask.create("v1", b"one")(cluster)
     assert cluster.take_changes().code == {digest: b"one"}
     assert not cluster.state.lost
-
-
-def test_what_is_lost_is_a_problem_of_the_status() -> None:
-    lost = [
-        {"kind": "endpoint", "name": "e", "reason": "values/e is damaged"},
-        {"kind": "", "name": "", "reason": "1 of 9 records are missing without a trace"},
-    ]
-    told = "\n".join(problems_of({"damaged": lost}))
-    assert "endpoint 'e' is lost from the store: values/e is damaged; deploy it again" in told
-    assert "1 of 9 records are missing without a trace" in told

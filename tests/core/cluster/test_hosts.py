@@ -34,9 +34,18 @@ class Hosts(World):
     def join(self, name: str, incarnation: str = "first", **fields: Any) -> None:
         """Have a host report, with what runs there, and beat from now on."""
         self.alive.add(name)
-        running = [tag for tag in self.processes if self.host_of(tag) == name]
+        running = self.on(name)
         self.cluster.hosts.reported(record(name, **fields), running, self.now, incarnation)
         self.flush()
+
+    def on(self, name: str) -> list[str]:
+        """Return the tags of the processes on a host."""
+        return [tag for tag in self.processes if self.host_of(tag) == name]
+
+    def die_on(self, name: str) -> None:
+        """End all replicas' processes on a host."""
+        for tag in self.on(name):
+            self.die(tag)
 
     def host_of(self, tag: str) -> str:
         backend = self.records["backend"].get(tag.rpartition("#")[0])
@@ -106,17 +115,17 @@ def lose_and_replace(world: Hosts, name: str = "x") -> None:
 
 
 def test_a_host_that_was_cut_off_is_back_without_duplicates_or_kills(three: Hosts) -> None:
-    kept = {tag for tag in three.processes if three.host_of(tag) == "x"}
+    kept = set(three.on("x"))
     lose_and_replace(three)
     assert len(three.processes) == 8
     three.join("x")
     three.settle()
     assert three.spread() == {"": 2, "x": 2, "y": 2}
-    assert {tag for tag in three.processes if three.host_of(tag) == "x"} == kept
+    assert set(three.on("x")) == kept
 
 
 def test_what_died_with_a_host_is_not_waited_for_when_it_is_back(three: Hosts) -> None:
-    gone = [tag for tag in three.processes if three.host_of(tag) == "x"]
+    gone = three.on("x")
     lose_and_replace(three)
     for tag in gone:
         three.die(tag)
@@ -139,7 +148,7 @@ def test_a_new_controller_asks_the_hosts_that_it_has_on_record(three: Hosts) -> 
 def test_a_new_controller_replaces_what_is_on_a_host_that_it_does_not_hear_of(
     three: Hosts,
 ) -> None:
-    for tag in [tag for tag in three.processes if three.host_of(tag) == "x"]:
+    for tag in three.on("x"):
         three.processes[tag].stuck = True
     three.alive.remove("x")
     three.boot()
@@ -190,8 +199,7 @@ def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
 
 def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
     lose_and_replace(three)
-    for tag in [tag for tag in three.processes if three.host_of(tag) == "x"]:
-        three.die(tag)
+    three.die_on("x")
     three.join("x", id="another")
     three.settle()
     assert three.cluster.hosts.state("x") is HostState.RUNNING
@@ -216,8 +224,7 @@ def test_what_runs_on_a_host_that_is_no_more_on_record_is_forgotten() -> None:
     world = Hosts("x")
     world.complete(deploy(2))
     del world.records["host"]["x"]
-    for tag in [tag for tag in world.processes if world.host_of(tag) == "x"]:
-        world.die(tag)
+    world.die_on("x")
     world.alive.clear()
     world.boot()
     world.settle()
@@ -252,7 +259,7 @@ def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
 def test_what_nobody_can_take_over_finishes_before_its_host_leaves() -> None:
     world = Hosts("x")
     world.complete(deploy(8, num_cpus=1))
-    draining = [tag for tag in world.processes if world.host_of(tag) == "x"]
+    draining = world.on("x")
     world.request(lambda cluster: cluster.hosts.leave("x", world.now))
     world.flush()
     assert {world.processes[tag].state for tag in draining} == {"draining"}
@@ -273,8 +280,7 @@ def test_a_host_whose_processes_are_all_dead_is_not_waited_for(three: Hosts) -> 
 def end_and_start_again(world: Hosts, name: str, incarnation: str) -> HostState:
     """End all of a host's processes and start it again; return how it counts then."""
     world.alive.remove(name)
-    for tag in [tag for tag in world.processes if world.host_of(tag) == name]:
-        world.die(tag)
+    world.die_on(name)
     world.flush()
     world.request(lambda cluster: cluster.hosts.gone(name, world.now))
     world.flush()
@@ -318,8 +324,7 @@ def test_what_dies_with_its_host_is_no_crash_loop(three: Hosts, is_noticed_late:
     """However often: it is replaced at once."""
     for number in range(6):
         name = "x" if number % 2 else "y"
-        for tag in [tag for tag in three.processes if three.host_of(tag) == name]:
-            three.die(tag)
+        three.die_on(name)
         three.flush()
         three.alive.remove(name)
         if is_noticed_late:
@@ -349,8 +354,7 @@ def test_a_replica_that_crashes_on_a_host_that_is_lost_later_is_a_crash_loop(thr
 
 def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:
     lose_and_replace(three)
-    for tag in [tag for tag in three.processes if three.host_of(tag) == "x"]:
-        three.die(tag)
+    three.die_on("x")
     three.join("renamed", id="id of x")
     three.settle()
     assert set(three.records["host"]) == {"renamed", "y"}
@@ -359,7 +363,7 @@ def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:
 def test_a_host_that_is_lost_while_a_new_controller_has_it_leave_stops_nothing_else() -> None:
     world = Hosts("x")
     world.complete(deploy(4))
-    for tag in [tag for tag in world.processes if world.host_of(tag) == "x"]:
+    for tag in world.on("x"):
         world.processes[tag].stuck = True
     world.boot()
     world.join("x")

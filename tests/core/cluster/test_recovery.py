@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -11,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
-from greenroom.core.lifecycle.history import Author
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, CrashError, Spec, World
 
@@ -30,14 +28,6 @@ class CrashingCluster(RuleBasedStateMachine):
         self.backends: dict[str, int] = {}  # acknowledged: tag -> replicas
         self.endpoints: dict[str, str] = {}
         self.app: tuple[bytes, int] | None = None  # the code asked for last, and its replicas
-        self.requests = itertools.count(1)
-
-    def change(self, make: ask.Request) -> None:
-        """Make a request under an id of its own, which repeats after a crash keep."""
-        author = Author("ada", "here", f"request {next(self.requests)}")
-        self.world.request(
-            lambda cluster: cluster.state.change(author, "", lambda: make(cluster), 9.0)
-        )
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -46,14 +36,14 @@ class CrashingCluster(RuleBasedStateMachine):
         change = ask.update if tag in self.backends else ask.create
         if tag not in self.backends and tag in self.world.cluster.backends:
             return  # still being deleted
-        self.change(change(tag, num_replicas=replicas))
+        self.world.change(change(tag, num_replicas=replicas))
         self.backends[tag] = replicas
 
     @precondition(lambda self: self.backends)
     @rule(tag=BACKENDS, force=st.booleans())
     def delete_backend(self, tag: str, force: bool) -> None:
         if tag in self.backends and tag not in self.endpoints.values():
-            self.change(ask.delete(tag, force=force))
+            self.world.change(ask.delete(tag, force=force))
             del self.backends[tag]
 
     @precondition(lambda self: self.backends)
@@ -62,25 +52,25 @@ class CrashingCluster(RuleBasedStateMachine):
         if tag not in self.backends:
             return
         if name in self.endpoints:
-            self.change(ask.traffic(name, {tag: 1.0}))
+            self.world.change(ask.traffic(name, {tag: 1.0}))
         else:
-            self.change(ask.endpoint(name, tag, route=f"/{name}"))
+            self.world.change(ask.endpoint(name, tag, route=f"/{name}"))
         self.endpoints[name] = tag
 
     @rule(name=st.sampled_from(["x", "y"]))
     def delete_endpoint(self, name: str) -> None:
-        self.change(ask.unname(name))
+        self.world.change(ask.unname(name))
         self.endpoints.pop(name, None)
 
     @rule(code=CODES, replicas=REPLICAS)
     def deploy(self, code: bytes, replicas: int) -> None:
         spec = Spec("d", code, {"num_replicas": replicas})
-        self.change(ask.deploy("app", spec))
+        self.world.change(ask.deploy("app", spec))
         self.app = (code, replicas)
 
     @rule()
     def delete_application(self) -> None:
-        self.change(ask.undeploy("app"))
+        self.world.change(ask.undeploy("app"))
         self.app = None
 
     @rule(back=st.integers(0, 3))
@@ -90,7 +80,7 @@ class CrashingCluster(RuleBasedStateMachine):
             return
         entry = entries[-1 - back]
         try:
-            self.change(ask.undo(entry.id))
+            self.world.change(ask.undo(entry.id))
         except ConflictError:
             return
         for (kind, name), definition in entry.before.items():

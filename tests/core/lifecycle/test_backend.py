@@ -103,18 +103,6 @@ def test_a_process_that_never_reports_is_killed_and_replaced() -> None:
     assert set(world.processes) == world.recorded(), "the late one was told to go"
 
 
-def test_a_process_that_reports_after_it_was_given_up_is_told_to_go() -> None:
-    world = running_world()
-    process = world.running("b")[0]
-    world.die(process.tag)
-    world.settle()
-    process.alive = True
-    world.processes[process.tag] = process
-    world.report(process)
-    world.flush()
-    assert process.state == "draining"
-
-
 # --- Crashes and constructors -------------------------------------------------------------------
 
 
@@ -524,17 +512,6 @@ def test_a_new_controller_stops_the_surplus_and_keeps_what_runs() -> None:
         world.settle()
         assert world.running("b") == [staying]
         assert world.recorded() == {staying.tag}
-
-
-def test_a_new_controller_finishes_a_delete_and_leaves_no_process() -> None:
-    world = running_world(num_replicas=3)
-    world.crash_at = "after save"
-    world.request(ask.delete("b"))
-    assert len(world.running("b")) == 3, "nobody has told them to stop yet"
-    world.settle()
-    assert world.processes == {}
-    assert world.records["backend"] == {}
-    assert world.code == {}
 
 
 # --- The parts ------------------------------------------------------------------------------------

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from typing import Any
 
 import pytest
 
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.lifecycle.history import Author, described
+from greenroom.core.lifecycle.history import described
 from greenroom.core.records import HistoryRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
 
-_numbers = itertools.count(1)
-
-
-def change(world: World, make: ask.Request, what: str = "a change", request: str = "") -> Any:
-    author = Author("ada", "10.0.0.1", request or f"request {next(_numbers)}")
-    return world.request(
-        lambda cluster: cluster.state.change(author, what, lambda: make(cluster), 7.0)
-    )
-
 
 def undo(world: World, entry_id: int | None = None) -> Any:
-    return change(world, ask.undo(entry_id), "undo")
+    return world.change(ask.undo(entry_id), "undo")
 
 
 def deploy(code: bytes = b"one", name: str = "d", **config: object) -> ask.Request:
@@ -52,7 +42,7 @@ def picture(world: World) -> Any:
 @pytest.fixture(name="world")
 def make_world() -> World:
     world = World()
-    change(world, deploy(num_replicas=2), "deploy application 'app'")
+    world.change(deploy(num_replicas=2), "deploy application 'app'")
     world.settle()
     return world
 
@@ -72,7 +62,7 @@ def test_an_entry_tells_who_did_what_and_when(world: World) -> None:
 def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
     for point in ("before save", "after save", "amid effects"):
         world.crash_at = point
-        change(world, deploy(num_replicas=3, user_config=point), request=f"crash {point}")
+        world.change(deploy(num_replicas=3, user_config=point), request=f"crash {point}")
         saved = world.records["history"]
         record = world.records["backend"]["app#d"]
         last = saved[max(saved)]
@@ -83,26 +73,26 @@ def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
 
 
 def test_a_change_that_changes_nothing_or_is_refused_has_no_entry(world: World) -> None:
-    change(world, deploy(num_replicas=2))
+    world.change(deploy(num_replicas=2))
     with pytest.raises(ConflictError):
-        change(world, ask.deploy("other", Spec("d", b"two", {}), route="/"))
+        world.change(ask.deploy("other", Spec("d", b"two", {}), route="/"))
     assert len(entries(world)) == 1
 
 
 def test_a_repeated_request_is_answered_and_changes_nothing_even_after_a_crash() -> None:
     world = World()
-    first = change(world, ask.create("b"), request="r")
-    change(world, ask.update("b", num_replicas=3))
-    assert change(world, ask.create("b"), request="r") == first
+    first = world.change(ask.create("b"), request="r")
+    world.change(ask.update("b", num_replicas=3))
+    assert world.change(ask.create("b"), request="r") == first
     world.boot()
-    assert change(world, ask.create("b"), request="r") == first
+    assert world.change(ask.create("b"), request="r") == first
     assert world.cluster.backends["b"].config.num_replicas == 3
     assert len(entries(world)) == 2
 
 
 def test_entries_survive_and_the_oldest_go(world: World) -> None:
     for number in range(205):
-        change(world, deploy(num_replicas=2, user_config=number))
+        world.change(deploy(num_replicas=2, user_config=number))
     world.boot()
     kept = entries(world)
     assert len(kept) == len(world.records["history"]) == 200
@@ -119,7 +109,7 @@ def test_equal_code_that_comes_as_other_bytes_is_not_stored_again(world: World) 
             return "hash-of-one"
 
     before = dict(world.code)
-    change(world, ask.deploy("app", Same("d", b"other bytes", {"num_replicas": 1})))
+    world.change(ask.deploy("app", Same("d", b"other bytes", {"num_replicas": 1})))
     world.settle()
     assert world.code == before
     assert [process.code for process in world.running("app#d")] == [b"one"]
@@ -129,7 +119,7 @@ def test_the_cost_of_an_entry_does_not_follow_the_size_of_the_cluster() -> None:
     world = World()
     for number in range(300):
         world.request(ask.create(f"b{number}"))
-    change(world, ask.update("b7", user_config="x"))
+    world.change(ask.update("b7", user_config="x"))
     assert set(entries(world)[-1].after) == {("backend", "b7")}
 
 
@@ -147,7 +137,7 @@ UNDOABLE: list[tuple[str, ask.Request]] = [
 @pytest.mark.parametrize("make", [c for _, c in UNDOABLE], ids=[name for name, _ in UNDOABLE])
 def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: ask.Request) -> None:
     before = picture(world)
-    change(world, make)
+    world.change(make)
     world.settle()
     after = picture(world)
     goal = undo(world)["goal"]
@@ -161,17 +151,17 @@ def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: as
 
 
 def test_an_endpoint_is_undone_too(world: World) -> None:
-    change(world, ask.create("b"))
-    change(world, ask.endpoint("e", "b", route="/e"))
-    change(world, ask.unname("e"))
+    world.change(ask.create("b"))
+    world.change(ask.endpoint("e", "b", route="/e"))
+    world.change(ask.unname("e"))
     assert undo(world)["goal"] is not None
     world.settle()
     assert world.table("endpoint/e").route == "/e"
 
 
 def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
-    change(world, ask.create("b"))
-    change(world, deploy(b"two"))
+    world.change(ask.create("b"))
+    world.change(deploy(b"two"))
     undo(world, 2)
     world.settle()
     assert set(world.cluster.backends) == {"app#d"}
@@ -186,27 +176,27 @@ def refused(world: World, entry_id: int, *parts: str) -> None:
 
 
 def test_undo_is_refused_where_a_later_change_touched_the_same(world: World) -> None:
-    change(world, deploy(b"two"), "deploy two")
-    change(world, deploy(b"three"), "deploy three")
+    world.change(deploy(b"two"), "deploy two")
+    world.change(deploy(b"three"), "deploy three")
     refused(world, 2, "deploy two", "change 3 (deploy three) changed backend 'app#d' later")
 
 
 def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World) -> None:
-    change(world, deploy(BROKEN, num_replicas=2))
+    world.change(deploy(BROKEN, num_replicas=2))
     world.settle()
     refused(world, 2, "rolled back")
-    change(world, deploy(b"two"))
+    world.change(deploy(b"two"))
     undo(world)
     refused(world, 3, "undone already")
 
 
 def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> None:
-    change(world, ask.undeploy("app"), "delete it")
+    world.change(ask.undeploy("app"), "delete it")
     world.settle()
     for number in range(19):
-        change(world, ask.create(f"b{number}", f"code {number}".encode()))
+        world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert b"one" in world.code.values(), "the last 20 changes can be undone"
-    change(world, ask.create("b19", b"code 19"))
+    world.change(ask.create("b19", b"code 19"))
     assert b"one" not in world.code.values()
     refused(world, 2, "backend 'app#d'", "no longer stored", "deploy it from its source")
 
@@ -218,12 +208,12 @@ def deploy_alone(code: bytes) -> ask.Request:
 
 def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(world: World) -> None:
     """The history had forgotten it, and takes it up in the step in which the backend lets it go."""
-    change(world, deploy_alone(BROKEN))
+    world.change(deploy_alone(BROKEN))
     world.settle()
     for number in range(20):
-        change(world, ask.create(f"b{number}", f"code {number}".encode()))
+        world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert BROKEN in world.code.values()
-    change(world, deploy_alone(b"two"))
+    world.change(deploy_alone(b"two"))
     assert BROKEN in world.code.values()
     undo(world)
 
@@ -235,42 +225,42 @@ def works_in(folder: bytes, *given: bytes) -> ask.Request:
 
 def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world: World) -> None:
     with pytest.raises(ConflictError, match=r"working_dir of 'app#d' .* not stored any more"):
-        change(world, works_in(b"zip one"))
-    change(world, works_in(b"zip one", b"zip one"))
+        world.change(works_in(b"zip one"))
+    world.change(works_in(b"zip one", b"zip one"))
     world.settle()
-    change(world, works_in(b"zip two", b"zip two"))
+    world.change(works_in(b"zip two", b"zip two"))
     world.settle()
     assert {b"zip one", b"zip two"} <= set(world.code.values())
     undo(world)
     world.settle()
-    change(world, works_in(b"zip two"))  # without sending it again
+    world.change(works_in(b"zip two"))  # without sending it again
     world.settle()
     for number in range(20):
-        change(world, ask.create(f"b{number}", f"code {number}".encode()))
+        world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert b"zip one" not in world.code.values()
     assert b"zip two" in world.code.values()
 
 
 def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
     digest = world.cluster.backends["app#d"].record.newest.code_digest
-    change(world, deploy(b"two"))
+    world.change(deploy(b"two"))
     world.settle()
     world.cluster.state.code_use.lost.add(digest)
     refused(world, 2, "no longer stored")
 
 
 def test_undo_is_refused_where_the_route_is_taken_meanwhile(world: World) -> None:
-    change(world, ask.undeploy("app"))
-    change(world, ask.deploy("other", Spec("d", b"two", {}), route="/"))
+    world.change(ask.undeploy("app"))
+    world.change(ask.deploy("other", Spec("d", b"two", {}), route="/"))
     refused(world, 2, "route '/' is taken by endpoint 'other#d'")
 
 
 def test_undo_is_refused_where_a_backend_came_into_use(world: World) -> None:
-    change(world, ask.create("b"), "create b")
-    change(world, ask.endpoint("e", "b"))
+    world.change(ask.create("b"), "create b")
+    world.change(ask.endpoint("e", "b"))
     refused(world, 2, "backend 'b' has traffic of endpoint 'e'")
-    change(world, ask.unname("e"))
-    change(world, ask.delete("b"))
+    world.change(ask.unname("e"))
+    world.change(ask.delete("b"))
     refused(world, 4, "endpoint 'e' used backend 'b', which is gone")
 
 
@@ -314,64 +304,64 @@ def alone(
 
 def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
     world = World()
-    goal = change(world, alone(version="1"))
+    goal = world.change(alone(version="1"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
     assert world.table("endpoint/m").traffic == {"m": 1.0}
     assert world.table("endpoint/m").route == "/m"
-    assert change(world, alone(version="1")) is None
+    assert world.change(alone(version="1")) is None
     with pytest.raises(ConflictError, match="backend 'm' belongs to deployment 'm'"):
-        change(world, ask.delete("m"))
+        world.change(ask.delete("m"))
     with pytest.raises(ConflictError, match="endpoint 'm' belongs to deployment 'm'"):
-        change(world, ask.unname("m"))
-    goal = change(world, ask.undeploy_alone("m"))
+        world.change(ask.unname("m"))
+    goal = world.change(ask.undeploy_alone("m"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
     assert (world.cluster.backends, world.cluster.endpoints) == ({}, {})
-    assert change(world, ask.undeploy_alone("m")) is None
+    assert world.change(ask.undeploy_alone("m")) is None
 
 
 def test_a_prev_version_that_is_not_deployed_is_refused_naming_both() -> None:
     world = World()
     with pytest.raises(ConflictError, match="prev_version is '1', but it is not deployed"):
-        change(world, alone(prev="1", version="2"))
-    change(world, alone(version="1"))
+        world.change(alone(prev="1", version="2"))
+    world.change(alone(version="1"))
     with pytest.raises(ConflictError, match="prev_version is '0', but version '1' is deployed"):
-        change(world, alone(b"two", version="2", prev="0"))
-    change(world, alone(b"two", version="2", prev="1"))
+        world.change(alone(b"two", version="2", prev="0"))
+    world.change(alone(b"two", version="2", prev="1"))
     with pytest.raises(ConflictError, match="prev_version is '1', but version '2' is deployed"):
-        change(world, alone(b"two", version="2", prev="1"))
+        world.change(alone(b"two", version="2", prev="1"))
     world.settle()
     assert [process.code for process in world.running("m")] == [b"two"]
 
 
 def test_after_a_rolled_back_update_the_old_version_is_the_one_to_name() -> None:
     world = World()
-    change(world, alone(version="1"))
+    world.change(alone(version="1"))
     world.settle()
-    change(world, alone(BROKEN, version="2", prev="1"))
+    world.change(alone(BROKEN, version="2", prev="1"))
     world.settle()
-    change(world, alone(b"three", version="3", prev="1"))
+    world.change(alone(b"three", version="3", prev="1"))
     world.settle()
     assert world.cluster.backends["m"].record.newest.version == "3"
 
 
 def test_a_deployment_takes_no_name_that_something_else_has() -> None:
     world = World()
-    change(world, ask.create("m"))
+    world.change(ask.create("m"))
     with pytest.raises(ConflictError, match="backend 'm' exists, and is not a deployment's"):
-        change(world, alone())
-    change(world, ask.create("b"))
-    change(world, ask.delete("m"))
+        world.change(alone())
+    world.change(ask.create("b"))
+    world.change(ask.delete("m"))
     world.settle()
-    change(world, ask.endpoint("m", "b"))
+    world.change(ask.endpoint("m", "b"))
     with pytest.raises(ConflictError, match="endpoint 'm' exists, and is not a deployment's"):
-        change(world, alone())
+        world.change(alone())
 
 
 def test_a_deployment_with_traffic_of_another_endpoint_is_not_deleted() -> None:
     world = World()
-    change(world, alone())
-    change(world, ask.endpoint("e", "m"))
+    world.change(alone())
+    world.change(ask.endpoint("e", "m"))
     with pytest.raises(ConflictError, match="deployment 'm' has traffic of endpoint 'e'"):
-        change(world, ask.undeploy_alone("m"))
+        world.change(ask.undeploy_alone("m"))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.lifecycle.history import Author
 from greenroom.core.rollouts.judging import Tally
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
 
 HOLD_S = 100.0
-_numbers = itertools.count(1)
 
 
 def start(to: str = "v2", endpoint: str = "e", **settings: Any) -> ask.Request:
@@ -30,23 +27,12 @@ def start(to: str = "v2", endpoint: str = "e", **settings: Any) -> ask.Request:
     return ask.do(ops.StartRollout, endpoint=endpoint, to=to, **asked)
 
 
-def set_traffic(weights: Any) -> ask.Request:
-    return ask.traffic("e", weights)
-
-
-def change(world: World, make: ask.Request, what: str = "a change") -> Any:
-    author = Author("ada", "10.0.0.1", f"request {next(_numbers)}")
-    return world.request(
-        lambda cluster: cluster.state.change(author, what, lambda: make(cluster), 7.0)
-    )
-
-
 def abort(world: World) -> None:
-    change(world, lambda cluster: cluster.rollouts.abort("e", 6.0), "abort rollout 'e'")
+    world.change(lambda cluster: cluster.rollouts.abort("e", 6.0), "abort rollout 'e'")
 
 
 def promote(world: World) -> None:
-    change(world, lambda cluster: cluster.rollouts.promote("e", 6.0), "promote rollout 'e'")
+    world.change(lambda cluster: cluster.rollouts.promote("e", 6.0), "promote rollout 'e'")
 
 
 @pytest.fixture
@@ -124,7 +110,7 @@ def test_without_traffic_it_holds_for_ever_and_does_not_spin(world: World) -> No
 
 
 def test_all_other_backends_give_up_their_share_in_proportion(world: World) -> None:
-    world.request(set_traffic({"v1": 0.6, "v3": 0.3, "v2": 0.1}))
+    world.request(ask.traffic("e", {"v1": 0.6, "v3": 0.3, "v2": 0.1}))
     world.request(start(steps=(0.5, 1.0)))
     world.flush()
     assert traffic(world) == {"v1": pytest.approx(1 / 3), "v3": pytest.approx(1 / 6), "v2": 0.5}
@@ -349,7 +335,7 @@ def test_nobody_else_sets_the_traffic_or_deletes_the_backends_meanwhile(world: W
     world.request(ask.create("v4"))
     world.request(start(to="v4"))
     world.flush()
-    refused = [set_traffic({"v1": 1.0}), ask.delete("v1"), ask.delete("v4", force=True)]
+    refused = [ask.traffic("e", {"v1": 1.0}), ask.delete("v1"), ask.delete("v4", force=True)]
     for change in refused:
         with pytest.raises(ConflictError) as caught:
             world.request(change)
@@ -359,7 +345,7 @@ def test_nobody_else_sets_the_traffic_or_deletes_the_backends_meanwhile(world: W
     world.flush()
     assert world.table("endpoint/e").shadows == {"v3": 0.5}
     abort(world)
-    world.request(set_traffic({"v3": 1.0}))
+    world.request(ask.traffic("e", {"v3": 1.0}))
     world.request(ask.delete("v1"))
     world.request(ask.delete("v4"))
 
@@ -384,7 +370,7 @@ def test_it_is_ended_by_hand_either_way_and_that_may_be_repeated(world: World) -
 
 
 def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
-    goal = change(world, start(), "rollout 'e'")
+    goal = world.change(start(), "rollout 'e'")
     world.flush()
     entries = [entry.what for entry in world.cluster.history]
     assert entries == ["rollout 'e'", "rollout of endpoint 'e' to 'v2': step 1 of 3, 0.1"]
