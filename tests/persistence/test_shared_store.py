@@ -110,7 +110,7 @@ def test_who_is_stopped_in_the_midst_of_a_change_keeps_others_out_until_it_is_ma
         os._exit(7)
     try:
         os.waitid(os.P_PID, child, os.WSTOPPED)
-        with pytest.raises(StoreLockedError, match="stopped in the midst of a change"):
+        with pytest.raises(StoreLockedError, match="stopped in the middle of a change"):
             FileStore.open(tmp_path, after=1)
     finally:
         os.kill(child, signal.SIGCONT)
