@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeGuard, TypeVar
@@ -61,7 +62,8 @@ def _named(item: Any) -> str:
 def _expectation(item: Any) -> str:
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] != "extra_forbidden":
-        return text
+        # pydantic speaks of "Input", though the line names the field
+        return re.sub(r"^Input should ", "must ", text)
     hint = _hints().get(str(item["loc"][-1]))
     return f"no such setting; {hint}" if hint else "no such setting"
 

@@ -115,12 +115,12 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
         ("get_status", None, "expected its fields as a dict, not None"),
         ("get_status", {5: 5}, "expected its fields as a dict, not {5: 5}"),
         ("list_backends", {"colour": 1}, "colour=1: no such setting"),
-        ("delete_endpoint", {"name": 5}, "name=5: Input should be a valid string"),
+        ("delete_endpoint", {"name": 5}, "name=5: must be a valid string"),
         ("delete_endpoint", {}, "name: Field required"),
-        ("wait_for_goal", {"goal_id": 7}, "goal_id=7: Input should be a valid string"),
-        ("delete_backend", {"tag": "b", "force": "no"}, "force='no': Input should be a valid bool"),
-        ("undo_change", {"change_id": True}, "change_id=True: Input should be a valid integer"),
-        ("abort_rollout", {"endpoint": b"e"}, "endpoint=b'e': Input should be a valid string"),
+        ("wait_for_goal", {"goal_id": 7}, "goal_id=7: must be a valid string"),
+        ("delete_backend", {"tag": "b", "force": "no"}, "force='no': must be a valid bool"),
+        ("undo_change", {"change_id": True}, "change_id=True: must be a valid integer"),
+        ("abort_rollout", {"endpoint": b"e"}, "endpoint=b'e': must be a valid string"),
     ],
 )
 def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(

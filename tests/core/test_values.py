@@ -114,8 +114,8 @@ def test_every_problem_is_named_in_one_error() -> None:
     with pytest.raises(errors.InvalidRequestError) as caught:
         validated(HTTPOptions, {"port": 70000, "workers": 0, "hots": "x"})
     assert str(caught.value) == (
-        "invalid HTTPOptions: port=70000: Input should be less than or equal to 65535; "
-        "workers=0: Input should be greater than or equal to 1; "
+        "invalid HTTPOptions: port=70000: must be less than or equal to 65535; "
+        "workers=0: must be greater than or equal to 1; "
         "hots='x': no such setting"
     )
 

@@ -135,7 +135,7 @@ def test_an_endpoint_is_created_and_deleted(client):
         ({"methods": []}, "expected some of GET"),
         ({"methods": None}, r"methods=None: must be a list, such as \['GET'\]"),
         ({"methods": ["FETCH"]}, "expected some of GET"),
-        ({"backend": None}, "backend=None: Input should be a valid string"),
+        ({"backend": None}, "backend=None: must be a valid string"),
     ],
 )
 def test_a_bad_endpoint_is_refused(client, controller, options, told):
@@ -157,9 +157,9 @@ def test_traffic_is_set(client):
         ({}, "weights={}: must name at least one backend"),
         (
             {"a": "x", "b": -1, "c": True},
-            r"weights\.a='x': Input should be.*weights\.b=-1.*weights\.c=True",
+            r"weights\.a='x': must be.*weights\.b=-1.*weights\.c=True",
         ),
-        ([("a", 1)], "should be a valid dictionary"),
+        ([("a", 1)], "must be a valid dictionary"),
     ],
 )
 def test_bad_traffic_is_refused(client, weights, told):

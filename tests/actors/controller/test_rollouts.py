@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.errors import DeployFailedError
+from greenroom.core.errors import DeployFailedError, UnknownNameError
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -143,8 +143,8 @@ def test_a_rollout_outlives_what_is_killed(own_system: RunningSystem, role: str)
     assert client.list_endpoints()["shop"]["traffic"] == {"shop:v1": 1.0}
 
 
-def test_bad_values_are_refused_before_anything_is_asked(client: serve.Client) -> None:
+def test_bad_values_are_refused_by_name_and_value(client: serve.Client) -> None:
     with pytest.raises(ValueError, match=r"steps=.*must be at most 50 numbers.*'p99'.: no such"):
         client.rollout("e", to="b", steps=[2], abort_if={"p99": 1})
-    with pytest.raises(ValueError, match="endpoint=''"):
+    with pytest.raises(UnknownNameError, match="no endpoint is named ''"):
         client.rollout("", to="b")

@@ -117,7 +117,7 @@ def test_what_an_endpoint_allows_is_listed_and_part_of_its_settings(
     client.create_endpoint(name, **same, retryable=True)
     with pytest.raises(ValueError, match=r"exists with other settings: .*retryable True"):
         client.create_endpoint(name, **same)
-    with pytest.raises(InvalidRequestError, match="retryable='yes': must be True, False, or None"):
+    with pytest.raises(InvalidRequestError, match="retryable='yes': must be a valid boolean"):
         client.create_endpoint("another", backend=f"{name}:v1", retryable="yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="retryable='yes'"):
         client.create_backend("b:v2", Fragile, "", config={"retryable": "yes"})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
+from greenroom.core.errors import GreenroomError
 from tests.support.systems import RunningSystem, wait_until
 
 KEYS = [f"customer-{i}" for i in range(40)]
@@ -183,17 +184,23 @@ def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) ->
     shop.wait_for_metric(0, "greenroom_shadow_ongoing_requests", backend=shadow)
 
 
-def test_bad_values_are_refused_before_anything_is_asked(client: serve.Client) -> None:
+def test_bad_values_are_refused_by_name_and_value(client: serve.Client) -> None:
     calls: list[tuple[Callable[[], None], str]] = [
-        (lambda: client.set_traffic("", {"b": 1.0}), "endpoint=''"),
-        (lambda: client.set_traffic("e", {"b": 2}), r"weights\['b'\]=2: must be a number"),
-        (lambda: client.set_traffic("e", None), "weights=None: must be a dict"),  # type: ignore[arg-type]
-        (lambda: client.set_traffic("e", {"b": 0.5}), "weights sum to 0.5: must be 1"),
-        (lambda: client.shadow_traffic("e", "", 1), "backend=''"),
-        (lambda: client.shadow_traffic("e", "b", 1.5), "proportion=1.5: must be a number"),
+        (lambda: client.set_traffic("", {"b": 1.0}), "no endpoint is named ''"),
+        (
+            lambda: client.set_traffic("e", {"b": 2}),
+            r"weights.b=2: must be less than or equal to 1",
+        ),
+        (lambda: client.set_traffic("e", None), "weights=None: must be a valid dictionary"),  # type: ignore[arg-type]
+        (lambda: client.set_traffic("e", {"b": 0.5}), "the weights sum to 0.5: must be 1"),
+        (lambda: client.shadow_traffic("e", "", 1), "no endpoint is named 'e'"),
+        (
+            lambda: client.shadow_traffic("e", "b", 1.5),
+            "proportion=1.5: must be less than or equal to 1",
+        ),
     ]
     for call, text in calls:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(GreenroomError, match=text):
             call()
 
 

@@ -104,8 +104,8 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("admin_port", "many", "admin_port='many': Input should be a valid integer"),
-        ("http_port", "99999", "http.port='99999': Input should be less than or equal to 65535"),
+        ("admin_port", "many", "admin_port='many': must be a valid integer"),
+        ("http_port", "99999", "http.port='99999': must be less than or equal to 65535"),
         ("http_prot", "1", "http.prot='1': no such setting"),
         ("http_request_timeout_s", "soon", "http.request_timeout_s='soon'"),
         ("http_keep_alive_timeout_s", "-1", "http.keep_alive_timeout_s='-1'"),
@@ -115,10 +115,10 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("http_max_waiting_body_bytes", "1000", "http.max_waiting_body_bytes='1000'"),
         ("http_max_websocket_message_bytes", "0", "http.max_websocket_message_bytes='0'"),
         ("http_middlewares", "[", "http.middlewares='[': is no JSON"),
-        ("num_cpus", "many", "num_cpus='many': Input should be a valid number"),
-        ("num_cpus", "-1", "num_cpus='-1': Input should be greater than or equal to 0"),
-        ("num_gpus", "nan", "num_gpus='nan': Input should be a finite number"),
-        ("memory", "4GB", "memory='4GB': Input should be a valid number"),
+        ("num_cpus", "many", "num_cpus='many': must be a valid number"),
+        ("num_cpus", "-1", "num_cpus='-1': must be greater than or equal to 0"),
+        ("num_gpus", "nan", "num_gpus='nan': must be a finite number"),
+        ("memory", "4GB", "memory='4GB': must be a valid number"),
         ("resources", "disk", "resources='disk': expected names, each once, with amounts"),
         ("resources", "disk=", "resources='disk=': expected names, each once, with amounts"),
         ("resources", "[1]", "resources='[1]': expected names, each once, with amounts"),
@@ -129,9 +129,9 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("resources", '{"num_cpus": 2}', "num_cpus, num_gpus, memory have settings of their own"),
         ("silence_timeout_s", "-1", "silence_timeout_s='-1': expected 2 seconds or more, or 0"),
         ("silence_timeout_s", "1.9", "silence_timeout_s='1.9': expected 2 seconds or more, or 0"),
-        ("silence_timeout_s", "inf", "silence_timeout_s='inf': Input should be a finite number"),
-        ("log_format", "xml", "log_format='xml': Input should be 'text' or 'json'"),
-        ("log_files", "-1", "log_files='-1': Input should be greater than or equal to 0"),
+        ("silence_timeout_s", "inf", "silence_timeout_s='inf': must be a finite number"),
+        ("log_format", "xml", "log_format='xml': must be 'text' or 'json'"),
+        ("log_files", "-1", "log_files='-1': must be greater than or equal to 0"),
         *(
             ("address", address, f"address={address!r}: {address!r} is not HOST:PORT")
             for address in ("host", ":80", "host:", "host:x", "host:0", "host:70000")

@@ -36,8 +36,8 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
         ask.create("new", num_replicas=0, max_ongoing_requests="many", colour=1),
         InvalidRequestError,
         (
-            "config.num_replicas=0: Input should be greater than or equal to 1; "
-            "config.max_ongoing_requests='many': Input should be a valid integer, unable to parse "
+            "config.num_replicas=0: must be greater than or equal to 1; "
+            "config.max_ongoing_requests='many': must be a valid integer, unable to parse "
             "string as an integer; config.colour=1: no such setting"
         ),
     ),
@@ -63,7 +63,7 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
     (
         ask.update("b", health_check_period_s=-1),
         InvalidRequestError,
-        "invalid BackendConfig: health_check_period_s=-1: Input should be greater than 0",
+        "invalid BackendConfig: health_check_period_s=-1: must be greater than 0",
     ),
     (ask.endpoint("", "b"), InvalidRequestError, "name='': expected a name without '#'"),
     (
@@ -143,12 +143,12 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
     (
         ask.deploy("app", Spec("d", b"two", {}), Spec("f", b"y", {"num_replicas": 0})),
         InvalidRequestError,
-        "deploy application 'app': deployments.1.config.num_replicas=0: Input should be greater",
+        "deploy application 'app': deployments.1.config.num_replicas=0: must be greater",
     ),
     (
         ask.deploy("app", Spec("d", b"one", {}, None, {"num_cpus": -1})),
         InvalidRequestError,
-        "deploy application 'app': deployments.0.actor_options.num_cpus=-1: Input should be",
+        "deploy application 'app': deployments.0.actor_options.num_cpus=-1: must be",
     ),
 ]
 

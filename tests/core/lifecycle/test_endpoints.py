@@ -41,17 +41,17 @@ def refusal(world: World, change: ask.Request) -> str:
     ("weights", "text"),
     [
         ({}, "weights={}: must name at least one backend and its weight"),
-        (["v1"], "weights=['v1']: Input should be a valid dictionary"),
+        (["v1"], "weights=['v1']: must be a valid dictionary"),
         ({"v1": 0.5}, "the weights sum to 0.5: must be 1 within 1e-06"),
         ({"v1": 0.5, "v2": 0.6}, "the weights sum to 1.1: must be 1 within 1e-06"),
         ({"v1": 0.0, "v2": 0.0}, "the weights sum to 0: must be 1 within 1e-06"),
         ({"v1": 1 - 2e-6}, "the weights sum to 0.999998: must be 1 within 1e-06"),
-        ({"v1": 1.5, "v2": -0.5}, "weights.v1=1.5: Input should be less than or equal to 1; "),
-        ({"v1": 1.5, "v2": -0.5}, "weights.v2=-0.5: Input should be greater than or equal to 0"),
-        ({"v1": True}, "weights.v1=True: Input should be a valid number"),
-        ({"v1": "1"}, "weights.v1='1': Input should be a valid number"),
-        ({"v1": float("nan")}, "weights.v1=nan: Input should be a finite number"),
-        ({"v1": float("inf")}, "weights.v1=inf: Input should be a finite number"),
+        ({"v1": 1.5, "v2": -0.5}, "weights.v1=1.5: must be less than or equal to 1; "),
+        ({"v1": 1.5, "v2": -0.5}, "weights.v2=-0.5: must be greater than or equal to 0"),
+        ({"v1": True}, "weights.v1=True: must be a valid number"),
+        ({"v1": "1"}, "weights.v1='1': must be a valid number"),
+        ({"v1": float("nan")}, "weights.v1=nan: must be a finite number"),
+        ({"v1": float("inf")}, "weights.v1=inf: must be a finite number"),
         (
             {"v1": 0.5, "nope": 0.25, "v9": 0.25},
             "weights: no backend is named 'nope', 'v9'; it could be: v1, v2, v3",
@@ -100,7 +100,7 @@ def test_a_split_is_told_to_proxies_and_survives_a_crash(world: World) -> None:
 @pytest.mark.parametrize("proportion", [-0.1, 1.1, True, None, "0.5", float("nan")])
 def test_a_bad_proportion_is_refused(world: World, proportion: Any) -> None:
     text = refusal(world, ask.shadow("e", "v2", proportion))
-    assert text.startswith(f"shadow traffic 'e': proportion={proportion!r}: Input should be ")
+    assert text.startswith(f"shadow traffic 'e': proportion={proportion!r}: must be ")
 
 
 def test_a_shadow_must_be_a_backend_that_no_deploy_takes_away(world: World) -> None:

@@ -400,18 +400,18 @@ BAD = [
     ({"steps": (0.1, 0.5)}, "that grow and end with 1"),
     ({"steps": (0, 1)}, "numbers above 0"),
     ({"steps": 1}, "steps=1: must be"),
-    ({"hold_s": 0}, "hold_s=0: Input should be greater than 0"),
+    ({"hold_s": 0}, "hold_s=0: must be greater than 0"),
     ({"hold_s": "1"}, "hold_s='1'"),
     ({"hold_s": float("nan")}, "hold_s=nan"),
     ({"ready_timeout_s": -1}, "ready_timeout_s=-1"),
-    ({"alpha": 0}, "alpha=0: Input should be greater than 0"),
-    ({"min_samples": 0}, "min_samples=0: Input should be greater than or equal to 1"),
+    ({"alpha": 0}, "alpha=0: must be greater than 0"),
+    ({"min_samples": 0}, "min_samples=0: must be greater than or equal to 1"),
     ({"abort_if": {}}, "abort_if={}: must be a dict with at least one of error_rate"),
     ({"abort_if": {"p99": 1}}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
     ({"abort_if": {"error_rate": 0}}, "abort_if['error_rate']=0: must be a number above 0 and"),
     ({"abort_if": {"error_rate": True}}, "abort_if['error_rate']=True"),
     ({"abort_if": {"p95_latency_ratio": 0.9}}, "must be a number from 1 and below 100"),
-    ({"alpha": 1, "min_samples": 1.5}, "alpha=1: Input should be less than or equal to 0.5; min_s"),
+    ({"alpha": 1, "min_samples": 1.5}, "alpha=1: must be less than or equal to 0.5; min_s"),
 ]
 
 
