@@ -1,4 +1,4 @@
-"""Who is silent, and when: core/silence.py with a clock in hand."""
+"""Which processes count as silent, and when: with a clock in the test's hand."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_time_in_which_the_watcher_itself_stood_still_does_not_count() -> None:
     assert watched.ticks_until_due() == LIMIT_S / TICK_S
 
 
-def test_a_watcher_that_runs_by_fits_and_starts_judges_nobody() -> None:
+def test_a_watcher_that_runs_by_fits_and_starts_judges_no_process() -> None:
     watched = Watched()
     for _ in range(100):
         watched.now += 3.0
         assert not watched.look()
 
 
-def test_who_is_watched_no_more_is_forgotten() -> None:
+def test_what_is_watched_no_more_is_forgotten() -> None:
     watched = Watched()
     assert watched.ticks_until_due(most=4) == 0
     watched.silences.keep(set())

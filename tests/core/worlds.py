@@ -21,8 +21,8 @@ from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.releases import numbered
 
 KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
-BROKEN = b"raise"  # code that starts so cannot start
-UNLOADABLE = BROKEN + b" at import"  # and says that no other try mends it
+BROKEN = b"raise"  # code that begins with this cannot start
+UNLOADABLE = BROKEN + b" at import"  # and no further try helps
 REFUSED = "refused"  # a user_config on which reconfigure raises
 
 
@@ -255,14 +255,14 @@ class World:
             self._exits.append((tag, process))
 
     def thaw(self) -> None:
-        """Have stuck processes go on."""
+        """Let stuck processes go on."""
         for process in self.processes.values():
             process.stuck = False
             while process.mailbox:
                 self._receive(process, *process.mailbox.pop(0))
 
     def work(self) -> None:
-        """Have constructors return, and what drains end."""
+        """Let constructors return, and processes that drain end."""
         for process in list(self.processes.values()):
             if process.stuck:
                 continue
@@ -320,7 +320,7 @@ class World:
             self.listen(proxy)
 
     def listen(self, proxy: Proxy) -> None:
-        """Have a proxy ask for what it lacks."""
+        """Let a proxy ask for what it lacks."""
         news = self.cluster.listeners.listen(proxy.name, (1, 1, proxy.name), proxy.seen)
         if news is not None:
             self._inbox.append((proxy, news))

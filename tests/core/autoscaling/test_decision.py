@@ -221,13 +221,6 @@ def test_what_a_policy_of_the_users_wants_is_held_to_bounds_and_delays():
     assert trace == [(5, 7), (25, 10), (40, 3)]
 
 
-def test_a_policy_that_fails_leaves_the_target():
-    scaling = Scaling(config(policy=lambda _: 7, upscale_delay_s=0))
-    decision = scaling.step(0.0, Load(0, 1), 4, 4, answer={"error": "boom"})
-    assert (decision.target, decision.outcome) == (4, Outcome.POLICY_FAILED)
-    assert "boom" in decision.why
-
-
 def test_a_policy_of_the_users_cannot_go_to_zero_under_load_nor_need_it_be_asked_at_zero():
     scaling = Scaling(config(min_replicas=0, policy=lambda _: 0, downscale_delay_s=0))
     for now in range(100):

@@ -1,4 +1,4 @@
-"""What the admin client can ask for, what is refused in which words, and what repeats do."""
+"""What an administrator can ask for, what is refused and how, and what repeated requests do."""
 
 import copy
 from typing import Any
@@ -261,17 +261,6 @@ def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
     assert (config["num_replicas"], config["max_ongoing_requests"]) == (2, 7)
 
 
-def test_code_is_kept_while_any_backend_runs_it() -> None:
-    world = World()
-    world.request(ask.create("a"))
-    world.complete(ask.create("b"))
-    assert len(world.code) == 1
-    world.complete(ask.delete("a"))
-    assert len(world.code) == 1
-    world.complete(ask.delete("b"))
-    assert world.code == {}
-
-
 # --- Goals --------------------------------------------------------------------------------------
 
 
@@ -300,7 +289,7 @@ def test_a_newer_goal_ends_the_older_one_of_the_same_backend(world: World) -> No
     ]
 
 
-def test_ended_goals_are_kept_for_who_asks_late_but_not_all() -> None:
+def test_ended_goals_are_kept_for_late_clients_but_not_all() -> None:
     goals = Goals({})
     slow = goals.create(("backend", "slow"), "create", 0.0)
     ids = [goals.create(("backend", str(i)), "create", 1.0 + i) for i in range(105)]

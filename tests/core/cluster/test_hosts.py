@@ -32,7 +32,7 @@ class Hosts(World):
             self.join(name)
 
     def join(self, name: str, incarnation: str = "first", **fields: Any) -> None:
-        """Have a host report, with what runs there, and beat from now on."""
+        """Let a host report, with what runs there, and beat from now on."""
         self.alive.add(name)
         running = self.on(name)
         self.cluster.hosts.reported(record(name, **fields), running, self.now, incarnation)
@@ -206,6 +206,14 @@ def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
     assert three.spread() == {"": 3, "y": 3}
 
 
+def test_a_host_may_come_back_at_another_address(three: Hosts) -> None:
+    lose_and_replace(three)
+    three.join("x", address="elsewhere:1900")
+    three.settle()
+    assert three.cluster.hosts.records["x"].address == "elsewhere:1900"
+    assert three.spread()["x"] == 2
+
+
 def test_only_a_lost_host_can_be_evicted(three: Hosts) -> None:
     hosts = three.cluster.hosts
     with pytest.raises(UnknownNameError, match="no other host is named 'q'; there are: x, y"):
@@ -256,7 +264,7 @@ def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
     assert world.spread() == {"": 1, "x": 1, "y": 1}
 
 
-def test_what_nobody_can_take_over_finishes_before_its_host_leaves() -> None:
+def test_what_no_host_can_take_over_finishes_before_its_host_leaves() -> None:
     world = Hosts("x")
     world.complete(deploy(8, num_cpus=1))
     draining = world.on("x")

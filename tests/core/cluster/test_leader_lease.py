@@ -1,4 +1,4 @@
-"""Leases in a world of two clocks: nobody leads beside another, and somebody leads soon."""
+"""Leases in a world of two clocks: there are never two leaders, and soon there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 100.0
 
 
 class World:
-    """One leader, a store, and one who looks; ``skew`` is between their clocks."""
+    """A leader, a store, and a candidate that looks at it; ``skew`` is between their clocks."""
 
     def __init__(self, skew: float = 0.0, rank: int = 1) -> None:
         self.now, self.skew = 0.0, skew
@@ -47,7 +47,7 @@ pauses = st.lists(
 
 
 @given(pauses, st.floats(0, 1e6), st.booleans())
-def test_who_may_take_over_never_does_so_within_the_term_of_the_other(
+def test_a_candidate_never_takes_over_within_the_term_of_the_leader(
     steps: list[tuple[str, float]], skew: float, is_silent: bool
 ) -> None:
     world = World(skew)
@@ -88,7 +88,7 @@ def test_a_leader_that_is_heard_and_does_not_renew_is_given_twice_the_time() -> 
     assert takes_over_after(World(), 0.1) > 2 * OVER_S
 
 
-def test_who_was_stopped_itself_begins_to_wait_anew() -> None:
+def test_a_candidate_that_was_stopped_itself_begins_to_wait_anew() -> None:
     world = World()
     assert not world.look()
     world.now += 30
@@ -114,7 +114,7 @@ def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that
 
 
 class Bidders:
-    """Who bids, and one leader that has led for long."""
+    """Hosts that bid, and a leader that has led for long."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -122,7 +122,7 @@ class Bidders:
         self.number = 0
 
     def heir(self, reach: int, **reaches: int) -> str:
-        """Have all bid anew, in the order of leaders, and the leader look."""
+        """Let all bid anew, in the order of leaders, and the leader look."""
         self.now += RENEW_S
         self.number += 1
         bids = {
@@ -132,7 +132,7 @@ class Bidders:
         return self.contest.heir(bids, reach, self.now)
 
 
-def test_a_leader_gives_way_to_who_reaches_most_hosts_and_in_a_tie_to_nobody() -> None:
+def test_a_leader_gives_way_to_the_host_that_reaches_most_and_not_in_a_tie() -> None:
     assert Bidders().heir(0, b=1) == ""  # seen once; it may have been left there
     bidders = Bidders()
     bidders.heir(0, b=0, c=0)
@@ -152,7 +152,7 @@ def test_bids_that_change_no_more_count_for_nothing() -> None:
     assert bidders.contest.heir({}, 0, bidders.now + LONG) == ""
 
 
-def test_who_has_just_begun_to_lead_gives_way_to_nobody() -> None:
+def test_a_leader_that_has_just_begun_does_not_give_way() -> None:
     bidders = Bidders()
     bidders.contest = Contest(bidders.now)
     while bidders.now < 100.0 + SETTLED_S - 2 * RENEW_S:
@@ -200,7 +200,7 @@ def test_whatever_links_are_cut_one_leads_and_soon_no_bid_is_higher(
         assert all(bid.reach <= reach(lease.place, cut) for bid in bids(cut).values())
 
 
-def test_where_nobody_ever_led_only_the_first_does() -> None:
+def test_where_no_host_ever_led_only_the_first_does() -> None:
     assert Succession("a", 0).look(Lease(), 0.0, LONG)
     second = Succession("b", 1)
     assert not any(second.look(Lease(), now * LOOK_S, LONG) for now in range(1000))

@@ -1,4 +1,4 @@
-"""Which proxies a new controller waits for before it says that all of them know."""
+"""Which proxies a new controller waits for before it counts a table as held by all."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_loss_of_thirty_percent_both_ways_never_flaps_in_an_hour() -> None:
     assert judge.told == []
 
 
-def test_what_the_judge_did_not_listen_to_counts_for_nobody() -> None:
+def test_time_in_which_the_judge_did_not_listen_does_not_count() -> None:
     judge = Judge()
     judge.run(5)
     judge.now += 60  # stopped, or the whole machine was

@@ -1,4 +1,4 @@
-"""Who is told what, and when; and that it costs little however many listen."""
+"""What each listener is told, and when; and that many listeners cost little."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_listener_that_lacks_nothing_waits_for_news() -> None:
     assert not news.complete
 
 
-def test_news_go_once_and_only_to_who_waits() -> None:
+def test_news_go_once_and_only_to_listeners_that_wait() -> None:
     poll, waiting, busy = LongPoll(1), Listener("p"), Listener("busy")
     waiting.listen(poll)
     busy.take(poll.listen("busy", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
@@ -92,7 +92,7 @@ def test_publishing_the_same_value_is_no_news() -> None:
     assert poll.held_by_all("a")
 
 
-def test_a_deleted_key_is_told_to_who_has_it() -> None:
+def test_a_deleted_key_is_told_to_listeners_that_have_it() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("a", 1)
     listener.listen(poll)
@@ -104,7 +104,7 @@ def test_a_deleted_key_is_told_to_who_has_it() -> None:
 
 
 def test_a_listener_of_an_earlier_epoch_is_told_all_there_is() -> None:
-    """It cannot know what was deleted while nobody could tell it."""
+    """It cannot know what was deleted while no controller could tell it."""
     earlier, later, listener = LongPoll(1), LongPoll(2), Listener()
     earlier.publish("a", 1)
     earlier.publish("gone", 1)
@@ -178,7 +178,7 @@ def test_a_closed_long_poll_answers_when_it_is_opened() -> None:
     assert poll.take_news() == {}
 
 
-def test_old_deletions_are_forgotten_and_who_missed_them_is_told_all() -> None:
+def test_old_deletions_are_forgotten_and_a_listener_that_missed_them_is_told_all() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("kept", 1)
     listener.listen(poll)
@@ -199,7 +199,7 @@ def test_old_deletions_are_forgotten_and_who_missed_them_is_told_all() -> None:
     assert (values(news), news.complete) == ({"kept": 1}, True)
 
 
-def test_deletions_that_somebody_has_yet_to_hear_of_are_kept() -> None:
+def test_deletions_that_a_listener_has_yet_to_hear_of_are_kept() -> None:
     poll, listener, silent = LongPoll(1), Listener(), Listener("silent")
     poll.publish("first", 1)
     silent.listen(poll)
@@ -215,7 +215,7 @@ def test_deletions_that_somebody_has_yet_to_hear_of_are_kept() -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """Listeners lose news, restart and go; the controller restarts; all heals itself."""
+    """Listeners lose news, restart and go; the controller restarts; in the end all is known."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -350,7 +350,7 @@ def test_three_failed_checks_replace_a_replica() -> None:
 
 
 def be_sick(world: World, seconds: float) -> int:
-    """Have every replica fail its checks; return how many were replaced."""
+    """Let every replica fail its checks; return how many were replaced."""
     end, before = world.now + seconds, set(backend(world).replicas)
     seen = set(before)
     while world.now < end:

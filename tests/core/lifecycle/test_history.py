@@ -1,4 +1,4 @@
-"""What was changed, by whom, and what was before: entries, repeats, plans and undo."""
+"""The history of changes: entries, repeated requests, plans and undo."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_world() -> World:
     return world
 
 
-def test_an_entry_tells_who_did_what_and_when(world: World) -> None:
+def test_an_entry_tells_the_author_the_change_and_the_time(world: World) -> None:
     told = described(entries(world)[0])
     assert (told["id"], told["at"], told["user"], told["address"]) == (1, 7.0, "ada", "10.0.0.1")
     assert told["what"] == "deploy application 'app'"

@@ -1,4 +1,4 @@
-"""Rollouts over a cluster: steps, holding, going back, crashes, and who may not interfere."""
+"""Rollouts over a cluster: steps, holding, going back, crashes, and what is refused meanwhile."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tally(queries: int, bad: int = 0, seconds: float = 0.01) -> Any:
 
 
 def report(world: World, proxy: str = "p", token: str | None = None, **counted: Any) -> None:
-    """Have a proxy report what it has counted so far in the present step."""
+    """Let a proxy report what it has counted so far in the present step."""
     token = token or world.table("rollout/e")
     world.request(lambda cluster: cluster.rollouts.reported("e", token, proxy, counted))
     world.flush()
@@ -331,7 +331,7 @@ def test_reports_of_an_earlier_step_or_of_no_rollout_count_for_nothing(world: Wo
 # --- Interference ---------------------------------------------------------------------------------
 
 
-def test_nobody_else_sets_the_traffic_or_deletes_the_backends_meanwhile(world: World) -> None:
+def test_other_changes_of_the_traffic_or_backends_are_refused_meanwhile(world: World) -> None:
     world.request(ask.create("v4"))
     world.request(start(to="v4"))
     world.flush()

@@ -1,4 +1,4 @@
-"""A router under load, with a clock of its own: who asks, what replicas take, who got what."""
+"""A router under load, with a clock of its own: what is asked, run and answered."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Crowd:
         self.set_slots(slots)
 
     def set_slots(self, slots: int) -> None:
-        """Have the replicas run so many at a time."""
+        """Let the replicas run so many queries at a time."""
         table = BackendTable(
             tag="b",
             replicas=(replica("r1"), replica("r2")),
@@ -57,7 +57,7 @@ class Crowd:
         self._take(self.router.set_backend("b", table, self.now))
 
     def asks(self, name: str, rate: float, timeout_s: float | None = None) -> None:
-        """Have an endpoint's queries come at this rate, at random."""
+        """Send an endpoint's queries at this rate, at random times."""
         self.router.set_endpoint(name, endpoint(name), self.now)
 
         def come() -> None:
@@ -69,7 +69,7 @@ class Crowd:
         self._at(self.now, come)
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass; then nobody asks any more."""
+        """Let so much time pass; then no more queries come."""
         self._until = self.now + seconds
         while self._events and self._events[0][0] <= self._until:
             self.now, _, what = heapq.heappop(self._events)

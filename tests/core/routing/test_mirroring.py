@@ -57,7 +57,7 @@ def ends(effects: list[Any]) -> list[tuple[str, int, bool]]:
 
 
 def finish(made: WatchedRouter, effects: list[Any], replica: str, now: float = 1.0) -> list[Any]:
-    """Have a replica answer all that ``effects`` gave it."""
+    """Let a replica answer all that ``effects`` gave it."""
     numbers = [e.ticket.number for e in only(Assign, effects) if e.replica == replica]
     return made.finished(replica, [(number, 200) for number in numbers], now)
 

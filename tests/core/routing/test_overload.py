@@ -1,4 +1,5 @@
-"""Five times more than a backend can do: what is let in, what waits, who is answered.
+"""Five times more than a backend can do: what is let in, what waits, and
+what is answered.
 
 With simulated time, so that every decision is the router's own.
 """
@@ -56,7 +57,7 @@ def test_with_deadlines_five_times_the_capacity_costs_no_capacity(
     assert len(late) < 0.1 * len(took), "the others hear at once that they would wait in vain"
 
 
-def test_those_who_are_turned_away_are_told_when_what_waits_will_be_gone() -> None:
+def test_a_refusal_says_when_the_queue_will_be_empty() -> None:
     crowd = Crowd(SLOTS, steady, max_queued_requests=50)
     crowd.asks("e", 5 * CAPACITY)
     crowd.run(30.0)

@@ -1,4 +1,4 @@
-"""Who has the next turn where several endpoints wait for one backend."""
+"""Which endpoint has the next turn where several wait for one backend."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_put_back_has_the_next_turn() -> None:
     assert lines.size == 4
 
 
-def test_an_empty_queue_owes_nobody_a_turn() -> None:
+def test_an_empty_queue_owes_no_endpoint_a_turn() -> None:
     lines = waiting("a")
     served(lines, 1)
     lines.add(ticket(1, "b"))
@@ -92,7 +92,7 @@ def test_the_longest_line_gives_up_its_newest_for_one_that_stays_shorter() -> No
     assert FairQueue().longest_beside("a") is None
 
 
-def test_ahead_are_those_who_have_their_turns_before() -> None:
+def test_ahead_is_what_has_its_turn_before() -> None:
     lines = waiting(*"aaaaaabbc")
     assert lines.ahead("new") == 0
     assert lines.ahead("c") == 3  # its own, and one each of a and b
@@ -100,7 +100,7 @@ def test_ahead_are_those_who_have_their_turns_before() -> None:
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=60), st.randoms())
-def test_nobody_who_waits_gets_less_than_his_share(names: list[str], random: object) -> None:
+def test_no_endpoint_that_waits_gets_less_than_its_share(names: list[str], random: object) -> None:
     """Between two turns of a line that waits, no other has more than two: a new one, and one."""
     lines = FairQueue()
     since: dict[str, Counter[str]] = {}

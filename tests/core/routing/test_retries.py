@@ -40,7 +40,7 @@ from tests.core.routing.queries import (
         *((None, None, None, m, False) for m in ("POST", "PATCH", "PURGE", "")),
     ],
 )
-def test_the_nearest_who_says_so_decides(
+def test_the_nearest_setting_decides(
     handle: bool | None,
     of_endpoint: bool | None,
     deployment: bool | None,
@@ -77,7 +77,7 @@ def test_it_may_be_retried_only_if_it_may_at_every_backend_where_it_could_have_b
 
 
 def deadly(made: WatchedRouter, effects: Effects, lives: itertools.count[int]) -> int:
-    """Have each replica die of each query, and be replaced; return how many were run."""
+    """Let each query kill its replica, which is replaced; return how many queries were run."""
     runs = 0
     while started := only(Assign, effects):
         runs += len(started)
@@ -157,7 +157,7 @@ def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
     assert budget.tokens == SPARE
 
 
-def test_answers_that_nobody_has_confirmed_leave_the_budget_to_what_is_not_answered() -> None:
+def test_answers_that_are_not_confirmed_leave_the_budget_to_what_is_not_answered() -> None:
     made = router(backend("r1", limit=2))
     for number in range(1, 2 * SPARE, 2):
         for each in (number, number + 1):

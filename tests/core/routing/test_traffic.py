@@ -65,7 +65,7 @@ def test_the_only_backend_needs_neither_chance_nor_hash() -> None:
     weights=st.dictionaries(st.text(max_size=3), st.floats(1e-9, 1.0), min_size=1, max_size=6),
     point=st.floats(0, 1, exclude_max=True),
 )
-def test_every_point_is_somebodys(weights: dict[str, float], point: float) -> None:
+def test_every_point_belongs_to_a_backend(weights: dict[str, float], point: float) -> None:
     """Weights sum to 1 within a tolerance only."""
     assert Split(weights).choose(None, lambda: point) in weights
 
