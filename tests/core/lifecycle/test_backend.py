@@ -224,15 +224,6 @@ def test_code_that_a_host_cannot_load_is_given_up_though_another_runs_it() -> No
     assert "STARTING" not in states(world)
 
 
-def test_code_that_ran_once_is_never_given_up() -> None:
-    world = running_world()
-    world.code[next(iter(world.code))] = BROKEN
-    world.die(world.running("b")[0].tag)
-    world.go_on(60, 10.0)
-    assert not backend(world).record.failure
-    assert backend(world).trouble.endswith("tries to start it have failed, the last one: boom")
-
-
 def test_creating_it_again_tries_again() -> None:
     world = world_with(code=BROKEN)
     world.settle()

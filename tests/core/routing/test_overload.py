@@ -1,5 +1,4 @@
-"""Five times more than a backend can do: what is let in, what waits, and
-what is answered.
+"""Five times more than a backend can do: what is let in, what waits, what is answered.
 
 With simulated time, so that every decision is the router's own.
 """

@@ -511,35 +511,31 @@ def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
 # --- Which replica answers ----------------------------------------------------------------------
 
 
-def ask_in_turn(made: WatchedRouter, count: int, now: float, *, blocked: str) -> list[str]:
-    """GETs one after the other, each for 2 s at most; return which replicas got them."""
-    got = []
-    for i in range(count):
-        (effect,) = submit(made, 1000 + int(now) + i, now=now)
-        got.append(effect.replica)
-        if effect.replica == blocked:
-            made.cancel("c", 1000 + int(now) + i, now + 2.0)
-        else:
-            made.answered(effect.replica, [(effect.ticket.number, 200)], now + 0.005)
-            made.delivered(effect.replica, [effect.ticket.number])
-    return got
-
-
 def test_a_replica_that_does_not_answer_gets_one_of_many_queries() -> None:
     made = router(backend("r1", "r2", limit=100))
-    assert ask_in_turn(made, 100, 0.0, blocked="r2").count("r2") == 1
+    got = []
+    for number in range(100):
+        (effect,) = submit(made, number)
+        got.append(effect.replica)
+        if effect.replica == "r2":
+            made.cancel("c", number, 2.0)
+        else:
+            made.answered("r1", [(effect.ticket.number, 200)], 0.005)
+    assert got.count("r2") == 1
 
 
-def test_a_replica_whose_loop_is_blocked_again_and_again_is_not_taken_again() -> None:
+@pytest.mark.parametrize(("slow", "of_r2"), [({"r2"}, 1), ({"r1", "r2"}, 10)])
+def test_a_replica_that_takes_long_is_not_taken_again_unless_all_do(
+    slow: set[str], of_r2: int
+) -> None:
     made = router(backend("r1", "r2", limit=100))
     got = []
     for turn in range(20):
-        now = 10.0 * turn
-        (effect,) = submit(made, turn, now=now)
+        (effect,) = submit(made, turn, now=10.0 * turn)
         got.append(effect.replica)
-        took_s = 3.0 if effect.replica == "r2" else 0.005
-        made.answered(effect.replica, [(effect.ticket.number, 200)], now + took_s)
-    assert got.count("r2") == 1
+        took_s = 3.0 if effect.replica in slow else 0.005
+        made.answered(effect.replica, [(effect.ticket.number, 200)], 10.0 * turn + took_s)
+    assert got.count("r2") == of_r2
 
 
 def test_a_suspect_that_answers_in_time_is_one_of_all_again() -> None:
@@ -560,16 +556,6 @@ def test_a_suspect_is_taken_where_no_other_has_room() -> None:
     made.cancel("c", 2, 5.0)  # r2 has not said a word
     made.finished("r2", [(numbers(first)[1], 499)], 6.0)
     assert assigned(submit(made, 3, now=7.0)) == [("r2", 3)]
-
-
-def test_where_all_take_long_all_take_turns() -> None:
-    made = router(backend("r1", "r2", limit=100))
-    got = []
-    for turn in range(10):
-        (effect,) = submit(made, turn, now=10.0 * turn)
-        got.append(effect.replica)
-        made.answered(effect.replica, [(effect.ticket.number, 200)], 10.0 * turn + 3.0)
-    assert got.count("r1") == got.count("r2") == 5
 
 
 def test_a_replica_that_answers_others_meanwhile_is_not_suspect() -> None:
