@@ -61,6 +61,11 @@ def deploy(
     return do(ops.DeployApplication, **_application(app, specs, route, ingress), folders=folders)
 
 
+def version(code: bytes = b"one", **config: Any) -> Request:
+    """Deploy the application "app", which has the one deployment "d"."""
+    return deploy("app", Spec("d", code, config))
+
+
 def plan(app: str, *specs: Spec, route: str | None = "/", ingress: str = "") -> Request:
     return do(ops.PlanApplication, **_application(app, specs, route, ingress))
 

@@ -14,7 +14,7 @@ from greenroom.core.cluster import status
 from greenroom.core.effects import AskPolicy, Start
 from greenroom.core.records import BACKEND, differences
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, Spec, World
+from tests.core.worlds import BROKEN, World
 
 QUICK = {
     "max_replicas": 5,
@@ -180,7 +180,7 @@ def test_a_deleted_backend_is_not_scaled() -> None:
 
 
 def deploy(code: bytes, **given: Any) -> ask.Request:
-    return ask.deploy("app", Spec("d", code, {"autoscaling_config": {**QUICK, **given}}))
+    return ask.version(code, autoscaling_config={**QUICK, **given})
 
 
 def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:

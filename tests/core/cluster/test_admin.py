@@ -19,7 +19,7 @@ def make_world() -> World:
     world = World()
     world.request(ask.create("b", num_replicas=2))
     world.request(ask.endpoint("e", "b", route="/e"))
-    world.complete(ask.deploy("app", Spec("d", b"one", {})))
+    world.complete(ask.version())
     return world
 
 
@@ -179,7 +179,7 @@ def test_a_bad_request_is_refused_and_changes_nothing(
 
 
 def test_a_backend_of_an_application_is_not_deleted_by_itself(world: World) -> None:
-    world.request(ask.deploy("app", Spec("d", b"two", {})))
+    world.request(ask.version(b"two"))
     with pytest.raises(ConflictError, match="belongs to application 'app'; delete or redeploy"):
         ask.delete("app#d")(world.cluster)
 
@@ -204,7 +204,7 @@ REPEATED: list[tuple[str, ask.Request]] = [
     ("create an endpoint", ask.endpoint("e", "b", route="/e", methods=("get", "GET"))),
     ("delete an endpoint that is not there", ask.unname("nope")),
     ("the traffic that there is", ask.traffic("e", {"b": 1})),
-    ("deploy the same", ask.deploy("app", Spec("d", b"one", {}))),
+    ("deploy the same", ask.version()),
     ("delete an application that is not there", ask.undeploy("nope")),
 ]
 
@@ -225,7 +225,7 @@ def test_a_repeated_request_changes_nothing(world: World, change: ask.Request) -
     [
         ask.create("new"),
         ask.update("b", user_config=2),
-        ask.deploy("app", Spec("d", b"two", {})),
+        ask.version(b"two"),
         ask.undeploy("app"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_goal_is_reached_when_every_proxy_knows() -> None:
 
 def test_a_newer_goal_ends_the_older_one_of_the_same_backend(world: World) -> None:
     first = world.request(ask.update("b", num_replicas=3))
-    other = world.request(ask.deploy("app", Spec("d", b"two", {})))
+    other = world.request(ask.version(b"two"))
     second = world.request(ask.update("b", num_replicas=1))
     assert [world.goal_state(goal) for goal in (first, other, second)] == [
         "succeeded",

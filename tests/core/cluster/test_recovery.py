@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, CrashError, Spec, World
+from tests.core.worlds import BROKEN, CrashError, World
 
 BACKENDS = st.sampled_from(["a", "b"])
 REPLICAS = st.integers(1, 3)
@@ -64,8 +64,7 @@ class CrashingCluster(RuleBasedStateMachine):
 
     @rule(code=CODES, replicas=REPLICAS)
     def deploy(self, code: bytes, replicas: int) -> None:
-        spec = Spec("d", code, {"num_replicas": replicas})
-        self.world.change(ask.deploy("app", spec))
+        self.world.change(ask.version(code, num_replicas=replicas))
         self.app = (code, replicas)
 
     @rule()

@@ -10,15 +10,11 @@ from tests.core.worlds import BROKEN, Process, Spec, World
 D = "app#d"
 
 
-def version(code: bytes, **config: object) -> ask.Request:
-    return ask.deploy("app", Spec("d", code, dict(config)))
-
-
 @pytest.fixture(name="world")
 def make_world() -> World:
     """A world where the first version serves."""
     world = World()
-    world.complete(version(b"one", num_replicas=2))
+    world.complete(ask.version(b"one", num_replicas=2))
     return world
 
 
@@ -36,7 +32,7 @@ def application(world: World) -> dict:
 
 def test_a_new_application_comes_up() -> None:
     world = World()
-    goal = world.request(version(b"one"))
+    goal = world.request(ask.version(b"one"))
     assert application(world)["status"] == "DEPLOYING"
     world.settle()
     assert world.goal_state(goal) == "succeeded"
@@ -46,26 +42,26 @@ def test_a_new_application_comes_up() -> None:
 
 
 def test_after_a_failed_version_the_old_one_can_be_deployed_again(world: World) -> None:
-    world.complete(version(BROKEN))
-    goal = world.complete(version(b"one", num_replicas=2))
+    world.complete(ask.version(BROKEN))
+    goal = world.complete(ask.version(b"one", num_replicas=2))
     assert world.goal_state(goal) == "succeeded"
     assert application(world)["status"] == "RUNNING"
 
 
 def test_a_first_version_that_cannot_start_stays_to_be_seen() -> None:
     world = World()
-    world.complete(version(BROKEN))
+    world.complete(ask.version(BROKEN))
     assert record(world).replicas == {}
     assert world.table(f"backend/{D}").unavailable == "it could not be started"
-    goal = world.complete(version(b"one"))
+    goal = world.complete(ask.version(b"one"))
     assert world.goal_state(goal) == "succeeded"
     assert len(running(world, b"one")) == 1
 
 
 def test_the_same_broken_version_is_tried_again_when_asked() -> None:
     world = World()
-    first = world.complete(version(BROKEN))
-    second = world.request(version(BROKEN))
+    first = world.complete(ask.version(BROKEN))
+    second = world.request(ask.version(BROKEN))
     assert second not in {None, first}
     world.settle()
     assert world.goal_state(second) == "failed"
@@ -73,9 +69,9 @@ def test_the_same_broken_version_is_tried_again_when_asked() -> None:
 
 def test_going_back_takes_up_the_old_version_with_other_settings(world: World) -> None:
     before = world.running(D)
-    world.request(version(b"two"))
+    world.request(ask.version(b"two"))
     world.flush()
-    world.complete(version(b"one", num_replicas=3, user_config="other"))
+    world.complete(ask.version(b"one", num_replicas=3, user_config="other"))
     assert world.running(D)[:2] == before
     assert [process.code for process in world.running(D)] == [b"one"] * 3
     assert len(before[0].reconfigured) == 1
@@ -84,7 +80,7 @@ def test_going_back_takes_up_the_old_version_with_other_settings(world: World) -
 def test_a_deployment_that_is_left_out_goes(world: World) -> None:
     world.complete(ask.deploy("app", Spec("d", b"one", {}), Spec("helper", b"two", {})))
     assert world.table("endpoint/app#helper").traffic == {"app#helper": 1.0}
-    goal = world.complete(version(b"one"))
+    goal = world.complete(ask.version(b"one"))
     assert world.goal_state(goal) == "succeeded"
     assert world.table("endpoint/app#helper") is None
     assert set(world.cluster.backends) == {D}
@@ -111,7 +107,7 @@ def test_deleting_drops_the_endpoints_at_once_and_then_everything(world: World) 
 
 def test_deleting_what_could_not_start_succeeds() -> None:
     world = World()
-    world.complete(version(BROKEN))
+    world.complete(ask.version(BROKEN))
     goal = world.complete(ask.undeploy("app"))
     assert world.goal_state(goal) == "succeeded"
 
@@ -119,7 +115,7 @@ def test_deleting_what_could_not_start_succeeds() -> None:
 @pytest.mark.parametrize("code", [b"one", b"two"])
 def test_deploying_while_it_is_being_deleted_brings_it_up_anew(world: World, code: bytes) -> None:
     world.request(ask.undeploy("app"))
-    goal = world.complete(version(code))
+    goal = world.complete(ask.version(code))
     assert world.goal_state(goal) == "succeeded"
     assert {process.code for process in world.running(D)} == {code}
     assert application(world)["status"] == "RUNNING"
@@ -129,12 +125,12 @@ def test_a_broken_version_deployed_while_it_is_being_deleted_fails(world: World)
     world.code = dict.fromkeys(world.code, BROKEN)
     world.request(ask.undeploy("app"))
     world.flush()
-    goal = world.complete(version(b"one"))
+    goal = world.complete(ask.version(b"one"))
     assert world.goal_state(goal) == "failed"
 
 
 def test_status_shows_replicas_and_what_they_wait_for(world: World) -> None:
-    world.request(version(b"one", num_replicas=3))
+    world.request(ask.version(b"one", num_replicas=3))
     shown = application(world)["deployments"]["d"]
     assert (shown["status"], shown["message"]) == ("UPSCALING", "2 of 3 replicas run")
     assert [each["state"] for each in shown["replicas"]] == ["RUNNING", "RUNNING", "STARTING"]
@@ -162,7 +158,7 @@ def test_what_has_served_is_expected_to_through_new_versions_deaths_and_restarts
     world: World,
 ) -> None:
     assert expected(world)
-    world.complete(version(BROKEN, num_replicas=2))
+    world.complete(ask.version(BROKEN, num_replicas=2))
     assert expected(world)
     for process in world.running(D):
         world.die(process.tag)
@@ -176,7 +172,7 @@ def test_what_has_served_is_expected_to_through_new_versions_deaths_and_restarts
 
 def test_what_is_deleted_or_has_no_replicas_by_its_settings_is_not_expected(world: World) -> None:
     scaled = {"min_replicas": 0, "max_replicas": 2, "downscale_delay_s": 1.0}
-    world.complete(version(b"one", num_replicas=None, autoscaling_config=scaled))
+    world.complete(ask.version(b"one", num_replicas=None, autoscaling_config=scaled))
     world.wait(60.0)
     world.settle()
     assert world.table(f"backend/{D}").replicas == ()

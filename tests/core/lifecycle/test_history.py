@@ -18,10 +18,6 @@ def undo(world: World, entry_id: int | None = None) -> Any:
     return world.change(ask.undo(entry_id), "undo")
 
 
-def deploy(code: bytes = b"one", name: str = "d", **config: object) -> ask.Request:
-    return ask.deploy("app", Spec(name, code, dict(config)))
-
-
 def entries(world: World) -> list[HistoryRecord]:
     return list(world.cluster.history)
 
@@ -42,7 +38,7 @@ def picture(world: World) -> Any:
 @pytest.fixture(name="world")
 def make_world() -> World:
     world = World()
-    world.change(deploy(num_replicas=2), "deploy application 'app'")
+    world.change(ask.version(num_replicas=2), "deploy application 'app'")
     world.settle()
     return world
 
@@ -62,7 +58,7 @@ def test_an_entry_tells_the_author_the_change_and_the_time(world: World) -> None
 def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
     for point in ("before save", "after save", "amid effects"):
         world.crash_at = point
-        world.change(deploy(num_replicas=3, user_config=point), request=f"crash {point}")
+        world.change(ask.version(num_replicas=3, user_config=point), request=f"crash {point}")
         saved = world.records["history"]
         record = world.records["backend"]["app#d"]
         last = saved[max(saved)]
@@ -73,7 +69,7 @@ def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
 
 
 def test_a_change_that_changes_nothing_or_is_refused_has_no_entry(world: World) -> None:
-    world.change(deploy(num_replicas=2))
+    world.change(ask.version(num_replicas=2))
     with pytest.raises(ConflictError):
         world.change(ask.deploy("other", Spec("d", b"two", {}), route="/"))
     assert len(entries(world)) == 1
@@ -92,7 +88,7 @@ def test_a_repeated_request_is_answered_and_changes_nothing_even_after_a_crash()
 
 def test_entries_survive_and_the_oldest_go(world: World) -> None:
     for number in range(205):
-        world.change(deploy(num_replicas=2, user_config=number))
+        world.change(ask.version(num_replicas=2, user_config=number))
     world.boot()
     kept = entries(world)
     assert len(kept) == len(world.records["history"]) == 200
@@ -125,8 +121,8 @@ def test_the_cost_of_an_entry_does_not_follow_the_size_of_the_cluster() -> None:
 
 UNDOABLE: list[tuple[str, ask.Request]] = [
     ("create a backend", ask.create("b")),
-    ("new code", deploy(b"two", num_replicas=2)),
-    ("settings", deploy(user_config="x", num_replicas=3)),
+    ("new code", ask.version(b"two", num_replicas=2)),
+    ("settings", ask.version(user_config="x", num_replicas=3)),
     ("another deployment", ask.deploy("app", Spec("e", b"two", {}))),
     ("another route", ask.deploy("app", Spec("d", b"one", {"num_replicas": 2}), route="/x")),
     ("delete the application", ask.undeploy("app")),
@@ -161,7 +157,7 @@ def test_an_endpoint_is_undone_too(world: World) -> None:
 
 def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
     world.change(ask.create("b"))
-    world.change(deploy(b"two"))
+    world.change(ask.version(b"two"))
     undo(world, 2)
     world.settle()
     assert set(world.cluster.backends) == {"app#d"}
@@ -176,16 +172,16 @@ def refused(world: World, entry_id: int, *parts: str) -> None:
 
 
 def test_undo_is_refused_where_a_later_change_touched_the_same(world: World) -> None:
-    world.change(deploy(b"two"), "deploy two")
-    world.change(deploy(b"three"), "deploy three")
+    world.change(ask.version(b"two"), "deploy two")
+    world.change(ask.version(b"three"), "deploy three")
     refused(world, 2, "deploy two", "change 3 (deploy three) changed backend 'app#d' later")
 
 
 def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World) -> None:
-    world.change(deploy(BROKEN, num_replicas=2))
+    world.change(ask.version(BROKEN, num_replicas=2))
     world.settle()
     refused(world, 2, "rolled back")
-    world.change(deploy(b"two"))
+    world.change(ask.version(b"two"))
     undo(world)
     refused(world, 3, "undone already")
 
@@ -243,7 +239,7 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
 
 def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
     digest = world.cluster.backends["app#d"].record.newest.code_digest
-    world.change(deploy(b"two"))
+    world.change(ask.version(b"two"))
     world.settle()
     world.cluster.state.code_use.lost.add(digest)
     refused(world, 2, "no longer stored")

@@ -13,13 +13,9 @@ from tests.core.worlds import BROKEN, REFUSED, Process, Spec, World
 D = "app#d"
 
 
-def version(code: bytes, **config: object) -> ask.Request:
-    return ask.deploy("app", Spec("d", code, dict(config)))
-
-
 def world_with(replicas: int, **config: object) -> World:
     world = World()
-    world.complete(version(b"one", num_replicas=replicas, **config))
+    world.complete(ask.version(b"one", num_replicas=replicas, **config))
     return world
 
 
@@ -55,7 +51,7 @@ def test_there_are_never_fewer_than_before_nor_more_than_a_fifth_above(
     before: int, after: int
 ) -> None:
     world = world_with(before)
-    world.request(version(b"two", num_replicas=after))
+    world.request(ask.version(b"two", num_replicas=after))
     fewest, most = watch(world)
     assert fewest >= min(before, after)
     assert most <= max(before, after) + -(-after // 5)  # a fifth, rounded up
@@ -64,7 +60,7 @@ def test_there_are_never_fewer_than_before_nor_more_than_a_fifth_above(
 
 def test_capacity_is_kept_until_the_smaller_new_version_is_up() -> None:
     world = world_with(4)
-    world.request(version(b"two", num_replicas=1))
+    world.request(ask.version(b"two", num_replicas=1))
     world.flush()
     assert serving(world) == 4
 
@@ -72,7 +68,7 @@ def test_capacity_is_kept_until_the_smaller_new_version_is_up() -> None:
 def test_a_version_that_cannot_start_goes_back_with_every_old_replica_in_place() -> None:
     world = world_with(5)
     old = world.running(D)
-    goal = world.request(version(BROKEN, num_replicas=5))
+    goal = world.request(ask.version(BROKEN, num_replicas=5))
     fewest, most = watch(world)
     assert (fewest, most) == (5, 6)
     assert world.running(D) == old
@@ -83,7 +79,7 @@ def test_a_version_that_cannot_start_goes_back_with_every_old_replica_in_place()
 
 def test_a_version_that_starts_and_then_dies_goes_back_too() -> None:
     world = world_with(3)
-    goal = world.request(version(b"two", num_replicas=3))
+    goal = world.request(ask.version(b"two", num_replicas=3))
     for _ in range(100):
         world.flush()
         world.work()
@@ -101,7 +97,7 @@ def test_a_version_that_starts_and_then_dies_goes_back_too() -> None:
 
 def test_a_version_that_fails_its_health_checks_goes_back() -> None:
     world = world_with(1)
-    goal = world.request(version(b"two", num_replicas=2, health_check_period_s=1))
+    goal = world.request(ask.version(b"two", num_replicas=2, health_check_period_s=1))
     while world.goal_state(goal) == "pending":
         for process in world.processes.values():
             process.sick = process.code == b"two"
@@ -120,7 +116,7 @@ def test_a_version_that_fails_its_health_checks_goes_back() -> None:
 
 def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -> None:
     world = world_with(3)
-    world.request(version(b"two", num_replicas=3))
+    world.request(ask.version(b"two", num_replicas=3))
     world.flush()  # a new one is starting, and takes its time
     world.die(world.running(D)[0].tag)
     world.flush()
@@ -133,7 +129,7 @@ def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -
 def test_old_code_that_cannot_start_any_more_does_not_hold_up_the_new() -> None:
     world = world_with(2)
     world.code[next(iter(world.code))] = BROKEN
-    world.request(version(b"two", num_replicas=2))
+    world.request(ask.version(b"two", num_replicas=2))
     for process in world.running(D):
         world.die(process.tag)
     world.settle()
@@ -142,10 +138,10 @@ def test_old_code_that_cannot_start_any_more_does_not_hold_up_the_new() -> None:
 
 def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
     world = world_with(4)
-    first = world.request(version(b"two", num_replicas=4))
+    first = world.request(ask.version(b"two", num_replicas=4))
     world.go_on(3)
     assert {process.code for process in world.processes.values()} == {b"one", b"two"}
-    second = world.request(version(b"three", num_replicas=4))
+    second = world.request(ask.version(b"three", num_replicas=4))
     fewest, most = watch(world)
     assert fewest >= 4
     assert most <= 5
@@ -155,9 +151,9 @@ def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
 
 def test_a_second_version_that_cannot_start_goes_back_to_the_one_that_was_up() -> None:
     world = world_with(4)
-    world.request(version(b"two", num_replicas=4))
+    world.request(ask.version(b"two", num_replicas=4))
     world.go_on(3)
-    world.request(version(BROKEN, num_replicas=4))
+    world.request(ask.version(BROKEN, num_replicas=4))
     fewest, _ = watch(world)
     assert fewest >= 4
     assert [process.code for process in world.running(D)] == [b"one"] * 4
@@ -166,7 +162,7 @@ def test_a_second_version_that_cannot_start_goes_back_to_the_one_that_was_up() -
 def test_the_update_goes_on_after_every_crash_of_the_controller() -> None:
     for point, after in itertools.product(("before save", "after save", "amid effects"), range(8)):
         world = world_with(3)
-        goal = world.request(version(b"two", num_replicas=3))
+        goal = world.request(ask.version(b"two", num_replicas=3))
         for step in range(30):
             if step == after:
                 world.crash_at = point
@@ -181,7 +177,7 @@ def test_the_update_goes_on_after_every_crash_of_the_controller() -> None:
 
 def test_a_new_controller_starts_and_stops_nothing_before_it_knows_what_runs() -> None:
     world = world_with(3)
-    world.request(version(b"two", num_replicas=3))
+    world.request(ask.version(b"two", num_replicas=3))
     while [process.code for process in world.running(D)].count(b"two") < 2:
         world.flush()
         world.work()
@@ -199,13 +195,13 @@ def test_a_new_controller_starts_and_stops_nothing_before_it_knows_what_runs() -
 
 def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:
     world = World()
-    world.request(version(b"one", num_replicas=3))
+    world.request(ask.version(b"one", num_replicas=3))
     world.flush()
     first = next(iter(world.processes.values()))
     first.state = "running"
     world.report(first)
     world.flush()
-    goal = world.request(version(b"two", num_replicas=3))
+    goal = world.request(ask.version(b"two", num_replicas=3))
     world.flush()
     assert [p.state for p in world.processes.values() if p.code == b"one"] == [
         "running",
@@ -219,7 +215,7 @@ def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:
 def test_old_replicas_do_not_hear_of_the_new_versions_settings() -> None:
     world = world_with(2)
     old: list[Process] = world.running(D)
-    world.complete(version(b"two", num_replicas=2, user_config="new"))
+    world.complete(ask.version(b"two", num_replicas=2, user_config="new"))
     assert [process.reconfigured for process in old] == [[], []]
 
 
@@ -238,7 +234,7 @@ def test_other_actor_options_are_a_rolling_update() -> None:
 def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> None:
     world = world_with(2, user_config="good", max_ongoing_requests=7)
     before = world.running(D)
-    goal = world.complete(version(b"one", num_replicas=2, user_config=REFUSED))
+    goal = world.complete(ask.version(b"one", num_replicas=2, user_config=REFUSED))
     ended = world.cluster.state.goal(goal)
     assert (ended.state, ended.exception) == ("failed", b"pickled no such")
     assert ended.error == "deployment 'd' of application 'app': no such"
@@ -253,7 +249,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     world.boot()
     world.settle()
     assert world.cluster.backends[D].record == record
-    goal = world.complete(version(b"one", num_replicas=2, user_config="better"))
+    goal = world.complete(ask.version(b"one", num_replicas=2, user_config="better"))
     assert world.goal_state(goal) == "succeeded"
     assert status.applications(world.cluster)["app"]["status"] == "RUNNING"
 
@@ -262,9 +258,9 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
 @pytest.mark.parametrize("deliveries", [0, 1, 2])
 def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries: int) -> None:
     world = world_with(2, user_config="first")
-    world.complete(version(b"one", num_replicas=2, user_config="good"))
+    world.complete(ask.version(b"one", num_replicas=2, user_config="good"))
     world.boot()  # and this one has not seen how the settings came to be
-    goal = world.request(version(b"one", num_replicas=2, user_config=REFUSED))
+    goal = world.request(ask.version(b"one", num_replicas=2, user_config=REFUSED))
     for _ in range(deliveries):
         world.deliver()
     world.crash_at = point
@@ -275,15 +271,15 @@ def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries
 
 def test_of_two_refused_settings_the_last_good_ones_come_back() -> None:
     world = world_with(1, user_config="good")
-    world.request(version(b"one", user_config=REFUSED, max_ongoing_requests=1))
-    world.complete(version(b"one", user_config=REFUSED, max_ongoing_requests=2))
+    world.request(ask.version(b"one", user_config=REFUSED, max_ongoing_requests=1))
+    world.complete(ask.version(b"one", user_config=REFUSED, max_ongoing_requests=2))
     assert world.cluster.backends[D].record.newest.config["user_config"] == "good"
 
 
 def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> None:
     world = world_with(1, user_config="good")
-    world.request(version(b"one", user_config=REFUSED))
-    goal = world.complete(version(b"one", user_config="better"))
+    world.request(ask.version(b"one", user_config=REFUSED))
+    goal = world.complete(ask.version(b"one", user_config="better"))
     assert world.goal_state(goal) == "succeeded"
     assert world.cluster.backends[D].record.newest.config["user_config"] == "better"
 
@@ -291,8 +287,8 @@ def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> N
 def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended() -> None:
     scaling = {"min_replicas": 0, "initial_replicas": 3, "max_replicas": 3}
     world = World()
-    world.complete(version(b"one", num_replicas=None, autoscaling_config=scaling))
-    world.request(version(b"two", num_replicas=None, autoscaling_config=scaling))
+    world.complete(ask.version(b"one", num_replicas=None, autoscaling_config=scaling))
+    world.request(ask.version(b"two", num_replicas=None, autoscaling_config=scaling))
     world.flush()
     world.cluster.backends[D].rescale(0)
     world.cluster.state.touch(D)
@@ -307,9 +303,9 @@ def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended()
 
 def test_what_was_deleted_amid_its_update_is_not_what_a_later_deploy_goes_back_to() -> None:
     world = world_with(2)
-    world.request(version(b"two", num_replicas=2))
+    world.request(ask.version(b"two", num_replicas=2))
     world.request(ask.undeploy("app"))
-    goal = world.request(version(BROKEN, num_replicas=2))
+    goal = world.request(ask.version(BROKEN, num_replicas=2))
     world.settle(300.0)
     assert world.goal_state(goal) == "failed"
     assert world.running(D) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
 from greenroom.core.routing.tickets import BODY, SOCKET, Effect, Refuse
 from tests.core.routing.queries import (
     Dropped,
@@ -67,22 +66,3 @@ def test_an_open_websocket_takes_a_slot_and_is_not_slow() -> None:
     assert assigned(soon + made.finished("r1", [(2, 200)], 3600.0)) == [("r1", 3)], (
         "how long it was open says nothing"
     )
-
-
-def test_a_close_travels_as_it_is_and_a_long_reason_loses_its_end() -> None:
-    assert close_of(close_frame(4321, "lunch")) == (4321, "lunch")
-    assert close_of(close_frame(1000)) == (1000, "")
-    frame = close_frame(1000, "ä" * 100)
-    assert len(frame) == 2 + MAX_REASON_BYTES - 1, "no half of a character is sent"
-    assert close_of(frame) == (1000, "ä" * 61)
-
-
-@pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 2999, 5000, 99999])
-def test_a_code_that_may_not_be_sent_is_refused_naming_it(code: int) -> None:
-    with pytest.raises(ValueError, match=str(code)):
-        check_code(code)
-
-
-@pytest.mark.parametrize("code", [1000, 1003, 1007, 1014, 3000, 4999])
-def test_other_codes_may_be_sent(code: int) -> None:
-    check_code(code)
