@@ -17,7 +17,7 @@ from typing_extensions import Self
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.validation import Settings, describe, validated
 
-# The settings of what a replica logs, under the names Ray Serve's users know.
+# --- Logging of replicas, under the names of Ray Serve --------------------------------------------
 
 LEVELS = {"CRITICAL": 50, "ERROR": 40, "WARNING": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
 
@@ -95,11 +95,11 @@ class LoggingConfig(Settings):
         return self.log_level if isinstance(self.log_level, int) else LEVELS[self.log_level]
 
 
-# The settings of what stands around every HTTP request: ASGI middlewares, and CORS.
+# --- ASGI middlewares and CORS, around every HTTP request -----------------------------------------
 #
-# They travel between processes by environment, so they are plain values: a middleware is named by
-# its import path, and its options are JSON-able. Whether it can be imported is for the front to
-# find out.
+# These settings travel between processes in environment variables, so they are plain values: a
+# middleware is named by its import path, and its options can be written as JSON. The front checks
+# whether the middleware can be imported.
 
 _is_path = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*").fullmatch
 

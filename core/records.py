@@ -183,12 +183,13 @@ class HistoryRecord:
     after: Mapping[tuple[str, str], Any]
 
 
-# What clients ask for, apart from how far it has come: the part of the state that changes are of.
+# --- Definitions ----------------------------------------------------------------------------------
 #
-# A backend's, an endpoint's or an application's *definition* is what the last change made it,
-# None where there is none. A deploy says which definitions there should be; a plan compares those
-# with what is; history keeps those before and after each change; and an undo asks for those
-# before.
+# A *definition* is the part of the state that clients ask for, as opposed to how far it has come.
+# The definition of a backend, an endpoint or an application is what the last change made it; None
+# means that there is none. A deploy says which definitions there should be. A plan compares those
+# with the current ones, the history keeps the definitions before and after each change, and an undo
+# restores those from before.
 
 BACKEND, ENDPOINT, APPLICATION = KINDS = ("backend", "endpoint", "application")
 DEPLOYMENT = "deployment"  # a backend and the endpoint of its name; a goal may be about one

@@ -72,7 +72,7 @@ def _hints() -> dict[str, str]:
     return {name: hint for model in Settings.__subclasses__() for name, hint in model.hints.items()}
 
 
-# What counts as a number in what users give.
+# --- Numbers --------------------------------------------------------------------------------------
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -80,7 +80,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# What a name may be, so that it can be a store's key and part of a file's name.
+# --- Names, which become keys of the store and parts of file names --------------------------------
 
 MAX_NAME_BYTES = 75  # application#deployment#hash, with what a store puts before it, is one key
 HOOKS = frozenset({"reconfigure", "check_health"})  # methods of a class for its replica alone

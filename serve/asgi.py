@@ -82,7 +82,7 @@ def _give_self(app: Any, cls: type) -> None:
 
 
 def _is_method(endpoint: Any, cls: type) -> bool:
-    """Tell whether it was defined in the class or a base; perhaps a later one has its name now."""
+    """Return whether the class or a base defined it, even if its name is another's by now."""
     return inspect.isfunction(endpoint) and any(_is_method_of(endpoint, b) for b in cls.__mro__)
 
 

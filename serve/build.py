@@ -173,7 +173,7 @@ class _Builder:
 
 
 def _has_deployments(value: Any, seen: set[int]) -> bool:
-    """Tell whether ``value`` is, or contains, what is to be resolved; ``seen`` are containers."""
+    """Return whether ``value`` is, or contains, what is to be resolved; ``seen`` are containers."""
     if isinstance(value, Application | Deployment | DeploymentHandle):
         return True
     if not isinstance(value, dict | list | tuple) or id(value) in seen:

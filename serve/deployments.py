@@ -16,7 +16,7 @@ from greenroom.core.config import ActorOptions, BackendConfig, LoggingConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, wrong_with
 
-# The options of a deployment, read from keyword arguments; all bad ones are named in one error.
+# --- Options of a deployment; one error names all bad ones ----------------------------------------
 
 M = TypeVar("M", bound=BaseModel)
 

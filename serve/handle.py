@@ -42,7 +42,7 @@ from greenroom.core.errors import (
 from greenroom.serve.checks import check_timeout
 from greenroom.serve.code.packing import pack_arguments
 
-# From an answer that came in to the value or exception that the caller of a handle gets.
+# --- From an answer to the value or exception that the caller gets --------------------------------
 
 
 class Outcome(NamedTuple):
@@ -93,13 +93,13 @@ def _described(answer: FailedAnswer) -> GreenroomError:
     return error
 
 
-# What a handle returns for a call: a response that is on its way.
+# --- Responses ------------------------------------------------------------------------------------
 #
-# Theory of operation. A response has a future of its answer, which the process's message loop
-# completes and which nobody cancels but :meth:`DeploymentResponse.cancel`. The answer is
-# unpickled, once, by who asks for it, never by the message loop, because unpickling runs user
-# code. A call with responses among its arguments is pickled at once, and sent when they have all
-# come: what they returned goes along as it came, and is unpickled where it is needed.
+# Theory of operation. A response holds the future of its answer. The message loop of the process
+# completes that future, and only :meth:`DeploymentResponse.cancel` cancels it. The answer is
+# unpickled once, by the thread that asks for it and never by the message loop, because unpickling
+# runs user code. A call with responses among its arguments is pickled at once and sent when all of
+# them have arrived. Their values are passed on still pickled, and are unpickled by the replica.
 
 R_co = TypeVar("R_co", covariant=True, default=Any)  # what the call returns
 
@@ -158,7 +158,7 @@ class DeploymentResponse(Generic[R_co]):
         self._pending.cancel()
 
     def cancelled(self) -> bool:
-        """Tell whether :meth:`cancel` was called, even if it came too late."""
+        """Return whether :meth:`cancel` was called, even if it came too late."""
         return self._cancelled
 
     def __reduce__(self) -> Any:
@@ -287,11 +287,11 @@ def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
 
 
 def in_event_loop() -> bool:
-    """Tell whether the calling thread runs an event loop, which must not be blocked."""
+    """Return whether the calling thread runs an event loop, which must not be blocked."""
     return asyncio._get_running_loop() is not None
 
 
-# What a handle returns for a call with ``stream=True``: values, as a generator yields them.
+# --- Streamed responses, for calls with ``stream=True`` -------------------------------------------
 
 V_co = TypeVar("V_co", covariant=True, default=Any)  # what the generator yields
 
@@ -369,7 +369,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
         self._pending.cancel()
 
     def cancelled(self) -> bool:
-        """Tell whether :meth:`cancel` was called, even if it came too late."""
+        """Return whether :meth:`cancel` was called, even if it came too late."""
         return self._cancelled
 
     def __del__(self) -> None:

@@ -160,7 +160,7 @@ class Supervisor:
                 )
 
     def any_alive(self) -> bool:
-        """Tell whether the process of any replica of this host is still there."""
+        """Return whether the process of any replica of this host is still there."""
         return any(
             self._loop.machine.is_alive(each)
             for tag, each in self._processes.items()

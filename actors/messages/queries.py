@@ -396,14 +396,17 @@ class AskProxyReply(Message):
     value: Any
 
 
-# Bytes that travel beside the pickle of their message, so that no process on their way copies them.
+# --- Bytes that travel beside the pickle of their message -----------------------------------------
 #
-# ``beside`` wraps those of ``LARGE`` bytes and more; the router passes the wrapper on unseen, and
-# ``content_of`` unwraps them. An answer with so many bytes follows them in parts of ``PART`` bytes,
-# so that other answers to the same caller can go in between: ``in_parts`` cuts it, and
-# ``put_together`` reverses that. It is still one answer, which can be retried until the last part
-# has arrived. That is why it is no stream: a stream cannot be retried, and holds its slot for as
-# long as a slow client takes. Uncut answers of 50 MB had others wait 135 ms instead of 30 ms.
+# Large bytes are not pickled, so that no process on the way copies them. ``beside`` wraps bytes of
+# ``LARGE`` and more; the router passes the wrapper on without looking inside, and ``content_of``
+# unwraps it.
+#
+# An answer with such bytes is sent in parts of ``PART`` bytes, so that other answers to the same
+# caller can go in between: ``in_parts`` cuts it and ``put_together`` joins it again. It is still
+# one answer, which can be retried until its last part has arrived. That is why it is not a stream:
+# a stream cannot be retried, and it holds its slot for as long as a slow client takes. With answers
+# of 50 MB, sending them uncut delayed other answers by 135 ms instead of 30 ms.
 
 LARGE = 64 * 1024  # copying less costs less than avoiding the copy
 PART = 450_000  # two to a message
@@ -510,11 +513,11 @@ def put_together(sent: PartedAnswer, parts: Sequence[LargeBytes]) -> Answer:
     return answer._replace(body=bytes(pieces[0]) if len(pieces) == 1 else Pieces(pieces))
 
 
-# The messages of queries as plain tuples: those of which there are thousands a second.
+# --- Messages as plain tuples ---------------------------------------------------------------------
 #
-# Pickle calls Python for each instance of a class, and looks its class up by name; tuples of
-# plain values cost it neither (docs/performance.md has the figures). All else is pickled as it
-# is.
+# Only the messages that are sent thousands of times a second are turned into tuples; all others are
+# pickled as they are. To pickle an instance, Python looks its class up by name and calls its
+# methods. A tuple of plain values costs neither; see docs/performance.md for the figures.
 
 Plain = tuple[Any, ...]  # begins with one of these numbers
 ITSELF, SUBMIT, RUN, ANSWER, FINISHED = range(5)

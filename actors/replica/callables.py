@@ -114,7 +114,7 @@ def library_dirs() -> tuple[str, ...]:
     return tuple({path.rstrip("/") + "/" for path in bases})
 
 
-# Tracebacks as the user reads them: with the frames of user code, and none of ours.
+# --- Tracebacks with the frames of user code only -------------------------------------------------
 
 
 def users_traceback(error: BaseException) -> str:

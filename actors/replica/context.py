@@ -299,10 +299,10 @@ def _is_for_shadow(query: RunningQuery) -> bool:
     return assignment.caller is None or assignment.query.for_shadow
 
 
-# Which multiplexed models this process has.
+# --- The multiplexed models of this process -------------------------------------------------------
 #
-# A replica tells its proxies, which prefer it for queries for those models. Ids that are being
-# loaded count: the next query for one should wait for it there.
+# A replica reports its models to its proxies, which prefer it for queries for those models. Models
+# that are still being loaded are included, because the next query for one should wait for it here.
 
 
 class ModelCache(Protocol):

@@ -493,7 +493,7 @@ def differences(
     ]
 
 
-# What the settings mean for the actor system: its place among other hosts, and the way to it.
+# --- Preparing the actor system -------------------------------------------------------------------
 
 
 def prepare(settings: HostSettings) -> None:

@@ -156,7 +156,7 @@ def resolved(host: str) -> str:
     return own_host() if address in _OWN_NAMES else address
 
 
-# Who a process is, and how that is written in a hello.
+# --- Identities, as a hello carries them ----------------------------------------------------------
 
 _FIXED = struct.Struct(">8sIHHH")  # incarnation, pid, lengths of address, host name and release
 MAX_TEXT = 200
@@ -221,10 +221,10 @@ def decode_identity(block: bytes) -> Identity:
         raise RefusedError("an identity with text that is not printable ASCII") from None
 
 
-# Which versions this process runs, that must be the same on all hosts of a cluster.
+# --- The versions that must be the same on all hosts of a cluster ---------------------------------
 #
-# Messages are pickles, and user code travels as bytecode: another minor version of Python cannot
-# run it, and another release of Greenroom has other messages.
+# Messages are pickles and user code travels as bytecode. Another minor version of Python cannot run
+# that code, and another release of Greenroom has other messages.
 
 
 @functools.cache

@@ -12,14 +12,14 @@ from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.endpoints import Shortage
 from greenroom.actors.transport.sockets import credentials_of
 
-# Bounds on those who connect and have not yet shown who they are; and on what is said of them.
+# --- Bounds on unauthenticated connections --------------------------------------------------------
 #
-# All are values without I/O: whoever uses them owns the clock and the log.
+# These are values without I/O: the caller supplies the clock and writes the log.
 #
-# When there are too many, the *oldest* of the busiest source is turned away. Refusing the newest
-# instead would let a few hundred idle connections keep every peer out for as long as somebody
-# renews them; an honest handshake is over in milliseconds, so the oldest are not honest. And who
-# opens many pushes out his own first.
+# When there are too many unauthenticated connections, the *oldest* one of the busiest source is
+# closed. If the newest one were refused instead, a few hundred idle connections could keep every
+# peer out for as long as they are renewed. An honest handshake takes milliseconds, so the oldest
+# connections are not honest ones, and a source that opens many connections closes its own first.
 
 MAX_STRANGERS = 256  # descriptors; a process may have 1024 as a rule
 PATIENCE_S = 5.0  # from the connection to the proof
@@ -234,7 +234,7 @@ class Admission:
             )
 
 
-# Takes connections from a listening socket, a bounded number per pass of the loop.
+# --- Accepting connections, a bounded number in each pass of the loop -----------------------------
 
 ACCEPTS_PER_PASS = 64
 _PAUSE_S = 1.0

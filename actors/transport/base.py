@@ -63,7 +63,7 @@ from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.links import Links, Peer
 from greenroom.actors.transport.network import TlsError, Way, network_of
 
-# Messages of our own code on their way, past Thespian.
+# --- Messages of our own code, past Thespian ------------------------------------------------------
 
 
 class Delivery:
@@ -98,12 +98,13 @@ def target_of(intent: Any) -> Any:
     return intent.target if type(intent) is Delivery else intent.targetAddr
 
 
-# What has arrived and waits for its handler.
+# --- Messages that wait for their handler ---------------------------------------------------------
 #
-# Theory of operation. Handlers may take long, and the loop must meanwhile write what they send
-# and hear who answers: so it gets its turn after ``SLICE_S``, and the rest is handled after that.
-# But while the loop reads, more arrives. What is read is acknowledged, and only what is not
-# acknowledged holds its sender back; so what waits beyond ``MAX_WAITING_BYTES`` is handled first.
+# Theory of operation. A handler may take long, and meanwhile the loop must write what handlers send
+# and read what peers answer. So after ``SLICE_S`` of handling, the loop gets its turn, and the
+# remaining messages are handled after that. But the loop then reads more messages. It acknowledges
+# what it reads, and only unacknowledged messages hold their sender back. So once more than
+# ``MAX_WAITING_BYTES`` wait, they are handled before anything else is read.
 
 SLICE_S = 0.005
 MAX_WAITING_BYTES = 1024 * 1024
@@ -147,13 +148,13 @@ class Inbox:
                 return
 
 
-# What reaches a process besides messages: wake-ups, readable descriptors, signals.
+# --- Wake-ups, readable descriptors and signals ---------------------------------------------------
 
 logger = logging.getLogger(__name__)
 
 
 class Interrupts:
-    """Turns them into messages for ``arrive``; on the loop's thread, unless said otherwise."""
+    """Turns these into messages for ``arrive``; on the loop's thread, unless said otherwise."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any], None]) -> None:
         self._loop = loop

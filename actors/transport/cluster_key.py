@@ -158,14 +158,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-# The cluster's keys as files, which every process of a host reads again when they change.
+# --- The cluster's keys as files ------------------------------------------------------------------
 #
-# Theory of operation. Beside the key there may be the next one, and the last one, while the key
-# is being replaced (core/cluster/key_rotation.py). A process proves that it holds the key, and
-# takes peers that hold any of these. It looks at the files whenever it dials, is dialed or beats:
-# so a key is in use on all of a host as soon as it is on its disk, and nobody has to be told.
-# Each file is whole or not there; a step of several files is made in such an order that no crash
-# amid it leaves a host without a key that the others take, and is made again after one.
+# Theory of operation. While the key is being replaced, the next key or the last one lies beside it
+# (core/cluster/key_rotation.py). A process proves that it holds the current key, and accepts peers
+# that hold any of the keys. It checks the files whenever it dials, is dialed or sends a heartbeat.
+# So all processes of a host use a new key as soon as it is on disk, without being told.
+#
+# Each file is either complete or absent. When a step changes several files, it does so in an order
+# in which a crash never leaves the host without a key that the others accept. The step is repeated
+# after a crash.
 
 logger = logging.getLogger(__name__)
 
@@ -267,13 +269,13 @@ def _mark(path: Path) -> _Mark:
     return None
 
 
-# How a key travels to another host so that only that host can read it.
+# --- Sending a key to another host ----------------------------------------------------------------
 #
-# Theory of operation. Without TLS what hosts say can be read on the wire, and an evicted host
-# holds the very key that is being replaced: so a new one must not be in what they say. Both ends
-# agree on a secret by Diffie-Hellman, in the 2048-bit group of RFC 3526 (section 3) with
-# exponents of 256 bits, that are used for one key and forgotten. That they talk to each other,
-# and to nobody in between, the session proves, whose every frame is authenticated.
+# Theory of operation. Without TLS, messages between hosts can be read on the wire, and an evicted
+# host still holds the key that is being replaced. So a new key must not be sent as it is. Both ends
+# agree on a secret by Diffie-Hellman, in the 2048-bit group of RFC 3526 (section 3), with 256-bit
+# exponents that are used for one key and then forgotten. The session, whose every frame is
+# authenticated, proves that the two ends talk to each other and not to a relay.
 #
 #     PRK    = HKDF-Extract(salt = the key that both hold, secret)         HKDF as in handshake.py
 #     sealed = key XOR HKDF-Expand(PRK, label + publics)

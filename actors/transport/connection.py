@@ -192,9 +192,11 @@ class Session:
         self.told, self.untold_bytes, self.has_impatient = self.received, 0, False
 
 
-# Why not asyncio's streams: before Python 3.12 their ``writelines`` joins all buffers into one,
-# which copies a large message once more, and their write buffer hides from us how much a slow
-# peer owes.
+# --- Reading and writing --------------------------------------------------------------------------
+#
+# asyncio's streams are not used here: before Python 3.12, their ``writelines`` joins all buffers
+# into one, which copies a large message once more, and their write buffer hides how much a slow
+# peer has not read yet.
 
 READ_SIZE = 64 * 1024
 LARGE_READ_SIZE = 1024 * 1024

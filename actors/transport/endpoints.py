@@ -40,14 +40,15 @@ from greenroom.actors.transport.addresses import (
 from greenroom.actors.transport.envelopes import Envelope
 from greenroom.actors.transport.sockets import is_listening, tcp_listener
 
-# What a forked child does with the descriptors of its parent.
+# --- Descriptors in a forked child ----------------------------------------------------------------
 #
-# Theory of operation. After a fork both processes hold every descriptor. As long as the child
-# keeps a listening socket, its parent's death goes unnoticed and its name stays taken; as long as
-# it keeps a pipe, nobody sees it end. Closing them in the child is not enough: the child also has
-# the parent's Python objects, and one that is collected later would close a *new* descriptor of
-# the same number. So each is replaced by /dev/null: what was open is let go, and the number stays
-# taken. Standard streams and log files are kept.
+# Theory of operation. After a fork both processes hold every descriptor. As long as the child keeps
+# a listening socket, its parent's death goes unnoticed and the parent's name stays taken; as long
+# as it keeps a pipe, the reader never sees the end of it. Closing the descriptors in the child is
+# not enough: the child also has the parent's Python objects, and when one of them is collected
+# later, it would close a *new* descriptor of the same number. So each descriptor is replaced by
+# /dev/null: the file that was open is released, and the number stays taken. Standard streams and
+# log files are kept.
 
 SHORTAGE_GAP_S = 3.0  # more than the pauses between tries
 
@@ -145,10 +146,10 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# Thespian's admin and actor processes, with the repairs that a base can make.
+# --- Thespian's admin and actor processes, repaired -----------------------------------------------
 #
-# Each repair names the trouble, seen by measurement, that it removes. A class of actors whose
-# handler must not run a second time after an exception says ``runs_handlers_once = True``.
+# Each repair names the fault that it removes; all of these faults were measured. A class of actors
+# sets ``runs_handlers_once = True`` if its handlers must not run a second time after an exception.
 
 logger = logging.getLogger(__name__)
 
@@ -430,11 +431,12 @@ class Naming:
         return is_listening([address.addressDetails.socket_name]) is not None
 
 
-# The asyncio loops that transports run on.
+# --- The asyncio loops of transports --------------------------------------------------------------
 #
-# Why not uvloop, as in the gunicorn workers: over our own sockets it is hardly faster (an ask
-# took 117 to 127 us against 112 to 120; one way went 197,000 to 219,000 messages/s against
-# 175,000 to 185,000), and actors are forked inside a running loop, which it does not expect.
+# uvloop, which the gunicorn workers use, is not used here. Over our own sockets it is hardly
+# faster: a request and its reply took 117 to 127 us against 112 to 120, and one way it carried
+# 197,000 to 219,000 messages/s against 175,000 to 185,000. Besides, actors are forked inside a
+# running loop, which uvloop does not expect.
 
 
 def loop_for(init: TransportInit__Base) -> tuple[asyncio.AbstractEventLoop, bool]:

@@ -37,11 +37,11 @@ from greenroom.actors.transport.sockets import (
     tcp_listener,
 )
 
-# The first words on a TCP connection: which process of a host the dialer wants, with proof.
+# --- The first messages on a TCP connection -------------------------------------------------------
 #
-# Theory of operation. A host has one TCP port, its admin's, and many processes. The admin is its
-# *gate*: it reads who is wanted, answers, and hands the connection itself, the descriptor, over to
-# that process. No byte of what follows passes through the gate.
+# Theory of operation. A host has many processes but only one TCP port, that of its admin. The admin
+# is the host's *gate*: it reads which process the dialer wants, answers, and hands the connection's
+# descriptor over to that process. Nothing that follows passes through the gate.
 #
 #     dialer -> gate   ROUTE   magic, version, kind, number u64, nonce, MAC
 #     gate -> dialer   ROUTED  magic, version, kind, found u8, MAC
@@ -51,11 +51,12 @@ from greenroom.actors.transport.sockets import (
 #
 #     PRK = HKDF-Extract(salt = "", K)      key = HKDF-Expand(PRK, label)      K the cluster key
 #
-# Only a holder of K can write a ROUTE that the gate takes, so a stranger gets no further than
-# to these 83 bytes of the gate's attention, and reaches no other process at all. A ROUTE that was
-# recorded can be replayed: it leads to the handshake (handshake.py), which refuses its replay,
-# and in whose transcript the ROUTE is. ROUTED is about a fresh nonce: that nobody has the number,
-# which makes the wanted process count as dead, only a holder of K can say.
+# Only a holder of K can write a ROUTE that the gate accepts. The gate reads at most these 83 bytes
+# from a stranger, who reaches no other process. A recorded ROUTE can be replayed, but it only leads
+# to the handshake (handshake.py), which has the ROUTE in its transcript and refuses replays.
+#
+# A ROUTED that says "not found" makes the wanted process count as dead. Only a holder of K can
+# write one, and it cannot be replayed, because its MAC includes the fresh nonce of the ROUTE.
 
 NONCE_SIZE = MAC_SIZE = 32
 _NUMBER = struct.Struct(">Q")
@@ -248,7 +249,7 @@ class Caller:
             self.close()
 
 
-# On the way to a process of another host: until the host's gate has led to it.
+# --- Dialing a process of another host ------------------------------------------------------------
 
 # A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a
 # host that vanished counts as dead.

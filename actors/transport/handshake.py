@@ -45,11 +45,11 @@ from greenroom.actors.transport.addresses import (
 )
 from greenroom.actors.transport.frames import RefusedError
 
-# How everything that one end says before it is authenticated begins: magic, version, kind.
+# --- The prefix of unauthenticated messages: magic, version, kind ---------------------------------
 #
-# The magic and the version stay where they are in all versions to come, so that either side can
-# name both versions: an acceptor answers a wrong version with its own magic and version before it
-# closes.
+# The magic and the version keep their places in all later versions, so that either side can name
+# both versions. An acceptor answers a wrong version with its own magic and version before it closes
+# the connection.
 
 VERSION = 2
 MAGIC = b"\x89USTDY\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
@@ -92,7 +92,7 @@ def check_beginning(received: bytes | bytearray, kind: int, *, answers: bool) ->
         raise RefusedError(f"the peer's kind is {named}, this end's is {KINDS[kind]}")
 
 
-# HKDF with HMAC-SHA256: every key of the transport comes from the cluster key by it.
+# --- Deriving keys from the cluster key: HKDF with HMAC-SHA256 ------------------------------------
 
 
 def hkdf_extract(salt: bytes, key: bytes) -> bytes:

@@ -16,19 +16,18 @@ from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, Ke
 from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.handshake import Role
 
-# TLS under everything that two processes of different hosts say, where the hosts have it.
+# --- TLS between processes of different hosts -----------------------------------------------------
 #
-# Theory of operation. The ROUTE (gate.py) goes first and in the clear, for the gate cannot hand
-# over a TLS session: the process that is wanted makes it. Both ends shake hands by TLS 1.3, each
-# with a certificate that the other's CA has signed, and all that follows is inside: the handshake
-# with the cluster key, and the frames.
+# Theory of operation. The ROUTE (gate.py) is sent first and in the clear, because the gate cannot
+# hand over a TLS session. The wanted process then does the TLS 1.3 handshake with the dialer. Each
+# end shows a certificate, which the CA of the other end must have signed. Everything that follows
+# is inside of TLS: the handshake with the cluster key, and the frames.
 #
-# A certificate need not name its host. Who the peer is, the cluster key proves; and what it
-# proves includes both certificates (``binding``, as in RFC 5929, section 4), so that a holder of
-# some other certificate of the CA cannot sit between two ends and pass their proofs on.
+# A certificate need not name its host, because the cluster key proves the identity of a peer. That
+# proof includes both certificates (``binding``, as in RFC 5929, section 4). So the holder of
+# another certificate of the same CA cannot sit between two ends and relay their proofs.
 #
-# OpenSSL works on memory; :class:`TlsSocket` carries its bytes, and is to a channel what a socket
-# is.
+# OpenSSL works on memory. :class:`TlsSocket` moves its bytes, and a channel uses it like a socket.
 
 SEAL_SIZE = 256 * 1024  # what is encrypted at once, about
 _RECORD_SIZE = 16 * 1024  # the most that one read gives

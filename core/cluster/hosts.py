@@ -22,14 +22,16 @@ from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.records import HostRecord
 
-# Which hosts are there, judged by their beats alone: a host is lost quickly and is back slowly.
+# --- Liveness -------------------------------------------------------------------------------------
 #
-# A host beats some times a second. It is *lost* when nothing has been heard for
-# :data:`LOST_AFTER_S`, which at 30% loss of packets happens to one that is there once in days;
-# and *back* when it has been heard for :data:`STEADY_S` without a gap of :data:`GAP_S`. So a link
-# that comes and goes leaves it lost, and does not have replicas start and stop with every beat.
+# A host sends several heartbeats a second. It is *lost* when none has arrived for
+# :data:`LOST_AFTER_S`; at 30% packet loss, that happens to a live host once in days. It is *back*
+# when heartbeats have arrived for :data:`STEADY_S` without a gap of :data:`GAP_S`. So a host is
+# lost quickly and is back slowly: a link that comes and goes leaves it lost, instead of starting
+# and stopping replicas each time.
 #
-# Who judges may have been stopped itself, or busy: what it has not listened to counts for nobody.
+# The controller may itself have been stopped or busy. Time in which it did not listen does not
+# count as silence of a host.
 
 BEAT_S = 0.2
 LOST_AFTER_S = 2.4
@@ -332,11 +334,11 @@ class Hosts:
         return moved
 
     def is_empty(self, name: str) -> bool:
-        """Tell whether no replica is on a host any more."""
+        """Return whether no replica is on a host any more."""
         return not any(backend.is_at(name) for backend in self._backends.values())
 
     def can_take_over(self, name: str) -> bool:
-        """Tell whether there is any other host on which replicas may be placed."""
+        """Return whether there is any other host on which replicas may be placed."""
         names = {self._own, *self._states} - {name}
         return any(self._placement.is_open(each) for each in names)
 

@@ -126,7 +126,7 @@ class LongPoll:
         self._parked.pop(listener, None)
 
     def held_by_all(self, key: str) -> bool:
-        """Tell whether every listener has said that it holds the key's newest snapshot.
+        """Return whether every listener has said that it holds the key's newest snapshot.
 
         False while there is no listener: after a restart the proxies have yet to be heard of, and
         nothing may be said in their name.
@@ -175,14 +175,14 @@ class LongPoll:
         self._forget_at = 2 * len(known) + KEPT_DELETED
 
 
-# The proxies that have been told anything, as hard state.
+# --- Listeners on record --------------------------------------------------------------------------
 #
-# Theory of operation. What is acknowledged is what every proxy routes by. The long poll knows who
-# has said what it holds, but a new controller has heard of nobody, while proxies route by the
-# tables that the last one gave them. So a proxy is recorded before it is told anything, and a new
-# controller waits for those on record: it hears of each, or of its end, or counts it as gone
-# :data:`EXPECTED_S` after it began itself, for a proxy that lives and can be reached has found it
-# by then.
+# Theory of operation. A change is acknowledged when every proxy routes by it. The long poll knows
+# what each listener holds, but a new controller has not heard from any yet, while proxies still
+# route by the tables of the last controller. So a proxy is recorded, as hard state, before it is
+# told anything, and a new controller waits for the proxies on record. It stops waiting for one that
+# reports, has ended, or has not reported within :data:`EXPECTED_S` of the controller's start: by
+# then, every live proxy that can be reached has found the controller.
 
 LISTENER = "listener"
 EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew

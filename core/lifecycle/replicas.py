@@ -133,17 +133,17 @@ class Report:
     trouble: str = ""
 
 
-# When a replica may be started after others have failed: soon at first, then less and less often.
+# --- Back-off: when to start a replica after failures ---------------------------------------------
 #
-# Failed starts are counted since the last success, those of the newest release apart from those of
-# earlier ones, so that old code that cannot start any more does not hold up the new. Starts that
-# began before another one failed count as one with that: a dependency that is down fails all of
-# them at once.
+# Failed starts are counted since the last success. Those of the newest release are counted apart
+# from those of earlier ones, so that old code which no longer starts does not delay the new. Starts
+# that began before another one failed count as one failure with it, because a missing dependency
+# makes all of them fail at once.
 #
-# The death of a replica that ran says less of the code, because that had started: the first one is
-# replaced at once, and no later one waits for longer than SERVED_BACKOFF_S. Only replicas that die
-# as soon as they run, time after time, wait as failed starts do. A death together with the host is
-# not counted: it says nothing of the code.
+# The death of a replica that ran says less about the code, because the code had started. The first
+# such replica is replaced at once, and later ones wait for SERVED_BACKOFF_S at most. Only replicas
+# that die each time soon after they run wait as long as failed starts. A death together with the
+# host is not counted, because it says nothing about the code.
 
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0

@@ -610,7 +610,7 @@ class Router:
             finished(ticket, status, seconds)
 
 
-# What callers are told when the router does not have their query run.
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 def _refusal(

@@ -24,7 +24,7 @@ from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import check_same, interrupt_on_terminate
 from greenroom.serve.code.importing import forget_modules
 
-# Noticing that source files changed, for ``greenroom run --reload``.
+# --- Watching source files, for ``greenroom run --reload`` ----------------------------------------
 
 INTERVAL_S = 0.5
 SETTLE_S = 0.2

@@ -36,13 +36,13 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
-# Parts of user code that do not pickle by themselves, though nothing speaks against it.
+# --- Pickling parts of user code that do not pickle by themselves ---------------------------------
 #
-# An app travels to the replicas with the class whose requests it answers. FastAPI's routers keep
-# locks; a copy in another process begins with its own, and so does a cached_property before
-# Python 3.12. Starlette's State cannot be unpickled. What functools.lru_cache, NewType and
-# ParamSpec make is pickled as a reference to its module, which replicas do not have where code
-# travels by value.
+# An app travels to the replicas together with the class whose requests it answers. FastAPI's
+# routers hold locks; a copy in another process gets locks of its own, and so does a cached_property
+# before Python 3.12. Starlette's State cannot be unpickled. The results of functools.lru_cache,
+# NewType and ParamSpec are pickled as references to their module, which replicas do not have when
+# code travels by value.
 
 _WITH_STATE = ("fastapi", "starlette", "functools")
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))

@@ -198,7 +198,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-# Autoscaling settings on their way to the controller: a policy of the user's travels as bytes.
+# --- Autoscaling policies of the user, which travel to the controller as bytes --------------------
 
 
 def packed(what: str, config: BackendConfig) -> BackendConfig:
