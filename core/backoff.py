@@ -1,4 +1,4 @@
-"""How long to wait before the next try, where the ones before have failed."""
+"""How long to wait before the next try after failed ones."""
 
 from __future__ import annotations
 

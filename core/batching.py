@@ -7,8 +7,9 @@ item has waited for ``wait_s``. While fewer than ``max_batches`` run, the due he
 came first is the next batch. So items of a group begin in the order in which they came, and none
 waits for longer than ``wait_s`` while a batch may begin.
 
-``size_of`` tells the size of a list of items; without it, each counts one. It is the user's, and is
-called for each item that joins, alone and with the head that it may join.
+``size_of`` is a function of the user's that returns the size of a list of items; without it, each
+item counts one. It is called for each new item, once for the item alone and once for the head that
+it may join.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Line(Generic[T]):
 
 
 class Batches(Generic[T]):
-    """The items that wait, and how many batches run. ``now`` never goes back.
+    """The waiting items, and the number of running batches. ``now`` never goes back.
 
     ``refused`` collects items that can be in no batch, with the reason; the caller empties it.
     """

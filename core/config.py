@@ -1,6 +1,6 @@
 """The settings of a backend and of the HTTP front, validated when made.
 
-Partial updates go through :meth:`BackendConfig.updated`, which looks only at the fields that were
+Partial updates go through :meth:`BackendConfig.updated`, which changes only the fields that were
 given, so a client can change one setting without knowing the others.
 """
 
@@ -377,7 +377,8 @@ class HTTPOptions(Settings):
     ``middlewares`` are ASGI middlewares around every request, the first one outermost, and ``cors``
     stands around them; both take the forms that core/config.py reads. Modules that are
     not installed are looked for in ``middlewares_dir``, by default where the system is started.
-    With ``pages_host`` or ``pages_port`` the pages under ``/-/`` are there alone, but for health.
+    With ``pages_host`` or ``pages_port``, the pages under ``/-/`` are served only there, except for
+    the health page.
     """
 
     host: str = Field(default="127.0.0.1", description="Address for HTTP; 0.0.0.0 for all.")

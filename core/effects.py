@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Start(NamedTuple):
-    """Have a process for this replica and tell it to start; repeated until it reports."""
+    """Make sure that the replica has a process, and tell it to start; repeated until it reports."""
 
     replica: str
     backend: str

@@ -1,13 +1,13 @@
 """The table of admin operations: what can be asked of the controller.
 
-Theory of operation. Each operation is one class here: its fields, what they may be, how the history
-tells it, and what its answer waits for. Whoever asks makes an instance, which checks the values;
-it travels as its key and its fields, and the controller makes the instance anew, because a client
-is not trusted to have checked anything. :mod:`greenroom.core.cluster.admin` says how each is
-carried out. The Python client, the commands and an HTTP API are thin over this table.
+Theory of operation. Each operation is one class: its fields, their allowed values, its text in the
+history, and what its answer waits for. The client makes an instance, which checks the values, and
+sends its key and fields. The controller makes an instance from those again, because it does not
+trust the client's checks. :mod:`greenroom.core.cluster.admin` carries the operations out. The
+Python client, the commands and an HTTP API are thin layers over this table.
 
-Every operation is idempotent: the same one again changes nothing. Those that take time answer the
-id of a goal, or None when nothing changed.
+Every operation is idempotent: repeating it changes nothing. Operations that take time return the id
+of a goal, or None when nothing changed.
 """
 
 from __future__ import annotations

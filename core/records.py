@@ -1,6 +1,7 @@
 """The hard state: what is checkpointed, as plain frozen values, one record per thing.
 
-A change makes a new record; a record never changes. Code is stored apart, once, by its hash.
+A record never changes; a change replaces it by a new one. Code is stored apart from the records,
+once, under its hash.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ processes that watch it for its death look at the count as often. A count that s
   none: its user code may keep the interpreter from the loop, and health checks judge that.
 - It is *held* by a debugger: that is not counted at all.
 
-The watching process may have stood still itself, alone or with the whole machine. So it counts its
-own ticks and no clock, and begins anew after one that came late.
+The watching process may itself have stood still, alone or with the whole machine. So it counts its
+own ticks instead of using a clock, and starts counting again after a late tick.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUSY_TIMES = 12
 
 
 class Doing(str, Enum):
-    """What a silent process does."""
+    """What a silent process is doing."""
 
     STILL = "stands still"
     BUSY = "computes, or waits for a CPU"

@@ -1,4 +1,4 @@
-"""Settings that are validated when made, and what is wrong with them in one line."""
+"""Settings that are validated when made, and one-line texts about what is wrong with them."""
 
 from __future__ import annotations
 

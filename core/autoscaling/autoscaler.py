@@ -1,11 +1,11 @@
 """Autoscaling of all backends: which step is due, what was decided, which policy to ask.
 
-Theory of operation. A backend that has come to rest is not looked at until its load changes, so an
-idle cluster costs nothing. A policy of the user's is asked by an effect, and its answer ends the
-step; one question per backend is open at a time, and steps go on noting the load meanwhile.
+Theory of operation. A backend that has come to rest is skipped until its load changes, so an idle
+cluster costs nothing. A user's policy is asked through an effect, and its answer completes the
+step. Each backend has at most one open question; meanwhile its steps still record the load.
 
-Decisions are kept as a short history per backend: a new entry where the outcome is another one or
-the target changes, else the last entry is brought up to date. Each new entry is for the log too.
+Each backend keeps a short history of decisions. A decision with another outcome or target adds an
+entry, which is also logged; any other decision updates the last entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOST_S = 120.0  # a question this old is asked again; the shell answers within i
 
 
 class Kept(NamedTuple):
-    """A decision of the history: the last of so many ``times`` that it was made in a row."""
+    """A decision in the history, as last made; ``times`` counts how often it was made in a row."""
 
     decision: Decision
     since: float

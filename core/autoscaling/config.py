@@ -1,4 +1,4 @@
-"""The settings of autoscaling, under the names that Ray Serve's users know."""
+"""The settings of autoscaling, under the names that Ray Serve uses."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ AUTO: Mapping[str, Any] = {  # what num_replicas="auto" means
 
 @dataclass(frozen=True, kw_only=True)
 class AutoscalingContext:
-    """What a policy of the user's is asked with, under the names that Ray Serve's users know.
+    """The argument of a user's policy, under the names that Ray Serve uses.
 
     A policy returns how many replicas it wants, which need not be a whole number, or that and a
     JSON-able state, which is in the next context. The state is forgotten when the controller

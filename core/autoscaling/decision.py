@@ -10,8 +10,8 @@ that need not be whole. The config's factors, bounds and delays turn that into t
     target    takes over ``bounded`` once it has been on the same side of the target for the delay
 
 Only the target is hard state, in the backend's record: a new controller begins with an empty window
-and new delays. Two rules keep it from shrinking what it does not know yet: nothing shrinks before
-every router has reported its load, and before the window is full.
+and new delays. Two rules keep it from shrinking a backend before it knows the load: every router
+must have reported, and the window must be full.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTLE_S = 5.0  # after which proxies have found a new controller
 
 
 class Load(NamedTuple):
-    """Queries of one backend: those that wait for a replica, and those that replicas have."""
+    """One backend's queries: how many wait for a replica, and how many replicas have."""
 
     queued: int = 0
     ongoing: int = 0
@@ -48,9 +48,9 @@ IDLE = Load()
 class Loads:
     """How much each backend has to do: the sum over all proxies' newest reports.
 
-    A report names all that a proxy has. So a lost report is made good by the next one, and a new
-    controller is right again after one from each. A proxy that has nothing need not report again.
-    One that has something does; when it falls silent it counts no more.
+    A report states the whole load of a proxy. So the next report makes up for a lost one, and a new
+    controller is up to date after one report from each proxy. A proxy without load need not report
+    again. A proxy with load must; once it falls silent, its load no longer counts.
 
     Each method that changes loads returns the backends that it changed. ``now`` is always monotonic
     seconds.
@@ -141,7 +141,7 @@ NEVER = math.inf
 
 
 class Outcome(str, Enum):
-    """What a step came to."""
+    """The result of a step."""
 
     STEADY = "STEADY"  # the target is as wanted
     UPSCALED = "UPSCALED"
@@ -155,7 +155,7 @@ class Outcome(str, Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Inputs:
-    """All that a decision was made of: numbers of queries and of replicas, and seconds."""
+    """The inputs of a decision: numbers of queries and of replicas, and durations in seconds."""
 
     queued: int = 0
     ongoing: int = 0
@@ -198,8 +198,8 @@ class Decision:
 class Window:
     """A load that is known at times, and its average over the last ``length_s`` seconds.
 
-    A value holds until the next one. Times are kept in whole milliseconds, so that the integral is
-    a whole number: the average of what never changes is exactly that.
+    A value holds until the next one. Times are whole milliseconds, so that the integral is a whole
+    number and the average of a constant load is exactly that load.
     """
 
     def __init__(self, length_s: float) -> None:

@@ -1,7 +1,8 @@
 """How each admin operation is carried out over the cluster; see :mod:`greenroom.core.operations`.
 
-Each finds out first what there should be, which may be refused, and changes records only then. So
-what raises has changed nothing, and the same operation again changes nothing either.
+Each operation first works out the wanted definitions, which may fail, and only then changes
+records. So an operation that raises has changed nothing, and repeating a completed operation
+changes nothing either.
 """
 
 from __future__ import annotations

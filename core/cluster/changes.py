@@ -1,4 +1,4 @@
-"""What a step of the controller has changed and must save, all at once."""
+"""The changes of one step of the controller, which must be saved all at once."""
 
 from __future__ import annotations
 

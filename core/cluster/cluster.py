@@ -1,8 +1,8 @@
-"""The cluster: its state, and the services that bring it from what is wanted to what is.
+"""The cluster: its state, and the services that bring it closer to what is wanted.
 
 Theory of operation. Operations (:mod:`greenroom.core.cluster.admin`) change records. Observations
-change soft state only. :meth:`Cluster.advance` brings what was touched or is due one step nearer to
-what is wanted, and returns effects. The shell then saves :meth:`Cluster.take_changes`, and only
+change soft state only. :meth:`Cluster.advance` moves whatever was touched or is due one step closer
+to what is wanted, and returns effects. The shell then saves :meth:`Cluster.take_changes`, and only
 after that performs the effects, pushes the news and answers.
 """
 

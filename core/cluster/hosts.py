@@ -4,9 +4,9 @@
        |                 |  ^                |
        `-----MISSED----> lost <---MISSED-----'      (lost --SEEN--> running)
 
-A host is *expected* when only its record tells of it: a new controller has not heard of it yet.
-What *lost* means for replicas is in placing.py. A host is forgotten when it has left, empty, or is
-evicted. The controller's own host is always running; it has no record, and is not judged.
+A host is *expected* when the controller knows it only from its record: a new controller has not
+heard from it yet. A host is forgotten when it has left, with no replicas on it, or is evicted. The
+controller's own host is always running; it has no record, and is not judged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Beats:
 
 
 class Liveness:
-    """All hosts that beat. ``now`` is always monotonic seconds."""
+    """All hosts that send heartbeats. ``now`` is always monotonic seconds."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Beats] = {}

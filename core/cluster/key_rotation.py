@@ -1,18 +1,19 @@
-"""How a cluster comes to another key while all its hosts go on talking.
+"""How a cluster changes its key while all its hosts keep talking.
 
     the key alone --begin--> a next one beside it --all hold both--> the next one is the key,
     and the last one beside it --all hold both--> the key alone
 
-Every host holds what the leader's host holds, or what that held a step ago. A host proves that it
-holds its *current* key, and takes who holds any of its keys; the leader takes a step only when all
-hosts have told that they are where it is. So what any host proves, every other one takes:
+Every host holds the same keys as the leader's host now, or as it held one step earlier. A host
+proves that it holds its *current* key, and accepts peers that prove any of its keys. The leader
+takes a step only when all hosts have reported that they hold its keys. So every host accepts the
+key that any other host proves:
 
     leader      current K, next N     current N, last K     current N
     others      K,   or K + N         K + N, or N + K       N + K, or N
 
-A host that is lost is not waited for. One that comes back while its key is still taken is brought
-along; later its key is no key any more. The leader's host has all of this on disk, as files: so a
-controller that dies at any point is followed by one that goes on.
+The leader does not wait for a lost host. If that host comes back while its key is still accepted,
+it gets the keys it lacks; later, its key is no longer accepted. The leader's host keeps all of this
+in files, so when a controller dies at any point, the next one continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 
 class KeyIds(NamedTuple):
-    """Which keys a host holds, by name; "" for none."""
+    """The names of the keys that a host holds; "" for none."""
 
     current: str
     next: str = ""

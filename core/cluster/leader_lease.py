@@ -12,16 +12,16 @@ it every :data:`LOOK_S`. Both count time by their own clock:
     for each host that comes first      and ends                   higher epoch
     given up for an heir                acts no more               the heir takes it over at once
 
-As OVER_S is longer than TERM_S, and begins later, the old leader has stopped acting before another
-host takes over. This alone keeps two leaders from acting at once while clocks run at about one
-rate. A leader that was stopped in the middle of a write is refused by the store, by its epoch. A
-host that was stopped itself begins to count anew. While the leader still answers heartbeats the
-others wait twice as long, for it may just be late.
+OVER_S is longer than TERM_S and begins later, so the old leader has stopped acting before another
+host takes over. This alone keeps two leaders from acting at once, as long as their clocks run at
+about the same rate. If a leader was stopped in the middle of a write, the store refuses that write
+because of its epoch. A host that was itself stopped starts counting again. While the leader still
+answers heartbeats, the others wait twice as long, because it may just be late.
 
 A leader gives the lease up when its host is stopped, and when another host *reaches* more hosts
-than it does. To show that, a host that may lead and does not hear the leader leaves a *bid* in the
-shared folder: the number of other hosts that answer it. Where no bid is higher the leader leads on;
-a cut between two hosts does not say which of them is better connected.
+than it does. To show that, a host that may lead but does not hear the leader leaves a *bid* in the
+shared folder: the number of other hosts that answer it. If no bid is higher than its own number,
+the leader stays: a cut between two hosts does not show which of them is better connected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTLED_S = 10.0  # for which a leader keeps the lease, so that leading does not
 
 
 class Lease(NamedTuple):
-    """What the store says of the leader."""
+    """The lease as it is in the store."""
 
     epoch: int = 0  # of the store's last writer; 0 when there never was one
     holder: str = ""  # the name of its host
@@ -52,7 +52,7 @@ class Lease(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """What a host that may lead, and does not hear the leader, says of itself."""
+    """The bid of a host that may lead but does not hear the leader."""
 
     number: int  # grows with each
     reach: int  # how many other hosts answer it
@@ -79,7 +79,7 @@ class Tenure:
 
 
 class Succession:
-    """Whether this host, one of those that may lead, is to lead; ``rank`` is its place."""
+    """Decides whether this host should lead; ``rank`` is its place among those that may."""
 
     def __init__(self, own: str, rank: int) -> None:
         self._own = own
@@ -110,7 +110,7 @@ class Succession:
 
 
 class Contest:
-    """Whether the leader is to give way to a host that bids."""
+    """Decides whether the leader should give way to a host that bids."""
 
     def __init__(self, begun_at: float) -> None:
         self._begun_at = begun_at

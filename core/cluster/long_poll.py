@@ -1,17 +1,17 @@
-"""Long poll with snapshot ids per key: who holds what, and who waits for something newer.
+"""Long poll with snapshot ids per key: what each listener holds, and which of them wait for news.
 
-Theory of operation. Every change of a key, its deletion too, has an id, and ids only grow, also
-over restarts of the controller, because the first one comes from the store's epoch. A listener says
-up to which id it holds everything, and is answered when there is something newer; the answer says
-up to which id it reaches. So what a call costs follows what has changed, not what there is, and a
-listener that waits costs an entry in a dict.
+Theory of operation. Every change of a key, including its deletion, has an id. Ids only grow, even
+across restarts of the controller, because the first one is derived from the store's epoch. A
+listener says up to which id it holds everything. It is answered when there is something newer, and
+the answer says up to which id it reaches. So the cost of a call depends on what has changed, not on
+the size of the tables, and a waiting listener costs one entry in a dict.
 
-What a listener claims to hold is compared, never assumed. One that has restarted holds nothing, and
-one that has its tables from an earlier epoch cannot know what was deleted meanwhile: both are
-answered with all there is, marked as complete. So any restart on either side heals itself.
+The controller checks each listener's claim and assumes nothing about it. A listener that has
+restarted holds nothing, and one with tables of an earlier epoch cannot know what was deleted since.
+Both get everything, marked as complete. So a restart on either side heals itself.
 
-A long poll may begin *closed*: it answers nobody until it is opened. A new controller does not know
-yet which replicas run, and would have proxies forget those that serve.
+A long poll may begin *closed*: it answers no listener until it is opened. A new controller does not
+know yet which replicas run, and its tables would make proxies forget replicas that serve.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Snapshots = dict[str, tuple[int, Any]]
 
 
 class News(NamedTuple):
-    """What a listener lacks, by key; None means deleted."""
+    """The snapshots that a listener lacks, by key; None means deleted."""
 
     snapshots: Snapshots
     upto: int  # the listener's ``seen`` once it holds them
@@ -103,7 +103,7 @@ class LongPoll:
         return self._news_since(seen)
 
     def take_news(self) -> dict[Hashable, News]:
-        """Return, and unpark, the parked listeners for whom there is something newer."""
+        """Return, and unpark, the parked listeners for which there is something newer."""
         if self.closed or not self._has_news:
             return {}
         self._has_news = False
@@ -189,7 +189,7 @@ EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew
 
 
 class Listeners:
-    """Who listens, and who is expected to. ``now`` is always monotonic seconds."""
+    """The proxies that listen, and those expected to. ``now`` is always monotonic seconds."""
 
     def __init__(
         self,

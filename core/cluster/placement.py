@@ -1,12 +1,13 @@
 """On which host a replica runs: where it fits, apart from its siblings, where most is free.
 
-A host takes a replica when it is *open* (alive, and not being emptied), has the labels that the
-backend asks for, has fewer than ``max_per_host`` of its replicas, and has room. Of those that do,
-the one with the fewest replicas of the backend is taken, then the one with the largest part free of
-what the replica needs, then the one with the fewest replicas at all. Nothing that runs is moved.
+A host can take a replica if it is *open* (alive, and not being emptied), has the labels that the
+backend asks for, has fewer than ``max_per_host`` of the backend's replicas, and has room. Among
+those hosts, the one with the fewest replicas of the backend is chosen; among equals, the one with
+the largest share free of the resources that the replica needs; then the one with the fewest
+replicas in all. Running replicas are not moved.
 
-A replica takes what its release's actor options ask for when it is decided on. It gives that back
-when its process is gone, not before: a replica that drains still has its memory.
+A replica takes the resources of its release's actor options as soon as it is placed. They are free
+again only when its process has ended: a replica that drains still uses its memory.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _told(name: str, amount: float) -> str:
 
 
 class Placement:
-    """The hosts, and which replica has taken what of which."""
+    """The hosts, and the resources that each replica has taken there."""
 
     def __init__(self) -> None:
         self._freed = False  # there may be room that was not there before

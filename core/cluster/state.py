@@ -1,10 +1,10 @@
-"""The hard state of a cluster: its records, the one owner of each, and what a change makes of them.
+"""The hard state of a cluster: its records, and the one way to change them.
 
 Theory of operation. Every write goes through :class:`State`, which keeps the records in memory,
-notes what is to be saved, publishes what proxies are told, and remembers what a change has found,
-for the history. The shell saves what :class:`Changes` holds before it performs an effect, pushes
-news or answers: whatever anybody has seen is on disk. A change validates first and writes only
-then, so a refused one writes nothing.
+notes what must be saved, publishes the tables for proxies, and remembers the definitions before the
+change, for the history. The shell saves the :class:`Changes` before it performs an effect, pushes
+news or answers, so that everything seen outside is on disk. A change validates first and writes
+only then, so a refused change writes nothing.
 """
 
 from __future__ import annotations

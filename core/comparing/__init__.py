@@ -1,5 +1,5 @@
-"""Whether two answers are the same, and how they differ where they are not.
+"""Whether two answers are the same, and how they differ if not.
 
-Replicas of a shadow compare (``comparing``) and count what they find (``differences``); the
-controller adds up their reports. Pure, but for the user's compare function.
+Replicas of a shadow compare answers (``comparing``) and count the differences (``differences``);
+the controller adds up their reports. Pure, except for the user's compare function.
 """

@@ -1,8 +1,9 @@
-"""Whether a shadow's answer is the same as the primary's, and what differs where it is not.
+"""Whether a shadow's answer is the same as the primary's, and how it differs if not.
 
-Differences are grouped by *cause*, a text without what varies from query to query: positions in
-lists are ``*`` in it. Two answers have one cause, that of the first difference found. Answers that
-cannot be compared have a cause as well, and count as neither equal nor different.
+Differences are grouped by *cause*, a text that leaves out whatever varies from query to query; for
+example, it has ``*`` for a position in a list. A pair of answers has at most one cause, that of the
+first difference. Answers that cannot be compared also have a cause, but count as neither equal nor
+different.
 """
 
 from __future__ import annotations

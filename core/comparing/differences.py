@@ -99,7 +99,7 @@ def from_plain(plain: Plain) -> Differences:
 class AllDifferences:
     """The newest reports of all replicas that compare; a later one replaces the earlier.
 
-    Replicas report all they have found each time, so a new controller hears it again.
+    Each report contains all that a replica has found, so a new controller gets it again.
     """
 
     def __init__(self) -> None:

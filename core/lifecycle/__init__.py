@@ -1,1 +1,1 @@
-"""Backends, releases, replicas, endpoints, applications: from what is wanted to what is. Pure."""
+"""The life of backends, releases, replicas, endpoints and applications. Pure."""

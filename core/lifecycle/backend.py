@@ -2,24 +2,25 @@
 
 Theory of operation. The record (hard state) names the replicas that may have a process. It is saved
 before a process is asked for, so that no restart of the controller can lose one. Each replica's
-state (soft) follows the table in core/lifecycle/replicas.py. A new controller learns it anew: it
-sends Start to every recorded replica, and a running one answers that it runs. Until a recorded
-replica has answered, or is given up as silent, it is *recovering* and is not told to stop: it is
-not known yet whether it is the one to go.
+state (soft) follows the table in core/lifecycle/replicas.py. A new controller has to learn these
+states: it sends Start to every recorded replica, and a running one answers that it runs. A recorded
+replica that has not answered yet, nor been given up as silent, is *recovering*. It is not told to
+stop, because it is not known yet which replicas are surplus.
 
 :meth:`Backend.reconcile` compares and takes the next steps. It is cheap to call, and safe at any
-time. Stopping goes router first: a replica that is to go leaves the published table, and is told to
-stop when every proxy holds the table without it.
+time. To stop a replica, it first removes it from the published table, and tells it to stop only
+when every proxy holds the table without it.
 
-Each replica is placed on a host and stays there. A replica whose host is lost does not count:
+Each replica is placed on a host and stays there. A replica whose host is lost does not count, and
 another one is started elsewhere. Its record stays, because its process may live on behind a broken
-link. When the host is back, the replica is asked as a new controller asks. If it still runs it
-counts again, and if there are too many then, those go that are furthest from being spread. So
-nothing healthy is killed, and nothing runs twice. A replica that is to be *moved* goes when another
-one runs in its place; it stays while there is no room for one.
+link. When the host is back, the replica is sent Start, as by a new controller. If it still runs, it
+counts again. If there are then too many replicas, those whose removal leaves the others best spread
+are stopped. A replica that is to be *moved* is stopped when another one runs in its place; it stays
+while there is no room for another.
 
-The number of replicas is a setting, or the record's ``target`` where autoscaling decides. The
-target outlives the controller, but it is no setting: neither history nor replicas hear of it.
+The number of replicas is a setting or, with autoscaling, the record's ``target``. The target is
+kept when the controller restarts, but it is not a setting: it is neither in the history nor sent to
+replicas.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What there should be: after a deploy, without a deployment, or as it was before a change.
+"""The definitions that a deploy, a deletion or an undo asks for.
 
-A *definition* is what clients ask for of a backend, an endpoint or an application, apart from how
-far it has come. The functions here return the definitions that a request wants, None for what is to
-go, or raise ConflictError or InvalidRequestError; they change nothing. So a plan, a deploy and an
-undo are the same until somebody writes.
+A *definition* is what clients ask for of a backend, an endpoint or an application, as opposed to
+how far it has come. The functions here return the definitions that a request asks for, with None
+for each one to delete, or raise ConflictError or InvalidRequestError. They change nothing, so a
+plan and a deploy differ only in that the caller of a deploy then writes the definitions.
 
 A deployment is a versioned backend together with the endpoint of the same name. In an application
 both are named ``application#deployment``.

@@ -1,4 +1,4 @@
-"""Goals: changes under way, that a client can wait for."""
+"""Goals: changes under way, for which a client can wait."""
 
 from __future__ import annotations
 

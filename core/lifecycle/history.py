@@ -1,12 +1,11 @@
 """History: every acknowledged change, who made it, and what it takes to undo it.
 
 An entry is saved together with the change itself. It holds the definitions before and after, so its
-size is that of the change. The last :data:`KEPT` are kept, and the code that the last
-:data:`CODE_KEPT` need.
+size is that of the change. The last :data:`KEPT` entries are kept, and so is the code that the last
+:data:`CODE_KEPT` of them need.
 
-An undo asks for the definitions before a change, as a new change with an entry of its own. It is
-refused where that would not be the state before: where a later change touched the same things, or
-where code is no longer stored.
+An undo restores the definitions from before a change, as a new change with an entry of its own. It
+is refused if a later change touched the same definitions, or if their code is no longer stored.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CODE_KEPT = 20  # entries whose code is kept
 
 
 class Author(NamedTuple):
-    """Who asks for a change, and with which request."""
+    """The user who asks for a change, and the request."""
 
     user: str = ""
     address: str = ""

@@ -1,11 +1,11 @@
-"""Releases of a backend: what it should run, what it ran before, and the way from one to the next.
+"""Releases of a backend, and the rolling update from one to the next.
 
 Theory of operation. A backend's record has a list of releases, the newest last. New code or new
-actor options make a new release; settings alone are changed in place. An earlier release stays as
-long as replicas of it are left, or as the newest has not come up in full. The update is rolling:
-replicas of the new release start first, a few above what is wanted, and old ones go as new ones
-run, so that never fewer run than before. A new release that cannot start is rolled back: the last
-one that came up in full becomes the newest again, and its replicas, which are still there, stay.
+actor options make a new release; settings alone are changed in place. An earlier release stays
+until its last replica is gone and the newest release has come up in full. The update is rolling:
+replicas of the new release start first, a few above the wanted number, and old ones stop as new
+ones run, so that there are never fewer than before. A new release that cannot start is rolled back:
+the last one that came up in full becomes the newest again, and keeps its remaining replicas.
 """
 
 from __future__ import annotations

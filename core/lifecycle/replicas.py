@@ -8,9 +8,9 @@ The states are a table:
 
     starting, running --LOSE--> lost --FIND--> starting
 
-*should_start* is decided and saved, but nothing was done yet. *should_stop* still has its process,
-which finishes its queries once no router sends it more. *lost* may live on a host that cannot be
-reached. Nothing leaves *stopped*.
+A replica in *should_start* is decided and saved, but not started yet. One in *should_stop* still
+has its process, which finishes its queries once no router sends it more. A *lost* replica may still
+run on a host that cannot be reached. *stopped* is final.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def next_state(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What is observed of one replica."""
+    """The observed state of one replica."""
 
     tag: str
     release: int = 1  # the number of the release that it runs
@@ -116,9 +116,9 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a replica says of itself.
+    """What a replica reports about itself.
 
-    ``lasts`` marks an error that another try would not mend; ``exception`` is cloudpickled.
+    ``lasts`` marks an error that another try would not fix; ``exception`` is cloudpickled.
     """
 
     state: str

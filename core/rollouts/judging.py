@@ -1,4 +1,4 @@
-"""When a rollout goes on, holds or goes back: the rules a user gives, and what evidence says.
+"""When a rollout goes on, holds or goes back, by the user's rules and the evidence.
 
 Each rule is a hypothesis about the new backend. Every step of the rollout begins without evidence,
 so that a backend which fails only under more load is found as quickly as one that fails at once.

@@ -1,19 +1,19 @@
-"""Rollouts: an endpoint's traffic moved to a new backend step by step, or back where it fails.
+"""Rollouts move an endpoint's traffic to a new backend step by step, or back if that fails.
 
 Theory of operation. A step gives the new backend a share of the queries, by the same path as
-``set_traffic``, and stands for ``hold_s`` at least. Meanwhile every proxy counts what becomes of
-the endpoint's queries and reports that, and after each report
-:mod:`greenroom.core.rollouts.judging` says what it is evidence for:
+``set_traffic``, and lasts for ``hold_s`` at least. Meanwhile every proxy counts the outcomes of the
+endpoint's queries and reports them. After each report, :mod:`greenroom.core.rollouts.judging`
+weighs the evidence:
 
     evidence of 1/alpha that a rule is broken              go back: the traffic is as it was before
     ready, held long enough, enough queries, and no rule
     with more evidence against the new backend than for    the next step; after the last, promoted
     else                                                   hold
 
-So without traffic it holds, for as long as it takes. The first step needs all replicas of the new
-backend, and so does each further one. When none runs it holds, and goes back ``ready_timeout_s``
-later, or at once when the backend has failed. The last step is the promotion: without the old
-backend there is nothing to compare with.
+So a rollout without traffic holds indefinitely. Each step needs all replicas of the new backend.
+When none of them runs, the rollout holds, and goes back ``ready_timeout_s`` later, or at once if
+the backend has failed. The last step is the promotion: without the old backend there is nothing to
+compare with.
 
 A rollout's record is saved with the traffic that it sets. Proxies count from the moment they hold
 a step's weights, which the long poll tells them together with the step's name, and what they report
@@ -21,8 +21,8 @@ is all that they have counted in it. So a controller that restarts hears it agai
 proxies that live; of those that have died it knows what was saved last, at a tenth of ``hold_s`` or
 :data:`SAVE_S` ago. Evidence so lost is missing, but not biased.
 
-Whoever changes the traffic otherwise is refused while a rollout is under way. Where it changes all
-the same (a change is undone, an application deployed), the rollout ends and leaves it alone.
+While a rollout is under way, other requests to set the traffic are refused. If the traffic changes
+in another way (a change is undone, an application deployed), the rollout ends and leaves it alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rollout's settings: what is allowed, and the traffic that they make of each step."""
+"""A rollout's settings: their allowed values, and the traffic of each step."""
 
 from __future__ import annotations
 

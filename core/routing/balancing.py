@@ -3,19 +3,20 @@
 Theory of operation. Replicas stand in *levels* by the number of tickets they have; each level is
 ordered by which came to it first. The next ticket goes to the first replica of the lowest level,
 which thereby goes to the end of the next level. So every step takes the same short time, however
-many replicas there are. A replica that may get no ticket at present (it rejected one, or drains)
-stands in no level. A ticket's slot is given back when its replica reports the outcome or rejects
-it, or dies: not when the caller has lost interest, because the replica may still be busy with it.
+many replicas there are. A replica that cannot get tickets at present (it rejected one, or drains)
+is in no level. A ticket's slot is free again when its replica reports the outcome, rejects it or
+dies, but not when the caller gives up, because the replica may still be busy with it.
 
-Replicas on the router's own host are taken first, while they have room. A replica that lets a query
-wait for UNHEARD_S without a word about any is *suspect*, until it ends one sooner: it is taken only
-when each other one has SUSPECT_LOAD tickets more. So a replica whose loop is blocked costs few
-queries, and where all take long, all are alike.
+Replicas on the router's own host are taken first, while they have room. A replica becomes *suspect*
+when a query has waited there for UNHEARD_S and the replica has reported nothing meanwhile; it stays
+so until it ends a query sooner than that. It is taken only when each other replica has SUSPECT_LOAD
+more tickets. So a replica with a blocked loop delays few queries, and if all replicas are slow,
+they are all treated alike.
 
-Queries wait in two queues: those of callers, and mirrored queries, for which the backend is a
-shadow. Mirrored queries are dispatched only where no caller waits, and leave half of the slots
-alone where callers send queries too. Their queue is short: a shadow that cannot follow misses some,
-and nothing piles up.
+There are two queues: one for callers' queries, and one for mirrored queries, for which the backend
+is a shadow. Mirrored queries are dispatched only when no caller's query waits, and take at most
+half of the slots if callers send queries too. Their queue is short: a shadow that cannot keep up
+misses some, and nothing piles up.
 """
 
 from __future__ import annotations

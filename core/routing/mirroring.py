@@ -1,14 +1,15 @@
-"""Mirrored queries: what shadows run of the queries that callers send.
+"""Mirrored queries: copies of callers' queries for shadows.
 
-Theory of operation. Mirroring observes the router. Of each query that was let in it draws which
-shadows of its endpoint get it too. The mirrored queries are made some milliseconds later, so that
-queries go first. Each is a ticket without a caller, which runs once or not at all, and of whose end
-only observers hear. A shadow that cannot follow misses some, which counts as *dropped*: its queue
-is short, and what its mirrored queries keep in memory is limited.
+Theory of operation. Mirroring observes the router. For each admitted query it draws the shadows of
+the endpoint that get a copy. It makes these mirrored queries some milliseconds later, so that the
+queries themselves go first. Each is a ticket without a caller: it runs at most once, and only
+observers hear of its end. The queue of a shadow is short and its memory is limited, so a shadow
+that cannot keep up misses some queries, which count as *dropped*.
 
-Where a shadow's answers are compared, a query's answer and its mirrored query's meet at one replica
-of the shadow. That is not always the one that runs the mirrored query, which may have to wait for
-room; it is known as soon as the mirrored query is made, and told to the replicas that have the two.
+If a shadow's answers are compared, the answers to a query and to its mirrored query meet at one
+replica of the shadow. That replica is chosen as soon as the mirrored query is made, and both
+replicas that run the two are told. It may not be the one that runs the mirrored query, which may
+have to wait for room.
 """
 
 from __future__ import annotations

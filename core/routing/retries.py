@@ -1,13 +1,12 @@
-"""Which queries may be sent again when the replica that had them died, and how many of them.
+"""Which queries may be sent again after their replica has died, and how many of them.
 
-Whether a query may be retried is for the nearest one to say that knows: the handle that it comes
-through, else its endpoint, else the deployment that runs it, else its HTTP method. A query that has
-not run, because it never left or its replica had no room, is not retried when it is sent again:
-none of this concerns it.
+Whether a query may be retried depends on the first of these that says so: its handle, its endpoint,
+its deployment, its HTTP method. Sending a query again that has not run, because it was never sent
+or its replica had no room, is not a retry, and none of this applies to it.
 
 How many may be retried is up to a budget. Retries hit a backend when it is at its weakest; where
 every query kills its replica, three attempts each would triple the load on the replicas that come
-up again. So a query that is run pays a token in, and a retry takes one out. That is the token
+up again. So each query that is run pays a token in, and a retry takes one out. That is the token
 bucket of Finagle's RetryBudget (https://twitter.github.io/finagle/guide/Clients.html#retries), with
 its percentCanRetry at one: retries never more than double the load. A replica may die with all its
 queries under way, of which clients shall notice nothing; a smaller share would not be enough for

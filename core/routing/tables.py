@@ -2,8 +2,8 @@
 
 The controller publishes them under long-poll keys ``endpoint/<name>`` and ``backend/<tag>``; a
 router holds the newest of each. Addresses and processes are opaque here. While an endpoint has a
-rollout, ``rollout/<name>`` names its step, a string: for as long as it stands, proxies count what
-becomes of the endpoint's queries, and begin anew when it changes.
+rollout, ``rollout/<name>`` names its step, a string: meanwhile, proxies count the outcomes of the
+endpoint's queries, and start counting again when the step changes.
 """
 
 from __future__ import annotations

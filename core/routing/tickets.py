@@ -1,4 +1,4 @@
-"""Tickets: queries while a router has them, and what the router asks its shell to do about them."""
+"""Tickets: queries while a router has them, and the effects that the router asks its shell for."""
 
 from __future__ import annotations
 

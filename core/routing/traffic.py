@@ -4,8 +4,8 @@ Theory of operation. Without a shard key, chance decides: one uniform number fal
 backends' shares. With one, each backend gets a uniform number of its own, u, from the SHA-256 of
 its name and the key, and the backend with the least -ln(u) / weight gets the query. Those are the
 arrival times of independent Poisson processes with the weights as their rates, and each process is
-the first to arrive with just the probability of its weight. Nothing else counts, so all proxies
-decide alike, before and after any restart.
+the first to arrive with a probability in proportion to its weight. Nothing else counts, so all
+proxies decide alike, before and after any restart.
 
 A key goes from one backend to another only if the other's weight has grown in relation to the first
 one's. So no key moves between backends that keep their relation. A backend that is new, or gone, or
