@@ -3,10 +3,10 @@
 Theory of operation. A caller (an HTTP worker, a script with handles, a replica whose code calls
 handles) keeps every query until its first answer, and ignores later answers to it. Queries go to
 the proxy in batches; answers come straight from replicas. When the proxy dies, all queries wait for
-the next proxy, and for answers. A query that was sent may have run, and goes to the next proxy
-marked so: whether it may run again depends on its endpoint and deployment, which proxies know. Only
-a query whose own caller forbids retries fails at once. Retries after the deaths of proxies have a
-budget, as retries after the deaths of replicas have in the router.
+the next proxy, or for their answers. A query that was already sent may have run, so it goes to the
+next proxy with a mark that says so: whether it may run again depends on its endpoint and
+deployment, which proxies know. Only a query whose own caller forbids retries fails at once. Retries
+after the deaths of proxies have a budget, like retries after the deaths of replicas in the router.
 """
 
 from __future__ import annotations

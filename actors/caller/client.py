@@ -1,7 +1,7 @@
-"""How code calls endpoints by name, from any thread: what handles use.
+"""Clients, by which handles call endpoints by name, from any thread.
 
-A replica installs one for the process; scripts have one from their connection, local testing its
-own.
+A replica installs one client for its process. A script gets one from its connection, and local
+testing has its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that travels in parts: an answer, the values of a generator, what follows a query.
+"""Everything that travels in parts: answers, values of generators, and uploads.
 
 Theory of operation. Parts go straight between a replica and the caller, as whole answers do. The
 sending end keeps at most ``WINDOW`` bytes ahead of what the other end has taken; beyond that it
@@ -303,7 +303,7 @@ def _settle(arrival: asyncio.Future[None]) -> None:
 
 
 class Source(Protocol):
-    """Where a :class:`Stream` comes from. Both methods are called from any thread."""
+    """The sending end, as a :class:`Stream` sees it. Both methods are called from any thread."""
 
     def taken(self, size: int) -> None:
         """Tell the replica that so much was taken."""
@@ -313,7 +313,7 @@ class Source(Protocol):
 
 
 class Stream(Parts):
-    """The caller's end of an answer in parts: what a query was answered with."""
+    """The caller's end of an answer in parts."""
 
     def __init__(self, begun: StreamBegun, source: Source) -> None:
         super().__init__(source.taken)

@@ -1,10 +1,10 @@
-"""What follows a query, from its caller to its replica: a large body, or a WebSocket's messages.
+"""Uploads from a caller to a replica: a large body, or a WebSocket's messages.
 
-Theory of operation. The query goes its way without it. The replica that runs the query asks for the
-rest with a FeedWanted, and the caller then sends parts straight to that replica, at most a window
-ahead of what user code has taken. The caller keeps what it has sent up to ``KEPT`` bytes: until
-then another replica can still run the query from the beginning if the first one dies. After that
-the query belongs to its replica for good.
+Theory of operation. The query is sent without its upload. The replica that runs the query asks for
+it with a FeedWanted. The caller then sends parts straight to that replica, at most a window ahead
+of what user code has taken. The caller keeps what it has sent, up to ``KEPT`` bytes: until then,
+another replica can run the query from the beginning if the first one dies. After that, the query
+belongs to its replica for good.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A host that may lead: it makes the controller when it is to lead, else follows another's.
+"""Leader election on a host that may lead: it makes a controller, or follows another host's.
 
-Theory of operation. A thread looks at the lease in the store, because a file system that hangs must
-not stop the host process. core/cluster/leader_lease.py decides by each look:
+Theory of operation. A thread reads the lease in the store, because a file system that hangs must
+not stop the host process. After each look, core/cluster/leader_lease.py decides:
 
     this host    what it does
-    leads        leaves word of the lease that it saw (leader_lease.py) and has its admin make the
-                 controller; when that ends, the next look decides anew
+    leads        writes down the lease that it saw (leader_lease.py), and asks its admin for the
+                 controller; when that ends, the next look decides again
     follows      looks for the controller on the other hosts that may lead; bids for the lease
                  while that does not answer
 """

@@ -1,7 +1,7 @@
 """Which controller a process obeys: one, and never an earlier one again.
 
-Where several hosts may lead, each controller has an *epoch* that its orders carry. A process obeys
-no order of an earlier epoch than it has heard of. Epoch 0 is that of a controller that no other
+If several hosts may lead, each controller has an *epoch*, which its orders carry. A process refuses
+orders of an earlier epoch than the latest it knows. Epoch 0 belongs to a controller that no other
 host can succeed; it is always obeyed.
 """
 

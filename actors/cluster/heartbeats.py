@@ -1,17 +1,17 @@
 """Heartbeats between hosts: small datagrams that prove both ways of a link.
 
 Theory of operation. A host's processes send a *beat* to the controller every ``BEAT_S``; the
-controller answers each at once, and the next beat names the newest answer that has come. So a beat
-that names a late answer tells the controller that it is heard, too, and one that does not counts
-for nothing: a link that works one way only is no link. TCP could not tell in time: a segment that
-is lost there holds up all that follow, for seconds at 30% loss.
+controller answers each at once, and the next beat names the newest answer received. A beat that
+names a recent answer thus proves that the host hears the controller, too. Other beats do not count,
+because a link that works in one direction only is useless. TCP would be too slow for this: one lost
+segment delays all that follow, by seconds at 30% loss.
 
     beat    magic, incarnation of the sender 8, its number u64, newest number heard u64, MAC 16
     answer  the same, of the controller
 
 The MAC is HMAC-SHA256 under a key of its own for each direction, derived from the cluster key.
-Numbers only grow, so that a recorded beat is worth nothing. Authenticated connections tell which
-process has an incarnation; nothing but these 48 bytes is ever read from here.
+Numbers only grow, so a recorded beat cannot be replayed. Which process has an incarnation is known
+from authenticated connections. Nothing but these 48 bytes is ever read from a datagram.
 """
 
 from __future__ import annotations

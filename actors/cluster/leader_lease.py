@@ -1,14 +1,14 @@
 """The lease by which one of several hosts leads: the controller's end of it, and the bids for it.
 
-core/cluster/leader_lease.py has the rules. The host process decides that its host is to lead
-(election.py), and leaves word of the epoch and the renewal that it saw. The controller takes the
-store over from just those, or not at all: so a leader that was only slow, and has renewed
-meanwhile, goes on. From then on the controller does nothing while its term may be over, and ends
-when the store refuses a renewal.
+core/cluster/leader_lease.py has the rules. When a host process decides that its host should lead
+(election.py), it writes down the epoch and the renewal that it saw. The controller takes the store
+over only if both are unchanged, so a leader that was only slow, and has renewed meanwhile, goes on.
+From then on the controller does nothing while its term may be over, and ends when the store refuses
+a renewal.
 
-A *bid* is a file in the host's own folder, which is in the state dir that the leaders share; so it
-reaches a leader that nothing else reaches. It has the number of other hosts whose proxies have
-answered lately. They are asked only while there is a bid.
+A *bid* is a file in the host's own folder. That folder is in the state dir that the leaders share,
+so a bid reaches even a leader that no message reaches. It contains the number of other hosts whose
+proxies have answered lately. They are asked only while there is a bid.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The controller's end of the cluster's hosts: their reports, beats and processes.
 
-core/cluster/hosts.py decides which hosts there are, and what that means for replicas. The
-controller asks another host's admin for a replica's actor by name, so that asking again yields the
-same process. It asks the host process there to kill one, for a pid means nothing elsewhere.
+core/cluster/hosts.py decides which hosts count. The controller asks another host's admin for a
+replica's actor by name, so that asking again yields the same process. To kill a replica there, it
+asks the host process, because a pid means nothing on another host.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The controller at work: it has the store, so it decides, saves, and only then acts and answers.
+"""The controller at work, which has the store: it decides, saves, and only then acts and answers.
 
 Theory of operation. Each turn: take messages in, advance, save, and only then send anything. A
-request is answered after its checkpoint is durable; a controller that dies before has done nothing
-that anybody saw. Where the store turns out to be another one than was used, this ends and leaves
-its place to a :class:`~greenroom.actors.controller.read_only.ReadOnlyController`.
+request is answered after its checkpoint is durable, so a controller that dies before that has done
+nothing visible. If the store turns out to be a different one than before, this controller ends and
+leaves its place to a :class:`~greenroom.actors.controller.read_only.ReadOnlyController`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping on
 
 
 class Controller(LoopActor):
-    """Takes messages for the controller at work, or for what waits in its place."""
+    """Takes messages for the active controller, or for the read-only one in its place."""
 
     role = "controller"
 
@@ -123,7 +123,7 @@ class Controller(LoopActor):
 
 
 class LeadingController(Controller):
-    """The controller on a host that may lead, made by its host process when it is to."""
+    """The controller on a host that may lead; made by its host process when that host leads."""
 
     @staticmethod
     def actorSystemCapabilityCheck(capabilities: Any, _requirements: Any) -> bool:

@@ -2,9 +2,9 @@
 
 Theory of operation. A backend's policy runs in a process of its own, started at the first question
 and kept for the next ones. Each question ends in one answer: what the function returned, or an
-error when it raised, was not done in time, or its process ended. A process that was not done in
-time is killed; one that ends is started again at a later question, with a pause that doubles while
-it goes on ending. Nothing here waits.
+error if it raised, took too long, or its process ended. A process that takes too long is killed.
+One that has ended is started again for a later question, after a pause that doubles each time it
+ends again. Nothing here blocks.
 """
 
 from __future__ import annotations

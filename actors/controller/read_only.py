@@ -1,11 +1,11 @@
-"""What is left of the controller while its store cannot be used: it refuses changes, and waits.
+"""The controller while its store cannot be used: it refuses changes, and waits.
 
-Theory of operation. A controller that cannot save ends, for what it has in memory is not what is on
-disk; the next one cannot take the store over. It stays as this, so that whoever asks for a change
-is told at once that it was not made, and why, and is not left waiting. Serving needs none of it:
-proxies and replicas go on with what they have. Every :data:`LOOK_S` it tries whether the store can
-be written, and ends when it can: the controller after it starts as after any crash. So it is, too,
-where another store is in the place of the one that was used, until that one is back.
+Theory of operation. A controller that cannot save ends, because its memory no longer matches the
+disk, and the next one cannot take the store over. That one becomes a read-only controller, so that
+a client that asks for a change is told at once that it was not made, and why. Serving does not
+depend on it: proxies and replicas go on with what they have. Every :data:`LOOK_S` it checks whether
+the store can be written, and ends when it can; the next controller starts as after any crash. The
+same happens if a different store is in the place of the one used before, until that one is back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What clients ask of the controller: each operation's way to the core, and its answer's way back.
+"""Requests of clients: passes each operation to the core, and its answer back to the client.
 
 Theory of operation. A request that changes something is answered at the end of the turn, when it is
 saved. Some answers wait longer: for a goal, for every proxy to know of the change, for a host to be
-empty. Those are parked, and looked at in each turn. Clients repeat a request until it is answered;
-a repeat finds its answer here, or in the history, and changes nothing.
+empty. Those are parked, and checked in each turn. Clients repeat a request until it is answered; a
+repeat finds its answer here, or in the history, and changes nothing.
 """
 
 from __future__ import annotations

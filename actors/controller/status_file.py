@@ -1,8 +1,9 @@
 """The status snapshot: what ``greenroom status --json`` prints, in a file for outside readers.
 
-It is replaced whole, so a reader never sees half of it; and not fsynced, for it is worth nothing
-after a crash of the host. It is written soon after a change and every :data:`HEARTBEAT_S` besides,
-and so seldom that it takes a fiftieth of a CPU at most, however large the cluster.
+The file is replaced as a whole, so a reader never sees half of it. It is not fsynced, because it is
+worthless after a crash of the host. It is written soon after a change and at least every
+:data:`HEARTBEAT_S`, but never so often that it takes more than a fiftieth of a CPU, however large
+the cluster is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this host has for replicas: as the settings say, else as it is found."""
+"""The resources of this host for replicas, from the settings or else as detected."""
 
 from __future__ import annotations
 

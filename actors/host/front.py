@@ -1,7 +1,7 @@
 """The HTTP front of a host: the gunicorn master, kept up by the host process.
 
-The first master is forked, with what the host process has imported; a later one is a program of its
-own, for by then the host process has threads.
+The first master is forked, with everything that the host process has imported. A later one is a
+program of its own, because by then the host process has threads.
 
 Workers outlive their master and go on serving. So a master that dies costs no request: the host
 process starts another on the same listening socket, and once that has workers, tells those of the

@@ -1,8 +1,9 @@
 """Start and stop this host's system from outside, and see whether it runs.
 
-The host process (:mod:`greenroom.actors.host.process`) has a session of its own and nothing of its
-starter, so that no descriptor or thread of that reaches the actors. A command has imported what the
-host process needs, and little else, so it forks it. Any other caller starts a program.
+The host process (:mod:`greenroom.actors.host.process`) has a session of its own and shares nothing
+with its starter, so that none of the starter's descriptors or threads reach the actors. A command
+has imported little more than the host process needs, so it forks it. Any other caller starts a
+program.
 """
 
 from __future__ import annotations

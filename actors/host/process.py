@@ -15,9 +15,9 @@ From then on all of it runs on one asyncio loop (:class:`Host`), in these states
     stopping    drains the replicas, ends everything      the process ends
 
 The death of the admin, or an unexpected exception, is dealt with by *starting over*: kill the
-actors, then become a new host process by exec, with the same pid, lock and listening socket. What
-serves HTTP is left alone meanwhile. A process that started over never gives up: what dies while it
-starts is restarted too, and where its start fails it starts over again.
+actors, then become a new host process by exec, with the same pid, lock and listening socket. The
+HTTP front is left alone meanwhile. A process that started over never gives up: it also restarts
+processes that die while it starts, and if its start fails, it starts over again.
 """
 
 from __future__ import annotations

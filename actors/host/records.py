@@ -1,6 +1,6 @@
 """Which processes belong to a host's system, and what each of them is.
 
-Three things say it, each for a reason of its own:
+Three things identify them, each for a reason of its own:
 
 - Every process carries a *mark*: the variable GREENROOM_SYSTEM with the folder of the host's own
   files, in the memory that ``/proc/PID/environ`` shows. Children inherit it by fork and by exec,
@@ -9,7 +9,7 @@ Three things say it, each for a reason of its own:
 - Its *title*, which ``ps`` shows, names its role.
 - A *record* in ``run/`` adds what only the process itself knows: its incarnation, and for example
   the address of a replica. Reading records is cheap; finding marks reads all of ``/proc``. Records
-  are soft state: on a disk that takes nothing a process goes without one.
+  are soft state: if the disk cannot be written, a process does without one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What travels between processes: frozen dataclasses, in one place, by who speaks."""
+"""The messages between processes: frozen dataclasses, grouped by their senders and receivers."""

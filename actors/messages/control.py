@@ -1,7 +1,7 @@
-"""The messages of the controller with its proxies, replicas and hosts; see :mod:`.messages`.
+"""The messages of the controller with its proxies, replicas and hosts; see :mod:`.queries`.
 
-Where several hosts may lead, what a controller orders carries its ``epoch``, and who has heard of a
-later one does not obey, but answers with Superseded. Epoch 0 is that of the only leader.
+If several hosts may lead, a controller's orders carry its ``epoch``. A process that knows a later
+epoch does not obey them, but answers with Superseded. Epoch 0 is that of the only leader.
 """
 
 from __future__ import annotations

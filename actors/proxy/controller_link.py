@@ -1,7 +1,7 @@
-"""The controller as a proxy knows it: found, listened to for tables, and beaten for.
+"""A proxy's link to the controller: finds it, gets its tables, and sends it heartbeats.
 
-A host process introduces the controller. While none does, the proxy looks for the controller as
-host processes do: its own may be dead, too.
+The host process introduces the controller. If it does not, the proxy looks for the controller
+itself, as host processes do, because its host process may be dead.
 """
 
 from __future__ import annotations

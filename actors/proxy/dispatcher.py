@@ -1,7 +1,7 @@
-"""The router in its shell: what callers and replicas send goes in, its effects are performed.
+"""The router's shell: passes it what callers and replicas send, and performs its effects.
 
-It holds no hard state. A new one learns its tables from the controller, and its callers attach
-again when they see that the old one is gone.
+It holds no hard state. A new dispatcher gets its tables from the controller, and callers attach to
+it when they see that the old one is gone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ BOUNDS = [*(str(float(each)) for each in BUCKETS_S), "+Inf"]
 class Metrics(Observer):
     """Counts queries by endpoint, backend and status, and how long they took in all.
 
-    Mirrored queries are counted apart, so that a shadow's errors are no one's errors.
+    Mirrored queries are counted apart, so that a shadow's errors do not count as errors of its
+    endpoint.
     """
 
     def __init__(self) -> None:

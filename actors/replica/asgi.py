@@ -6,9 +6,9 @@ the app once for each request or WebSocket; responses.py has the ``send`` of a r
 User code sees a WebSocket as ASGI's events; it travels as the parts of a query and of its answer.
 To open one is a query, and to accept it an answer that begins, with status 101. A message is one or
 more parts, the last of which says whether it is text or binary; END closes, with code and reason,
-in either direction. What is answered before ``accept`` refuses: 403 for a bare ``websocket.close``,
-or a response of the app's own. A WebSocket is *connecting*, *open* or *closed*. Closed is final;
-the client may also be gone while user code has not heard of it yet.
+in either direction. An answer before ``accept`` refuses the WebSocket: with 403 for a bare
+``websocket.close``, or with a response of the app's own. A WebSocket is *connecting*, *open* or
+*closed*. Closed is final; the client may also be gone while user code has not heard of it yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How methods of user code are to be called, and which of them HTTP requests may name.
 
-How is found out once for each, for asking takes 10 us.
+Each method is inspected only once, because that takes 10 us.
 """
 
 from __future__ import annotations

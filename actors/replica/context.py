@@ -1,9 +1,9 @@
-"""What user code may ask about the query it runs, and about the replica that it runs in.
+"""The query that user code runs and the replica that it runs in, as user code sees them.
 
-A query costs one context variable, which holds what runs it; a :class:`RequestContext` is made of
-it only on demand. Calls that user code makes through handles belong to the query that it runs:
-they inherit its id and what is left of its time, and are cancelled with it. That ends with the
-query: what user code leaves running in the background is on its own.
+A query costs one context variable; a :class:`RequestContext` is made from it only on demand. Calls
+that user code makes through handles belong to the query that it runs: they inherit its id and its
+remaining time, and are cancelled with it. Once the query has ended, calls of tasks that are left
+running in the background belong to no query.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The data side of a replica: queries in, answers out, on the event loop of the user's code.
 
 Theory of operation. A replica is a process with two places in the actor system. The actor, on the
-main thread, takes the controller's orders, and answers them whatever user code does. This is the
-other one, an address of its own on user code's event loop: a query goes from the socket to the
-user's coroutine and its answer back to a socket without changing threads. User code that blocks its
-loop delays its own queries, as it must, and nothing else. :class:`Queries` keeps a :class:`Run` for
+main thread, takes the controller's orders, and answers them whatever user code does. The data plane
+is the other one, with an address of its own on user code's event loop: a query goes from the socket
+to the user's coroutine, and its answer back to a socket, without changing threads. User code that
+blocks its loop delays its own queries, and nothing else. :class:`Queries` keeps a :class:`Run` for
 each query; answers wait in an outbox for each caller, news of them in one for each proxy.
 
 A query's slot is free when user code has returned. The router keeps the query until it hears that

@@ -1,10 +1,10 @@
-"""Users' folders on one host: fetched once, checked, unpacked and kept while a replica is there.
+"""Users' folders on one host: fetched once, checked, unpacked and kept while a replica needs them.
 
 Theory of operation. A folder is a zip named by its sha256 (serve/code/working_dir.py), and unpacked
 at ``folders/<sha256>`` in the state dir: that path is whole or not there. The first replica of the
-host that needs it takes a lock and asks the controller; others wait for the lock and find it there.
-A replica that dies lets go of the lock. The host process removes what no replica of the host has
-used for a while. A zip's paths, links and sizes are checked.
+host that needs it takes a lock and asks the controller; others wait for the lock and then find the
+folder. The lock is released when its replica dies. The host process removes folders that no replica
+of the host has used for a while. A zip's paths, links and sizes are checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PIECE = 1024 * 1024
 
 
 class Arrival:
-    """Has one folder come to this host for one replica; used on its loop.
+    """Gets one folder to this host for one replica; used on its loop.
 
     ``ask`` asks the controller, whose answer goes to :meth:`arrived`. ``on_here`` gets the folder,
     or a DeployFailedError.

@@ -1,4 +1,4 @@
-"""What user code logs: where it goes, and which query and replica each record is about.
+"""User code's logs: where records go, and which query and replica each is about.
 
 One handler writes to the replica's log. ``greenroom.serve`` has it, whose records are our own:
 queries that failed, and the access log. The root logger has it where the deployment says how it

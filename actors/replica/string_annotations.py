@@ -1,10 +1,11 @@
 """Annotations that are strings, in the endpoints and dependencies of a FastAPI app.
 
 ``from __future__ import annotations`` makes all of a module's annotations strings, and FastAPI
-looks up their names in the globals of the function. Of a function that travels by value only those
-globals travel that its code uses, so a replica would not know ``Item``, and FastAPI, without a
-word, would take it for a query parameter: 422 to every request. So annotations are evaluated before
-an app travels, and in the replica an app with some that it cannot evaluate fails the deployment.
+looks up their names in the globals of the function. A function that travels by value takes along
+only the globals that its code uses. So a replica would not know ``Item``, and FastAPI would
+silently take it for a query parameter and answer every request with 422. To prevent this,
+annotations are evaluated before an app travels. If an app arrives in the replica with annotations
+that cannot be evaluated, the deployment fails.
 """
 
 from __future__ import annotations

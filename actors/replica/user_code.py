@@ -7,7 +7,7 @@ Whatever user code raises, SystemExit and CancelledError too, ends its own call 
 
 The life of a query: :meth:`UserCode.run` makes a task of it, which reads the call, finds the method
 (:meth:`UserCode._method`), calls it on the loop or on a thread (:meth:`UserCode._invoke`), and
-gives what came of it to the :class:`Reply`: a value (:func:`dumps`), a generator's values
+gives the result to the :class:`Reply`: a value (:func:`dumps`), a generator's values
 (:func:`give_values`), an HTTP response (responses.py, asgi.py), or a FailedAnswer. A running sync
 call cannot be stopped. Cancelling it only drops its answer, and it holds its slot until it returns.
 """

@@ -1,5 +1,5 @@
-"""What every process of Greenroom is made of: loop, place in the actor system, settings, logs.
+"""The parts of every process of Greenroom: loop, place in the actor system, settings, logs.
 
-``actor`` is the base of our actors, ``port`` what other processes have instead, ``connection`` a
-script's way in. All other packages of ``greenroom.actors`` use this one.
+``actor`` is the base of our actors, other processes have a ``port`` instead, and scripts use a
+``connection``. All other packages of ``greenroom.actors`` use this one.
 """

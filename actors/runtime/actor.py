@@ -1,13 +1,14 @@
 """The base of our actors: one handler per message class, and no exception escapes to Thespian.
 
 Theory of operation. :meth:`LoopActor.turn_failed` decides what follows a turn that fails, for
-messages, timers and the ends of other processes alike. Half of what the turn was to do has been
-done in memory, and it is not known which half. So the actor answers those that wait for it, and
-ends. Processes that need it ask for its name; that makes another, which knows what is on disk. They
-send again what was not answered.
+messages, timers and the ends of other processes alike. The turn may have been carried out in part,
+so the actor's memory can no longer be trusted. The actor answers the processes that wait for it,
+and ends. Processes that need it ask for its name, which makes a new actor with the state on disk,
+and repeat their unanswered requests.
 
-As asking for the name makes a new actor at once, it is the failed one that waits before it ends,
-where failures follow one another. A file keeps how many there were, for each process fails once.
+Because asking for the name makes a new actor at once, the back-off after repeated failures is in
+the failed actor: it waits before it ends. A file holds the number of failures, because each process
+fails only once.
 
 The module also prepares the process of an actor for native code, forks and large messages: see
 :func:`be_as_usual` and :func:`keep_freed_memory`.

@@ -1,8 +1,8 @@
-"""Child processes that go on with what this one has imported; a start is mostly importing.
+"""Child processes that share this one's imported modules, because importing takes most of a start.
 
-Nothing else reaches such a child: no descriptors, no handlers of signals and logs, no main module.
-It never returns into the code that forked it. Only a process without other threads forks so: locks
-that other threads hold would stay locked.
+A child inherits nothing else: no descriptors, no handlers of signals and logs, no main module. It
+never returns into the code that forked it. Only a process without other threads may fork like this,
+because locks that other threads hold would stay locked.
 """
 
 from __future__ import annotations

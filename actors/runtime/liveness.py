@@ -6,10 +6,10 @@ an anonymous file (memfd), named after the process, that any process of the same
 which may hang itself. The page ends with its process. A process without one, such as a user's
 script, is never judged.
 
-A process that watches another for its death watches it for silence, too (:class:`SilenceWatch`);
-core/silence.py decides when it is over. All that a hang needs is SIGKILL: what follows a death,
-such as another process in its place, is there already. Several may watch the same process; one of
-them is the first.
+A process that watches another for its death also watches it for silence (:class:`SilenceWatch`);
+core/silence.py decides when the silence has lasted too long. The process is then killed with
+SIGKILL, and the usual steps after a death follow, such as starting another in its place. Several
+processes may watch the same one; the first to decide kills it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The log files of a host: opened for their owner only, and not kept for ever."""
+"""The log files of a host: readable by their owner only, and not kept forever."""
 
 from __future__ import annotations
 

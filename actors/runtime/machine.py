@@ -1,8 +1,8 @@
 """The machine that a process runs on: its processes, its files, its actor system.
 
-Actors and ports take all that from one :class:`Machine`, which their :class:`~.loop.Loop` hands on.
-There are two: this one, and that of the simulator (tests/simulation), where processes, signals and
-messages are simulated.
+Actors and ports use all that through one :class:`Machine`, which they get from their
+:class:`~.loop.Loop`. There are two machines: the real one here, and that of the simulator
+(tests/simulation), where processes, signals and messages are simulated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps the strangers of one process within their bounds, and says who was refused."""
+"""Keeps the unauthenticated connections of a process within bounds, and logs refusals."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Trouble(NamedTuple):
 
 
 class Admission:
-    """The strangers of one process, on its loop."""
+    """The unauthenticated connections of one process, on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.strangers: PendingHandshakes[object] = PendingHandshakes()

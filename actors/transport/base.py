@@ -2,8 +2,8 @@
 
 Theory of operation. Thespian runs a process by calling :meth:`Transport.run` with a handler; the
 loop runs as long, and the handler is called inside it for each envelope, so an actor may start
-tasks on that loop. Envelopes that arrive while nobody runs wait. A process with a loop of its own
-*attaches*: it gives the loop and a callback, and never calls ``run``.
+tasks on that loop. Envelopes that arrive while ``run`` is not running wait. A process with a loop
+of its own *attaches*: it gives the loop and a callback, and never calls ``run``.
 
 The loop belongs to the thread that runs it. Another thread may schedule a transmit at any time: it
 pickles the message itself and posts the rest to the loop.

@@ -1,4 +1,4 @@
-"""What a transport can be made from, and the names that Thespian asks of it before there is one."""
+"""The descriptions that transports are made from, and the names that Thespian needs before that."""
 
 from __future__ import annotations
 

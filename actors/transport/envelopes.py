@@ -1,4 +1,4 @@
-"""Messages as bytes, and what Thespian gets of them."""
+"""Messages as bytes, and as the envelopes that Thespian gets."""
 
 from __future__ import annotations
 

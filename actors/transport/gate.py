@@ -1,7 +1,7 @@
-"""The one TCP port of a host: reads who is wanted, and hands the connection over to that process.
+"""The one TCP port of a host: reads which process is wanted, and hands the connection over to it.
 
-The gate lives in the admin, whose address has the port's
-number. It does not relay: the descriptor itself goes to the wanted process, over a Unix socket.
+The gate is in the admin, whose address has the port's number. It does not relay: the descriptor
+itself goes to the wanted process, over a Unix socket.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Gate:
 
 
 class Caller:
-    """A connection to the gate, until it has said whom it wants."""
+    """A connection to the gate, until it has said which process it wants."""
 
     def __init__(self, gate: Gate, sock: socket.socket, source: str) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""How processes of two hosts come to know each other, before anything else is read.
+"""How processes of two hosts authenticate each other, before anything else is read.
 
 Theory of operation. On a host there is no handshake. Between hosts both ends prove that they hold
 the 32-byte cluster key K, without showing it:

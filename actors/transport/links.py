@@ -1,11 +1,11 @@
-"""The other processes: reached, accepted, lost and reached again.
+"""Links to other processes: dialed, accepted, lost and dialed again.
 
 Theory of operation. Every process listens under its address and dials a peer when it first has
 something for it. Messages then flow both ways over the same connection.
 
-On a host nothing is said before the first message but who sends it: the kernel vouches for the
-user at the other end, and connects to the one process that listens at an address. When the last
-connection with a peer ends, the peer is *dead*, and what it had not acknowledged is handed back.
+Within a host, only a hello precedes the first message: the kernel vouches for the user at the other
+end, and connects to the one process that listens at an address. When the last connection with a
+peer ends, the peer is *dead*, and what it had not acknowledged is handed back.
 
 A connection to another host may be cut. The peer is then dialed again at once, and what was not
 acknowledged is written again (connection.py). The peer is dead when its host says that it has no

@@ -1,4 +1,4 @@
-"""What a process must know to talk to those of other hosts; read from the environment."""
+"""The settings for talking to processes of other hosts, read from the environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TlsError(ValueError):
 
 @dataclass(frozen=True)
 class Tls:
-    """What a host shows and whom it believes."""
+    """The TLS contexts of a host: its certificate, and the CA that it trusts."""
 
     dialing: ssl.SSLContext
     accepting: ssl.SSLContext

@@ -1,8 +1,8 @@
-"""Unix and TCP sockets, and whose process is at the other end.
+"""Unix and TCP sockets, and the owner of the process at the other end.
 
-Names in the abstract namespace are free for any user to take. So whoever connects asks the kernel
-whose process is there, and an admin, whose name is known before it starts, listens *beside* its
-name where another user has that: at the name with a random end, which /proc/net/unix shows.
+Any user may take any name in the abstract namespace. So a process that connects asks the kernel
+which user's process is there. And an admin, whose name is known before it starts, listens *beside*
+its name where another user has that: at the name with a random end, which /proc/net/unix shows.
 """
 
 from __future__ import annotations
