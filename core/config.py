@@ -21,7 +21,7 @@ from greenroom.core.validation import Settings, describe, validated
 
 LEVELS = {"CRITICAL": 50, "ERROR": 40, "WARNING": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
 
-# What Python's log records have anyway, and a line can be asked to show.
+# Attributes that every log record of Python has, and that a line can be asked to show.
 STANDARD_ATTRIBUTES = frozenset(
     {
         "created",

@@ -38,8 +38,8 @@ MAX_PART = 256 * 1024
 BODY_WINDOW = MAX_BODY_PART = 1024 * 1024
 MAX_JOINED = 64 * 1024  # bytes of small parts that are joined into one
 YIELD_AFTER_S = 0.002
-# What a part counts for beside its bytes, so that empty parts are bounded too. A part that is
-# joined to another counts less: only its bytes remain.
+# Added to the size of each part, so that empty parts are bounded, too. A part that is joined to
+# another one counts its bytes only.
 PART_COST = 256
 JOINED_COST = 48
 # Each message wakes its receiver, which costs more than the parts in it; but what a turn of the

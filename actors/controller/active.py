@@ -487,7 +487,7 @@ class _NotSavedError(Exception):
 
 
 def log_changes(changes: Changes) -> None:
-    """Log what was asked for and by whom, and how it ended."""
+    """Log the request, its user, and how it ended."""
     for (kind, name), record in changes.puts.items():
         if kind == "history":
             who = f"{record.user or 'somebody'} at {record.address}"

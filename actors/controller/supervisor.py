@@ -76,7 +76,7 @@ class Supervisor:
     # --- What is observed -----------------------------------------------------------------------
 
     def reported(self, message: cm.ReplicaReported, sender: Address) -> None:
-        """Take a replica's report; tell one that nobody wants to go."""
+        """Take a replica's report; tell the replica to go if it is not wanted."""
         tag, process = message.replica, message.process
         if tag and self._processes.get(tag) != process:
             self._addresses[tag] = sender

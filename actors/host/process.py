@@ -550,10 +550,10 @@ class Host:
 class Unasked:
     """Finds replicas that were never told anything: nothing could reach them any more.
 
-    An actor of ours is on record from its first message on. A replica may never get one: its
-    controller was cut off, or died, just after it had asked this host's admin for it. The
-    controller then starts another elsewhere, and no record says that there is a process. It is one
-    that was a child of the admin, and on no record, at two looks in a row.
+    An actor of ours is on record from its first message on. A replica may never get a message, if
+    its controller was cut off or died just after asking this host's admin for it. The controller
+    then starts another replica elsewhere, and no record shows the first one's process. So a child
+    of the admin that is on no record at two looks in a row is such a replica.
     """
 
     def __init__(self) -> None:

@@ -309,6 +309,6 @@ class KillReplica(Message):
 
 @message
 class Superseded(Message):
-    """Anyone ordered to a controller: there is a later one, which is obeyed; it is to step down."""
+    """Any receiver of orders to a controller: there is a later one, so it must step down."""
 
     epoch: int

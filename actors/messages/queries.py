@@ -151,9 +151,9 @@ class StreamBegun(NamedTuple):
     process: Process  # whose death ends it
 
 
-# What a part ends: nothing yet, a text or a binary message of a WebSocket (or a value, of a call
-# through a handle), or all that comes. The end of a WebSocket has its close code, two bytes, and
-# the reason in UTF-8.
+# What a part ends: nothing yet, a text or a binary message of a WebSocket (or a value, for a call
+# through a handle), or the whole stream. The END of a WebSocket holds the close code, in two bytes,
+# and the reason in UTF-8.
 MORE, TEXT, BINARY, END = range(4)
 
 
@@ -207,7 +207,7 @@ class AnswerPart(NamedTuple):
 
 
 class StillRuns(NamedTuple):
-    """A replica runs a query whose router has died; who wants it no more has to say so there."""
+    """A replica runs a query whose router has died; to cancel it, tell that replica."""
 
     query_id: int
 

@@ -27,7 +27,7 @@ _REPLICA = "replica-"
 ACCESS_LOG = "access.log"
 _PIECE = 1024 * 1024
 
-# What ends a line or steers a terminal, and what no file takes; tabs and line feeds are left.
+# Characters that end a line, control a terminal or cannot be encoded; not tabs and line feeds.
 _escapable = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -238,9 +238,9 @@ class Admission:
 
 ACCEPTS_PER_PASS = 64
 _PAUSE_S = 1.0
-# Another user's process that connects here is turned away, which takes some 20 us: so no more than
-# a tenth of a processor. While there is a rest its connections fill the backlog, and nobody else's
-# fit in; so the backlog is emptied at once, and what is refused meanwhile is soon tried again.
+# Closing a connection of another user's process takes some 20 us, so this bounds the cost to a
+# tenth of a processor. During a rest such connections may fill the backlog and keep others out. So
+# the backlog is emptied at once after a rest, and refused peers soon try again.
 STRANGERS_AT_ONCE, STRANGERS_PER_S, STRANGERS_REST_S = 1024, 4_000.0, 0.1
 
 

@@ -485,7 +485,7 @@ class Transport(Naming):
         self.loop.call_soon(self._finish, tag, SendStatus.Failed)
 
     def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
-        """See Shell; the logger ends with its admin, for nobody else would end it."""
+        """See Shell; the logger ends with its admin, because nothing else would end it."""
         self._tell_watchers(address, is_certain=is_certain)
         if address == self._ends_with:
             self._arrive(LoggerExitRequest())

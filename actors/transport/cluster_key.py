@@ -125,7 +125,7 @@ def _list_of_retired(path: Path) -> Path:
 
 
 def _create(path: Path, key: bytes) -> None:
-    """Write a key file, unless somebody else does first."""
+    """Write a key file, unless another process does first."""
     try:
         temporary = _write_beside(path, key)
         try:

@@ -81,7 +81,7 @@ class Shortage:
         self._last = float("-inf")
 
     def lasted_s(self, now: float) -> float:
-        """Return for how long nothing could be opened; 0 where nobody tried of late."""
+        """Return for how long nothing could be opened; 0 if nothing was tried lately."""
         return self._last - self._since if now - self._last <= SHORTAGE_GAP_S else 0.0
 
 
@@ -153,9 +153,9 @@ os.register_at_fork(after_in_child=_forked)
 
 logger = logging.getLogger(__name__)
 
-# A member looks every second whether it is registered, so that it is back in a second when its
-# leader is, or the network; Thespian did so after some minutes. It has died when its transport says
-# so, not when it was too busy to register in time. What the environment says goes first.
+# A member checks every second that it is registered, so that it is back a second after its leader
+# or the network is; in Thespian that takes minutes. A member counts as dead when its transport says
+# so, not when it was too busy to register in time. Environment variables override these values.
 _CONVENTION = {
     "CONVENTION_REREGISTRATION_PERIOD": timedelta(seconds=1),
     "CONVENTION_RESTART_PERIOD": timedelta(seconds=1),
@@ -263,7 +263,7 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
             actor.receiveMessage = self._once(actor.receiveMessage)
 
     def _host_lost(self, admin: Any) -> None:
-        """Tell the actor that its children there have exited; Thespian told nobody."""
+        """Tell the actor that its children there have exited, which Thespian does not."""
         lost = admin.addressDetails
         for child in list(self.childAddresses):
             details = child.addressDetails

@@ -111,9 +111,9 @@ def _mac(key: bytes, label: bytes, message: bytes | bytearray) -> bytes:
 
 
 ACCEPTS_PER_PASS = 32
-# Half a processor at most, whoever comes: one that is accepted and turned away costs some 100 us.
-# But a burst is not made to wait, for somebody honest may be the last in it: to rest for 5 ms after
-# each pass had him wait for three times as long as the work takes.
+# Half a processor at most: a connection that is accepted and then closed costs some 100 us. But a
+# burst is taken without pauses, because an honest peer may be the last in it: with a rest of 5 ms
+# after each pass, that peer waited three times as long as the work takes.
 ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 4_000.0
 
 

@@ -93,7 +93,7 @@ class TlsSocket:
 
     @property
     def binding(self) -> bytes:
-        """Return what both ends, and nobody between them, have in common; after the handshake."""
+        """Return bytes that only the two ends share, and no relay; valid after the handshake."""
         theirs = self._session.getpeercert(binary_form=True) or b""
         both = (self._tls.own_certificate, theirs)
         ordered = both if self._role is Role.DIALER else reversed(both)

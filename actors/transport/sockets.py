@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 SEND_BUFFER = 1024 * 1024  # the kernel gives what it allows
 BACKLOG = 1024
-# A host that says nothing for that long is gone: it acknowledges nothing, not even probes. The
-# kernels see to it, so that a process which is busy or stopped counts as alive.
+# A host that acknowledges nothing for this long, not even probes, is gone. The kernels do the
+# probing, so a process that is busy or stopped still counts as alive.
 SILENCE_S = 2.0
 _PROBE_EVERY_S = 1
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
