@@ -197,9 +197,10 @@ class Observers:
                 called.append(getattr(observer, event))
 
 
-# Deadlines. Tickets that have ended leave the heap when their time comes, or when they are most of
-# it: queries that are cancelled by the thousands may have hours left.
+# --- Open tickets and their deadlines -------------------------------------------------------------
 
+# A ticket that has ended leaves the heap of deadlines when its time comes, or when most of the heap
+# has ended: thousands of cancelled queries may have hours left.
 SPARE = 100  # ended ones that are not worth cleaning up after
 
 LoadByBackend = dict[str, tuple[int, int]]
