@@ -75,13 +75,13 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
         tmp_path,
         """
         import os, sys
+        from greenroom.actors.host.records import show_title
         from greenroom.actors.runtime import forking
         from greenroom.actors.runtime.processes import command_line
-        import setproctitle
 
         def be():
             os.read(began, 1)  # returns when who forked has ended
-            setproctitle.setproctitle("greenroom: child")
+            show_title("child")
             print(command_line(os.getpid()), os.getcwd(), os.getsid(0) != sid, os.environ["HOME"])
 
         sid = os.getsid(0)
