@@ -37,9 +37,10 @@ class LeaderChecks:
         self._checks.simulation.faults.of_hosts.trouble(before.host, 0.0)  # it is suspected
         if before.alive:
             self._checks.counts["leader succeeded that lives"] += 1
-            tenure = before.actor.active._lease._tenure
+            active = before.actor.active  # None where it has given way: it changes nothing then
             told = f"{process} takes over while {before} may think that it leads"
-            self._expect(tenure.is_over(self._world.monotonic(before)), told)
+            is_over = active is None or active._lease._tenure.is_over(self._world.monotonic(before))
+            self._expect(is_over, told)
 
     def writes(self, process: SimProcess, what: str) -> None:
         """A process changes the store."""
