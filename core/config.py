@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
@@ -244,6 +245,7 @@ __all__ = [
     "HTTPOptions",
     "LoggingConfig",
     "MiddlewareOptions",
+    "RuntimeEnv",
     "Settings",
     "describe",
     "validated",
@@ -255,13 +257,79 @@ MIN_WAITING_BODY_BYTES = 1024 * 1024
 MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
 _OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
 LOOPBACK = "127.0.0.1"
+HIDDEN = "***"
 NO_LIMIT = "none"  # where None cannot be written: in the environment
 
 
-class ActorOptions(Settings):
-    """What one replica takes of its host: 0 unless asked for, and counted only.
+class RuntimeEnv(Settings):
+    """What surrounds a replica's code, under Ray's names.
 
-    So ``num_gpus`` assigns no device for now: every replica sees all GPUs of the host.
+    ``env_vars`` are set before user code is imported. ``working_dir`` is a folder or a zip, and
+    ``py_modules`` are packages, modules, zips or wheels. Users name them by paths. On their way to
+    the controller they are packed, and named by the sha256 of the zip instead.
+    """
+
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    working_dir: str | None = None
+    py_modules: tuple[str, ...] = ()
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "conda": "give pip or uv a list of requirements",
+        "excludes": "copy what replicas need into a folder of its own",
+    }
+
+    @field_validator("env_vars")
+    @classmethod
+    def _can_be_set(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r}: no variable can have this name and value")
+            if name.startswith("GREENROOM_"):
+                raise ValueError(f"{name}: settings of the host are given to greenroom start")
+        return variables
+
+    @field_validator("working_dir", mode="before")
+    @classmethod
+    def _is_no_address(cls, path: Any) -> Any:
+        path = str(path) if isinstance(path, PurePath) else path
+        if isinstance(path, str) and "://" in path:
+            raise ValueError("expected a folder or a zip on this host; it is sent to the others")
+        return path
+
+    @field_validator("py_modules", mode="before")
+    @classmethod
+    def _are_paths(cls, paths: Any) -> Any:
+        if isinstance(paths, list | tuple):
+            return tuple(cls._is_no_address(path) for path in paths)
+        return paths
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders and zips among it: the working_dir first."""
+        return (*filter(None, (self.working_dir,)), *self.py_modules)
+
+    @property
+    def unpacked(self) -> list[str]:
+        """The paths that are still to be packed."""
+        return [path for path in self.folders if not re.fullmatch("[0-9a-f]{64}", path)]
+
+    def over(self, base: RuntimeEnv | None) -> RuntimeEnv:
+        """Return a deployment's environment, where ``base`` is its application's.
+
+        Variables are merged; of the rest, what is given here replaces what the application has.
+        """
+        if base is None:
+            return self
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        env_vars = {**base.env_vars, **self.env_vars}
+        return base.model_copy(update={**given, "env_vars": env_vars})
+
+
+class ActorOptions(Settings):
+    """What one replica takes of its host, 0 unless asked for, and the environment it runs in.
+
+    The amounts are counted only: ``num_gpus`` assigns no device for now, so every replica sees all
+    GPUs of the host.
     """
 
     num_cpus: float = Field(default=0, ge=0)
@@ -269,11 +337,10 @@ class ActorOptions(Settings):
     memory: float = Field(default=0, ge=0, description="bytes")
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     label_selector: dict[str, str] = Field(default_factory=dict)
-    working_dir: str | None = None  # the sha256 of its zip
+    runtime_env: RuntimeEnv = Field(default_factory=RuntimeEnv)
 
     hints: ClassVar[Mapping[str, str]] = {
-        "runtime_env": "its working_dir is given to serve.run(working_dir=...) or --working-dir; "
-        "packages must be installed on each host"
+        "working_dir": "it is part of runtime_env, or of serve.run(working_dir=...)",
     }
 
     @field_validator("resources")
@@ -283,16 +350,6 @@ class ActorOptions(Settings):
             raise ValueError(
                 f"{bad}: expected names of your own; {', '.join(_OF_THEIR_OWN)} are "
                 "options beside resources"
-            )
-        return value
-
-    @field_validator("working_dir")
-    @classmethod
-    def _is_a_digest(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch("[0-9a-f]{64}", value):
-            raise ValueError(
-                "is made by serve.run(working_dir=...), Client.deploy(working_dir=...) and "
-                "--working-dir; name the folder there"
             )
         return value
 
@@ -476,3 +533,11 @@ def config_shown(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     policy = {name: value for name, value in scaling["policy"].items() if name != "code"}
     return {**config, "autoscaling_config": {**scaling, "policy": policy}}
+
+
+def options_shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a backend's ActorOptions without the values of variables, which may be secrets."""
+    env = options.get("runtime_env")
+    if not env:
+        return dict(options)
+    return {**options, "runtime_env": {**env, "env_vars": dict.fromkeys(env["env_vars"], HIDDEN)}}

@@ -106,6 +106,16 @@ def _checked_compare(compare: object) -> object:
     return None if compare is None else check_compare(compare)
 
 
+def _packed(options: ActorOptions) -> ActorOptions:
+    if paths := options.runtime_env.unpacked:
+        raise ValueError(
+            f"runtime_env names {', '.join(map(repr, paths))}, on the client's host; expected the "
+            "sha256 of a zip, as greenroom.serve packs it"
+        )
+    return options
+
+
+PackedOptions = Annotated[ActorOptions, AfterValidator(_packed)]
 NewName = Annotated[str, AfterValidator(partial(_checked_name, MAX_NAME_BYTES))]
 NewTag = Annotated[str, AfterValidator(partial(_checked_name, MAX_TAG_BYTES))]
 Route = Annotated[str | None, AfterValidator(_checked_route)]
@@ -125,7 +135,7 @@ class DeploymentSpec(BaseModel):
     code_hash: str  # what makes two backends equal: code and version
     version: str | None = None
     config: BackendConfig = Field(default_factory=BackendConfig)
-    actor_options: ActorOptions = Field(default_factory=ActorOptions)
+    actor_options: PackedOptions = Field(default_factory=ActorOptions)
 
 
 # --- The operations -------------------------------------------------------------------------------
@@ -204,7 +214,7 @@ class CreateBackend(Operation):
     code: bytes = Field(repr=False)
     code_hash: str
     config: BackendConfig = Field(default_factory=BackendConfig)
-    actor_options: ActorOptions = Field(default_factory=ActorOptions)
+    actor_options: PackedOptions = Field(default_factory=ActorOptions)
     version: str | None = None
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
 

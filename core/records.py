@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenroom.core.config import config_shown
+from greenroom.core.config import HIDDEN, config_shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +223,10 @@ class BackendDefinition:
         }
 
 
+_OPTIONS = "actor_options."
+_ENV = f"{_OPTIONS}runtime_env."
+_VARIABLE = f"{_ENV}env_vars."
+
 Definition = BackendDefinition | EndpointRecord | ApplicationRecord
 Definitions = Mapping[Key, Definition | None]
 
@@ -246,13 +250,20 @@ def backend_definition(record: BackendRecord) -> BackendDefinition | None:
 def differences(before: Definition | None, after: Definition | None) -> dict[str, Any]:
     """Return field -> [before, after] of what differs, as plain values for people and programs.
 
-    Of settings (``config.num_replicas``) each one counts by itself.
+    Of settings (``config.num_replicas``) each one counts by itself. Values of environment variables
+    may be secrets, and are hidden.
     """
     old, new = _plain(before), _plain(after)
     names = [*new, *(name for name in old if name not in new)]
     return {
-        name: [old.get(name), new.get(name)] for name in names if old.get(name) != new.get(name)
+        name: [_shown(name, old.get(name)), _shown(name, new.get(name))]
+        for name in names
+        if old.get(name) != new.get(name)
     }
+
+
+def _shown(name: str, value: Any) -> Any:
+    return HIDDEN if name.startswith(_VARIABLE) and value is not None else value
 
 
 def _plain(definition: Definition | None) -> dict[str, Any]:
@@ -264,7 +275,14 @@ def _plain(definition: Definition | None) -> dict[str, Any]:
         if one.name == "config":
             plain |= config_shown(value)
         elif one.name == "actor_options":
-            plain |= {f"actor_options.{name}": part for name, part in value.items()}
+            plain |= _plain_options(value)
         elif one.name not in {"name", "code_digest", "deleting"}:
             plain[one.name] = list(value) if isinstance(value, tuple) else value
     return plain
+
+
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    env = options.get("runtime_env", {})
+    plain = {f"{_OPTIONS}{name}": part for name, part in options.items() if name != "runtime_env"}
+    plain |= {f"{_ENV}{name}": part for name, part in env.items() if name != "env_vars"}
+    return plain | {f"{_VARIABLE}{name}": part for name, part in env.get("env_vars", {}).items()}

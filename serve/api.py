@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from greenroom.actors.replica import context as user_context
-from greenroom.core.config import HTTPOptions, LoggingConfig, validated
+from greenroom.core.config import HTTPOptions, LoggingConfig, RuntimeEnv, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, session
 from greenroom.serve.build import not_an_application
 from greenroom.serve.checks import check_name, check_path
+from greenroom.serve.code.runtime_env import working_in
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
@@ -32,6 +33,7 @@ def run(
     route_prefix: str | None = "/",
     blocking: bool = False,
     working_dir: str | Path | None = None,
+    runtime_env: RuntimeEnv | Mapping[str, Any] | None = None,
     logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
 ) -> DeploymentHandle[R]:
@@ -43,8 +45,8 @@ def run(
     own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
 
     ``working_dir`` is a folder of which replicas get a copy, on every host: it is on their
-    ``sys.path``, and their current folder. ``logging_config`` is for the deployments that have none
-    of their own.
+    ``sys.path``, and their current folder. ``runtime_env`` is what surrounds the code of all
+    deployments, where they give nothing else; ``logging_config`` is for those that have none.
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
@@ -57,7 +59,9 @@ def run(
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(name)
-    folder = None if working_dir is None else check_path("working_dir", working_dir)
+    env = None if runtime_env is None else _runtime_env(runtime_env)
+    if working_dir is not None:
+        env = working_in(check_path("working_dir", working_dir), env)
     handle = applications.deploy(
         connection,
         target,
@@ -65,7 +69,7 @@ def run(
         route_prefix,
         logging,
         on_wait=lambda told: logger.warning("waiting for %r: %s", name, told),
-        working_dir=folder,
+        runtime_env=env,
     )
     if blocking:
         _wait_for_interrupt(name)
@@ -164,6 +168,14 @@ def _logging_config(given: LoggingConfig | Mapping[str, Any]) -> LoggingConfig:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"logging_config={given!r}: must be a LoggingConfig or a dict")
     return validated(LoggingConfig, given)
+
+
+def _runtime_env(given: RuntimeEnv | Mapping[str, Any]) -> RuntimeEnv:
+    if isinstance(given, RuntimeEnv):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"runtime_env={given!r}: must be a RuntimeEnv or a dict")
+    return validated(RuntimeEnv, given)
 
 
 def _wait_for_interrupt(name: str) -> None:

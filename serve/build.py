@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from greenroom.core.config import LoggingConfig
+from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import DeploymentSpec
 from greenroom.serve.code.packing import pack_code, packed
+from greenroom.serve.code.runtime_env import PackedEnv, pack_env
 from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
@@ -23,14 +26,7 @@ class BuiltApplication(NamedTuple):
     ingress: str
     deployments: tuple[DeploymentSpec, ...]
     needs: tuple[DeploymentHandle, ...] = ()  # handles of what must be there already
-
-    def working_in(self, folder: str) -> BuiltApplication:
-        """Return a copy whose replicas work in a folder, named by the sha256 of its zip."""
-        return self._with_each(
-            lambda spec: {
-                "actor_options": spec.actor_options.model_copy(update={"working_dir": folder})
-            }
-        )
+    folders: Mapping[str, bytes] = MappingProxyType({})  # zips of its runtime_envs, by digest
 
     def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
         """Return a copy whose deployments log as ``config`` says, but for those that say how."""
@@ -49,10 +45,13 @@ class BuiltApplication(NamedTuple):
         return self._replace(deployments=tuple(specs))
 
 
-def build(application: Application, name: str) -> BuiltApplication:
+def build(
+    application: Application, name: str, runtime_env: RuntimeEnv | None = None
+) -> BuiltApplication:
     """Pickle every deployment that ``application`` is made of, each once.
 
-    A second deployment of a name that is taken gets a suffix: ``Model_1``. Raises
+    ``runtime_env`` is what deployments have where they give nothing else. A second deployment of
+    a name that is taken gets a suffix: ``Model_1``. Raises
     InvalidRequestError, naming the deployment, where something cannot be pickled, where deployments
     are bound to each other in a circle, and where a handle is of none of them that should be.
     """
@@ -60,10 +59,14 @@ def build(application: Application, name: str) -> BuiltApplication:
         raise InvalidRequestError(not_an_application(application))
     if problem := name_problem("name", name):
         raise InvalidRequestError(problem)
-    builder = _Builder(name)
+    builder = _Builder(name, runtime_env)
     ingress = builder.add(application)
     return BuiltApplication(
-        name, ingress.deployment_name, tuple(builder.specs), tuple(builder.foreign_handles())
+        name,
+        ingress.deployment_name,
+        tuple(builder.specs),
+        tuple(builder.foreign_handles()),
+        builder.folders,
     )
 
 
@@ -78,9 +81,12 @@ def not_an_application(value: Any) -> str:
 
 
 class _Builder:
-    def __init__(self, application_name: str) -> None:
+    def __init__(self, application_name: str, runtime_env: RuntimeEnv | None) -> None:
         self.specs: list[DeploymentSpec] = []
+        self.folders: dict[str, bytes] = {}
         self._application_name = application_name
+        self._runtime_env = runtime_env
+        self._packed: dict[str, PackedEnv] = {}  # by the environment as JSON
         self._handles: dict[int, DeploymentHandle] = {}  # by id of the Application
         self._path: list[Any] = []  # Applications and containers, from the ingress to here
         self._given: list[tuple[str, DeploymentHandle]] = []  # in arguments, with whose these are
@@ -96,7 +102,8 @@ class _Builder:
         self._path.pop()
         name = self._free_name(deployment.name)
         what = f"deployment {name!r}"
-        code = pack_code(what, deployment.func_or_class, args, kwargs, deployment.version)
+        options, sent = self._with_env(deployment.actor_options)
+        code = pack_code(what, deployment.func_or_class, args, kwargs, deployment.version, sent)
         self.specs.append(
             DeploymentSpec(
                 name=name,
@@ -104,12 +111,20 @@ class _Builder:
                 code_hash=code.hash,
                 version=deployment.version,
                 config=packed(what, deployment.config),
-                actor_options=deployment.actor_options,
+                actor_options=options,
             )
         )
         handle = DeploymentHandle(name, self._application_name)
         self._handles[id(application)] = handle
         return handle
+
+    def _with_env(self, options: ActorOptions) -> tuple[ActorOptions, frozenset[Path]]:
+        """Return the options with their packed environment, and the paths that are in it."""
+        env = options.runtime_env.over(self._runtime_env)
+        key = env.model_dump_json()
+        packed = self._packed[key] = self._packed.get(key) or pack_env(env)
+        self.folders |= packed.folders
+        return options.model_copy(update={"runtime_env": packed.env}), packed.paths
 
     def _resolved(self, value: Any, owner: str) -> Any:
         """Return ``value`` with handles for Applications, in new containers where any was."""

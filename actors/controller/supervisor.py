@@ -212,7 +212,7 @@ class Supervisor:
                 code_hash=release.code_hash,
                 config=config_shown(release.config),
                 config_id=release.config_id,
-                working_dir=release.actor_options.get("working_dir") or "",
+                runtime_env=release.actor_options.get("runtime_env", {}),
                 epoch=self._epoch,
             ),
         )

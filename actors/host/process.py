@@ -457,7 +457,8 @@ class Host:
             logger.warning("killed process %d: a replica that was never told which", process.pid)
 
     def _folders_in_use(self) -> set[str]:
-        return {each.get("folder", "") for each in self._records.details("replica")}
+        replicas = self._records.details("replica")
+        return {digest for each in replicas for digest in each.get("folders", "").split(",")}
 
     def _rotate_logs(self) -> None:
         settings = self._settings

@@ -6,6 +6,7 @@ epoch does not obey them, but answers with Superseded. Epoch 0 is that of the on
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from greenroom.actors.messages.queries import Address, LargeBytes, Message, Process, message
@@ -107,7 +108,7 @@ class StartReplica(Message):
     code_hash: str
     config: dict[str, Any]
     config_id: int  # grows with each change of the config
-    working_dir: str = ""  # sha256 of the zip of the folder that it works in
+    runtime_env: dict[str, Any] = field(default_factory=dict)  # of core.config.RuntimeEnv
     epoch: int = 0
 
 

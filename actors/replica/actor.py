@@ -43,6 +43,7 @@ from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import Port
 from greenroom.core.comparing.differences import Place, Plain
+from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Replica(LoopActor):
         self._refusal: Failure | None = None  # of reconfigure, on the newest settings
         self.user_code: UserCode | None = None
         self.queries: Queries | None = None
-        self._arrival: Arrival | None = None
+        self._arrivals: dict[str, Arrival] = {}  # by digest
         self._trouble = ""  # that status is to show
 
     def may_beat(self) -> bool:
@@ -207,8 +208,10 @@ class Replica(LoopActor):
         comparisons = Comparisons(port, self._comparisons_found)
         self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         user_code.start()
-        if order.working_dir:
-            self._fetch_folder(order)
+        env = RuntimeEnv(**order.runtime_env)
+        os.environ.update(env.env_vars)
+        if env.folders:
+            self._fetch_folders(order, env)
         else:
             user_code.load(order.code, self.config["user_config"], self._loaded)
 
@@ -221,34 +224,53 @@ class Replica(LoopActor):
             f"replica {order.replica}",
             tag=order.replica,
             address=getattr(self.myAddress.addressDetails, "text", ""),
-            folder=order.working_dir,
+            folders=",".join(RuntimeEnv(**order.runtime_env).folders),
         )
 
-    def _fetch_folder(self, order: StartReplica) -> None:
-        """Load the code when the folder that it works in is here."""
-        digest = order.working_dir
+    def _fetch_folders(self, order: StartReplica, env: RuntimeEnv) -> None:
+        """Load the code when its folders are here."""
+        missing = set(env.folders)
 
-        def ask() -> None:
+        def ask(digest: str) -> None:
             self.loop.send(self.controller, FetchFolder(replica=order.replica, digest=digest))
 
-        def here(folder: Path | DeployFailedError) -> None:
+        def here(digest: str, folder: Path | DeployFailedError) -> None:
+            if self.state != "starting":  # another folder has failed
+                return
             if isinstance(folder, DeployFailedError):
                 self._loaded(Failure.of(folder))
                 return
-            sys.path.insert(0, str(folder))
-            os.chdir(folder)
-            import_starlette()  # its modules are imported here, and may need it
-            if self.user_code is not None:
-                self.user_code.load(order.code, self.config["user_config"], self._loaded)
+            missing.discard(digest)
+            if not missing:
+                self._enter_folders(env)
+                import_starlette()  # modules are imported here, and may need it
+                if self.user_code is not None:
+                    self.user_code.load(order.code, self.config["user_config"], self._loaded)
 
-        self._arrival = Arrival(self.loop, self.settings.folders_dir, digest, ask, here)
-        self._arrival.begin()
+        self._arrivals = {
+            digest: Arrival(
+                self.loop,
+                self.settings.folders_dir,
+                digest,
+                partial(ask, digest),
+                partial(here, digest),
+            )
+            for digest in env.folders
+        }
+        for arrival in self._arrivals.values():
+            arrival.begin()
+
+    def _enter_folders(self, env: RuntimeEnv) -> None:
+        folders = [str(self.settings.folders_dir / digest) for digest in env.folders]
+        sys.path[:0] = folders
+        if env.working_dir is not None:
+            os.chdir(folders[0])
 
     def receiveMsg_FolderFetched(self, message: FolderFetched, _sender: Address) -> None:
         """See :meth:`Arrival.arrived`."""
-        if self._arrival is not None:
+        if (arrival := self._arrivals.get(message.digest)) is not None:
             content = None if message.content is None else message.content.view
-            self._arrival.arrived(content, message.error)
+            arrival.arrived(content, message.error)
 
     def _configure_logging(self, config: dict[str, Any]) -> Failure | None:
         wanted: Any = config.get("logging_config")

@@ -1,6 +1,6 @@
 """Users' folders on one host: fetched once, checked, unpacked and kept while a replica needs them.
 
-Theory of operation. A folder is a zip named by its sha256 (serve/code/working_dir.py), and unpacked
+Theory of operation. A folder is a zip named by its sha256 (serve/code/runtime_env.py), and unpacked
 at ``folders/<sha256>`` in the state dir: that path is whole or not there. The first replica of the
 host that needs it takes a lock and asks the controller; others wait for the lock and then find the
 folder. The lock is released when its replica dies. The host process removes folders that no replica
@@ -93,7 +93,7 @@ class Arrival:
         try:
             result = unpack(content, self._digest, self._folders)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            result = DeployFailedError(f"the working_dir cannot be unpacked: {error}")
+            result = DeployFailedError(f"a folder of the runtime_env cannot be unpacked: {error}")
         self._loop.post(lambda: self._end(result))
 
     def _end(self, result: Path | DeployFailedError) -> None:

@@ -81,9 +81,7 @@ def _create_backend(cluster: Cluster, asked: ops.CreateBackend, _now: Now) -> st
     state, tag = cluster.state, asked.tag
     digest = hashlib.sha256(asked.code).hexdigest()
     folders = _by_digest(asked.folders)
-    folder = asked.actor_options.working_dir
-    if folder is not None and folder not in folders:
-        _check_stored(state, tag, [folder])
+    _check_stored(state, tag, set(asked.actor_options.runtime_env.folders) - folders.keys())
     present = state.backends.get(tag)
     if present is None:
         for name, content in folders.items():
@@ -376,7 +374,7 @@ def _check_stored(state: State, name: str, folders: Iterable[str]) -> None:
     for folder in folders:
         if not state.code_use.is_stored(folder):
             raise ConflictError(
-                f"the working_dir of {name!r} (zip {folder}) is not stored any more; "
+                f"a folder of the runtime_env of {name!r} (zip {folder}) is not stored any more; "
                 "deploy it again"
             )
 

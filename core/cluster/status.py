@@ -7,7 +7,7 @@ from typing import Any
 
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.state import DAMAGED
-from greenroom.core.config import config_shown
+from greenroom.core.config import config_shown, options_shown
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
@@ -84,7 +84,7 @@ def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
     endpoint = cluster.endpoints.get(name)
     shown = backend_status(cluster, cluster.backends[name]) | cluster.loads.of(name)._asdict()
     route_prefix = endpoint.route if endpoint is not None else None
-    options = dict(record.newest.actor_options)
+    options = options_shown(record.newest.actor_options)
     return {"name": name, "route_prefix": route_prefix, "actor_options": options, **shown}
 
 

@@ -17,20 +17,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from greenroom.core.config import RuntimeEnv
 from greenroom.core.records import BackendDefinition, BackendRecord, Release
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 def digests_of(release: Release | BackendDefinition) -> set[str]:
-    """Return the names of what is stored for a release: its code, and the folder it works in."""
+    """Return the names of what is stored for a release: its code, and its folders."""
     return {release.code_digest, *folders_of(release)}
 
 
 def folders_of(release: Release | BackendDefinition) -> set[str]:
-    """Return the name of the folder that a release works in, if it has one."""
-    folder = release.actor_options.get("working_dir")
-    return {folder} if folder else set()
+    """Return the names of the folders that a release's replicas have a copy of."""
+    return set(RuntimeEnv(**release.actor_options.get("runtime_env", {})).folders)
 
 
 class CodeUse:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core import operations as ops
-from greenroom.core.config import LoggingConfig
+from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import BuiltApplication, build
 from greenroom.serve.checks import check_answers_http
-from greenroom.serve.code import packing as by_value
-from greenroom.serve.code.working_dir import Folder, pack
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
@@ -39,18 +36,17 @@ def deploy(
     route_prefix: str | None,
     logging_config: LoggingConfig | None = None,
     on_wait: Callable[[str], None] | None = None,
-    working_dir: Path | None = None,
+    runtime_env: RuntimeEnv | None = None,
 ) -> DeploymentHandle:
     """Bring an application up and wait for it; raises what its constructor raised.
 
     ``logging_config`` is for the deployments without one. ``on_wait`` is told what it still waits
-    for, when that is another thing than before. ``working_dir`` is the folder that replicas get a
-    copy of.
+    for, when that is another thing than before. ``runtime_env`` is what deployments have where they
+    give nothing else.
     """
-    built, folder = build_in(working_dir, application, name, route_prefix)
-    built = built.logging_as(logging_config)
+    built = build_in(runtime_env, application, name, route_prefix).logging_as(logging_config)
     check_needs(connection, built)
-    missing = () if folder is None else missing_of(connection, folder)
+    missing = missing_of(connection, built.folders)
     goal = connection.request(
         ops.DeployApplication(
             application=name,
@@ -71,14 +67,16 @@ def deploy(
 
 
 def build_in(
-    working_dir: Path | None, application: Application, name: str, route_prefix: str | None
-) -> tuple[BuiltApplication, Folder | None]:
-    """Build an application, and pack the folder that its replicas are to work in.
+    runtime_env: RuntimeEnv | None,
+    application: Application,
+    name: str,
+    route_prefix: str | None,
+) -> BuiltApplication:
+    """Build an application, and pack the folders of its runtime_envs.
 
     InvalidRequestError where there is a route, and HTTP requests could call nothing there.
     """
-    folder = None if working_dir is None else packed(working_dir)
-    built = build(application, name)
+    built = build(application, name, runtime_env)
     if route_prefix is not None:
         ingress = application.deployment
         check_answers_http(
@@ -86,21 +84,15 @@ def build_in(
             ingress.func_or_class,
             allow_method_header=ingress.config.allow_method_header,
         )
-    return (built if folder is None else built.working_in(folder.digest)), folder
+    return built
 
 
-def packed(working_dir: Path) -> Folder:
-    """Pack a folder that replicas are to work in; code that is packed later refers to it."""
-    folder = pack(working_dir)
-    by_value.add_working_dir(working_dir)
-    return folder
-
-
-def missing_of(connection: Connection, folder: Folder) -> tuple[bytes, ...]:
-    """Return what of a folder is to be sent: its zip where that is not stored."""
-    return (
-        (folder.content,) if connection.request(ops.ListMissing(digests=(folder.digest,))) else ()
-    )
+def missing_of(connection: Connection, folders: Mapping[str, bytes]) -> tuple[bytes, ...]:
+    """Return those zips, of ``folders`` by their digests, that are to be sent: not stored yet."""
+    if not folders:
+        return ()
+    missing = connection.request(ops.ListMissing(digests=tuple(folders)))
+    return tuple(folders[digest] for digest in missing)
 
 
 def _tell_while_waiting(

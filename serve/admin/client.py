@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -33,6 +34,7 @@ from greenroom.serve.checks import (
     check_timeout,
 )
 from greenroom.serve.code.packing import pack_code, packed, packed_changes
+from greenroom.serve.code.runtime_env import pack_env, working_in
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
@@ -107,8 +109,8 @@ class Client:
         """
         check_name("tag", tag)
         what = f"backend {tag!r}"
-        options, folders = self._working_in(working_dir, actor_options)
-        code = pack_code(what, _callable(what, func_or_class), init_args, {}, version)
+        options, folders, sent = self._packed_options(working_dir, actor_options)
+        code = pack_code(what, _callable(what, func_or_class), init_args, {}, version, sent)
         return self._goal(
             ops.CreateBackend.of(
                 tag=tag,
@@ -301,8 +303,8 @@ class Client:
         if route is not None:
             may_name = made_config.allow_method_header
             check_answers_http(what, target, allow_method_header=may_name)
-        options, folders = self._working_in(working_dir, actor_options)
-        code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version)
+        options, folders, sent = self._packed_options(working_dir, actor_options)
+        code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version, sent)
         spec = {
             "name": name,
             "code": code.pickled,
@@ -386,18 +388,20 @@ class Client:
                 f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
             )
 
-    def _working_in(
+    def _packed_options(
         self,
         working_dir: str | os.PathLike[str] | None,
         actor_options: ActorOptions | Mapping[str, Any] | None,
-    ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-        """Return the options with the folder in them, and its zip where that is to be sent."""
-        options = _made(ActorOptions, actor_options).model_dump()
-        if working_dir is None:
-            return options, ()
-        folder = applications.packed(check_path("working_dir", working_dir))
-        folders = applications.missing_of(self._connection, folder)
-        return {**options, "working_dir": folder.digest}, folders
+    ) -> tuple[dict[str, Any], tuple[bytes, ...], frozenset[Path]]:
+        """Return the options with their packed environment, zips to be sent, and their paths."""
+        options = _made(ActorOptions, actor_options)
+        env = options.runtime_env
+        if working_dir is not None:
+            env = working_in(check_path("working_dir", working_dir), env)
+        packed_env = pack_env(env)
+        missing = applications.missing_of(self._connection, packed_env.folders)
+        options = options.model_copy(update={"runtime_env": packed_env.env})
+        return options.model_dump(), missing, packed_env.paths
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)

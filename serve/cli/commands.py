@@ -40,6 +40,7 @@ from greenroom.serve.cli.display import Progress, front_url, note_silent, proble
 from greenroom.serve.cli.logs import Line, Logs
 from greenroom.serve.cli.starting import usage
 from greenroom.serve.code.importing import ImportFailedError, load_application, read_arguments
+from greenroom.serve.code.runtime_env import working_in
 from greenroom.serve.deployments import Application
 
 STATUS_TIMEOUT_S = 10.0
@@ -89,14 +90,14 @@ class Source:
         route_prefix: str,
     ) -> None:
         self.target = target
-        self.working_dir = None if working_dir is None else Path(working_dir)
+        self.runtime_env = None if working_dir is None else working_in(Path(working_dir))
         self.app_dir = Path(app_dir or working_dir or ".")
         self.name = name
         self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
         with usage():
             self.arguments = read_arguments(arguments)
             applications.check_target(name, self.route_prefix)
-            if self.working_dir is not None and not self.working_dir.is_dir():
+            if working_dir is not None and not Path(working_dir).is_dir():
                 raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
             if target.endswith((".yaml", ".yml")):
                 raise InvalidRequestError(f"{target!r}: files are not supported yet; name a module")
@@ -118,7 +119,7 @@ def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
             bring_up(connection, application, source)
             return
         name, route = source.name, source.route_prefix
-        built, _ = applications.build_in(source.working_dir, application, name, route)
+        built = applications.build_in(source.runtime_env, application, name, route)
         applications.check_needs(connection, built)
         operation = PlanApplication(
             application=name,
@@ -143,7 +144,7 @@ def bring_up(connection: Connection, application: Application, source: Source) -
             source.name,
             source.route_prefix,
             on_wait=lambda told: progress.say(f"{text}: {told}" if told else text),
-            working_dir=source.working_dir,
+            runtime_env=source.runtime_env,
         )
     where = " without a route"
     if source.route_prefix is not None:

@@ -31,25 +31,21 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.fingerprint import PROTOCOL, app_part, fingerprint
 
 _app_dirs: set[Path] = set()
-_working_dirs: set[Path] = set()
+_sent: frozenset[Path] = frozenset()
 _seen_modules = 0
 
 
-def add_app_dir_of(target: Any) -> None:
-    """Take the folder of the application that defines ``target`` as one that replicas lack."""
-    global _seen_modules  # noqa: PLW0603  # one registry per process, as cloudpickle's own
+def add_app_dir_of(target: Any, sent: frozenset[Path] = frozenset()) -> None:
+    """Take the folder of the application that defines ``target`` as one that replicas lack.
+
+    Modules in the folders of ``sent`` travel as references, for these replicas have a copy.
+    """
+    global _seen_modules, _sent  # one registry per process, as cloudpickle's own
     module = sys.modules.get(getattr(target, "__module__", None) or "")
     if module is not None and is_users(module):
         _app_dirs.add(_app_dir(module))
-    _seen_modules = 0
+    _seen_modules, _sent = 0, sent
     refresh()
-
-
-def add_working_dir(folder: Path) -> None:
-    """Let modules of a folder travel as references, for replicas have the folder too."""
-    global _seen_modules  # noqa: PLW0603
-    _working_dirs.add(folder.resolve())
-    _seen_modules = 0
 
 
 def refresh() -> None:
@@ -64,7 +60,7 @@ def refresh() -> None:
     for name, module in list(sys.modules.items()):
         if not (is_users(module) and module.__name__ == name):
             continue
-        if _app_dir(module) in _working_dirs:
+        if not _sent.isdisjoint(Path(str(module.__file__)).resolve().parents):
             if name in cloudpickle.list_registry_pickle_by_value():
                 cloudpickle.unregister_pickle_by_value(module)
         elif _is_in_app_dirs(module):
@@ -102,9 +98,13 @@ def pack_code(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     version: str | None,
+    sent: frozenset[Path] = frozenset(),
 ) -> Code:
-    """Pickle code by value; ``what`` names it in the InvalidRequestError when it cannot be."""
-    add_app_dir_of(func_or_class)
+    """Pickle code by value; ``what`` names it in the InvalidRequestError when it cannot be.
+
+    ``sent`` are the folders that replicas have a copy of.
+    """
+    add_app_dir_of(func_or_class, sent)
     value = (func_or_class, args, kwargs)
     if wrong := _settle_annotations(func_or_class):
         raise InvalidRequestError(f"{what}: {wrong}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_replicas_work_in_a_copy_of_the_folder_and_a_changed_file_is_a_new_relea
     assert own_system.get("/") == (200, b"one late data")
     write(folder, "two")
     code, told = deploy(own_system, *args, "--plan")
-    assert (code, "actor_options.working_dir" in told) == (0, True), told
+    assert (code, "actor_options.runtime_env.working_dir" in told) == (0, True), told
     assert own_system.get("/")[1] == b"one late data"
     assert deploy(own_system, *args)[0] == 0
     assert own_system.get("/") == (200, b"two late data")
@@ -115,3 +116,62 @@ def test_what_a_client_deploys_works_in_a_copy_of_a_folder_too(
         for make in (client.create_backend, client.deploy):
             with pytest.raises(InvalidRequestError, match="no such folder"):
                 make("other", read, working_dir=f"{folder}-2")
+
+
+MODULE = """
+import os
+from greenroom import serve
+
+AT_IMPORT = os.environ.get("WORD", "not set")
+
+@serve.deployment(ray_actor_options={"runtime_env": {
+    "env_vars": {"WORD": "deployment", "SECRET": "s3cret"}, "working_dir": "project"}})
+class Words:
+    def __call__(self, request):
+        import helper
+        import parcel
+        return {
+            "at import": AT_IMPORT,
+            "now": os.environ["WORD"],
+            "of the application": os.environ["OTHER"],
+            "helper": helper.WORD,
+            "parcel": parcel.WORD,
+        }
+
+app = Words.bind()
+"""
+
+
+def test_a_runtime_env_is_there_before_user_code_and_of_each_deployment_by_itself(
+    own_system: RunningSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "project", "one")
+    package = tmp_path / "parcel"
+    package.mkdir()
+    (package / "__init__.py").write_text("WORD = 'a parcel'\n")
+    (tmp_path / "words.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import words  # type: ignore[import-not-found]  # noqa: PLC0415  # it was just written
+
+    env = {"env_vars": {"WORD": "application", "OTHER": "too"}, "py_modules": ["parcel"]}
+    with own_system.as_default():
+        serve.run(words.app, runtime_env=env)
+        status, body = own_system.get("/")
+        assert (status, json.loads(body)) == (
+            200,
+            {
+                "at import": "not set",  # here, from where the class travels by value
+                "now": "deployment",
+                "of the application": "too",
+                "helper": "one",
+                "parcel": "a parcel",
+            },
+        )
+        with pytest.raises(InvalidRequestError, match="runtime_env=3: must be"):
+            serve.run(words.app, runtime_env=3)  # type: ignore[arg-type]
+    code, told = deploy(own_system, "history")
+    assert code == 0
+    assert "s3cret" not in told
+    code, told = deploy(own_system, "status", "--json")
+    assert "s3cret" not in told

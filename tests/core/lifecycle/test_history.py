@@ -215,12 +215,12 @@ def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(worl
 
 
 def works_in(folder: bytes, *given: bytes) -> ask.Request:
-    options = {"working_dir": hashlib.sha256(folder).hexdigest()}
+    options = {"runtime_env": {"working_dir": hashlib.sha256(folder).hexdigest()}}
     return ask.deploy("app", Spec("d", b"one", {}, None, options), folders=given)
 
 
 def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world: World) -> None:
-    with pytest.raises(ConflictError, match=r"working_dir of 'app#d' .* not stored any more"):
+    with pytest.raises(ConflictError, match=r"runtime_env of 'app#d' .* not stored any more"):
         world.change(works_in(b"zip one"))
     world.change(works_in(b"zip one", b"zip one"))
     world.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.replica import folders
+from greenroom.core.config import ActorOptions, RuntimeEnv, options_shown
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.code import working_dir
-from greenroom.serve.code.working_dir import pack
+from greenroom.core.operations import CreateBackend
+from greenroom.core.records import BackendDefinition, differences
+from greenroom.serve.build import build
+from greenroom.serve.code import runtime_env
+from greenroom.serve.code.runtime_env import pack, pack_env, pack_module
 
 
 @pytest.fixture
@@ -27,6 +32,10 @@ def folder(tmp_path: Path) -> Path:
     (made / "run.sh").write_text("#!/bin/sh\n")
     (made / "run.sh").chmod(0o755)
     return made
+
+
+def plain() -> None:
+    """Do nothing."""
 
 
 def names(content: bytes) -> list[str]:
@@ -74,11 +83,11 @@ def test_a_folder_that_is_missing_or_too_large_is_refused_naming_the_largest_fil
 ) -> None:
     with pytest.raises(InvalidRequestError, match="nowhere': no such folder"):
         pack(folder / "nowhere")
-    monkeypatch.setattr(working_dir, "MAX_BYTES", 1000)
+    monkeypatch.setattr(runtime_env, "MAX_BYTES", 1000)
     with pytest.raises(InvalidRequestError, match=r"its files have .*largest are package/data.bin"):
         pack(folder)
     monkeypatch.undo()
-    monkeypatch.setattr(working_dir, "MAX_ZIP_BYTES", 100)
+    monkeypatch.setattr(runtime_env, "MAX_ZIP_BYTES", 100)
     with pytest.raises(InvalidRequestError, match=r"its packed files have .* over the limit"):
         pack(folder)
 
@@ -146,7 +155,93 @@ def test_folders_that_nobody_uses_are_removed_after_a_while(tmp_path: Path) -> N
     folders.prune(tmp_path / "nothing", set)
 
 
-@pytest.mark.parametrize("given", [{"runtime_env": {"working_dir": "."}}, {"working_dir": "."}])
-def test_who_names_it_elsewhere_is_told_where(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError, match=r"serve.run\(working_dir=...\)"):
-        serve.deployment(ray_actor_options=given)(lambda: None)
+def test_an_environment_is_packed_and_names_what_it_sends(folder: Path, tmp_path: Path) -> None:
+    module = tmp_path / "alone.py"
+    module.write_text("WORD = 'alone'\n")
+    given = RuntimeEnv(working_dir=folder, py_modules=[folder / "package", module])  # type: ignore[arg-type]
+    packed = pack_env(given)
+    assert packed.env.unpacked == []
+    assert packed.env.folders == tuple(packed.folders)
+    assert [names(content) for content in packed.folders.values()] == [
+        ["main.py", "package/data.bin", "run.sh"],
+        ["package/data.bin"],
+        ["alone.py"],
+    ]
+    assert pack_env(RuntimeEnv(env_vars={"A": "1"})).env == RuntimeEnv(env_vars={"A": "1"})
+
+
+def test_a_zip_or_a_wheel_is_what_its_folder_is(folder: Path, tmp_path: Path) -> None:
+    made = shutil.make_archive(str(tmp_path / "made"), "zip", folder)  # has entries for folders
+    assert pack(Path(made)) == pack(folder)
+    wheel = Path(made).rename(tmp_path / "made-1.0-py3-none-any.whl")
+    assert pack_module(wheel) == pack(folder)
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"working_dir": "nowhere"}, "working_dir='nowhere': no such folder"),
+        ({"py_modules": ["nowhere"]}, "py_modules='nowhere': no such folder or file"),
+        ({"working_dir": __file__}, "no such folder"),
+        ({"py_modules": ["/etc/passwd"]}, "py_modules='/etc/passwd': File is not a zip file"),
+    ],
+)
+def test_paths_that_cannot_be_packed_are_refused(env: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        pack_env(RuntimeEnv(**env))
+
+
+def test_an_application_s_environment_is_that_of_deployments_that_give_none() -> None:
+    base = RuntimeEnv(env_vars={"A": "1", "B": "1"}, working_dir="here")
+    assert RuntimeEnv().over(base) == base
+    own = RuntimeEnv(env_vars={"B": "2"}, py_modules=("there",)).over(base)
+    assert own == RuntimeEnv(
+        env_vars={"A": "1", "B": "2"}, working_dir="here", py_modules=("there",)
+    )
+    env = {"env_vars": {"B": "2"}}
+    target = serve.deployment(ray_actor_options={"runtime_env": env})(plain).bind()
+    (spec,) = build(target, "app", RuntimeEnv(env_vars={"A": "1", "B": "1"})).deployments
+    assert spec.actor_options.runtime_env.env_vars == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"env_var": {}}, "ray_actor_options.runtime_env.env_var={}: no such setting"),
+        ({"conda": ["x"]}, "no such setting; give pip or uv a list"),
+        ({"env_vars": {"A": 1}}, "env_vars.A=1: must be a valid string"),
+        ({"env_vars": {"A=": "1"}}, "'A=': no variable can have this name"),
+        ({"env_vars": {"GREENROOM_HTTP_PORT": "1"}}, "settings of the host"),
+        ({"working_dir": "s3://bucket/x.zip"}, "expected a folder or a zip on this host"),
+        ({"py_modules": "package"}, "py_modules='package': must be a valid tuple"),
+        ([], "must be a valid dictionary"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused_by_field_and_value(env: Any, told: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        serve.deployment(ray_actor_options={"runtime_env": env})(plain)
+    assert told in str(caught.value), caught.value
+
+
+def test_a_working_dir_beside_the_environment_is_told_where_it_belongs() -> None:
+    with pytest.raises(InvalidRequestError, match=r"part of runtime_env, or of serve.run"):
+        serve.deployment(ray_actor_options={"working_dir": "."})(plain)
+
+
+def test_what_no_client_has_packed_is_refused_by_the_controller_too() -> None:
+    options = {"runtime_env": {"working_dir": "/srv/app"}}
+    with pytest.raises(InvalidRequestError, match=r"runtime_env names '/srv/app', on the client's"):
+        CreateBackend.of(tag="t", code=b"", code_hash="", actor_options=options)
+
+
+def test_values_of_variables_are_in_no_report() -> None:
+    def definition(value: str) -> BackendDefinition:
+        options = ActorOptions(runtime_env=RuntimeEnv(env_vars={"TOKEN": value})).model_dump()
+        return BackendDefinition(code_hash="", code_digest="", config={}, actor_options=options)
+
+    name = "actor_options.runtime_env.env_vars.TOKEN"
+    assert differences(definition("old"), definition("new")) == {name: ["***", "***"]}
+    shown = differences(None, definition("new"))
+    assert shown[name] == [None, "***"]
+    assert "new" not in str(shown)
+    assert "new" not in str(options_shown(definition("new").actor_options))
