@@ -39,8 +39,9 @@ setup(
     ],
     extras_require={
         "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
+        "cluster": ["cryptography>=44"],  # makes cluster files: keygen, start --bind, rotate-key
         "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "cryptography>=44"],
     },
     entry_points={
         "console_scripts": ["greenroom=greenroom.serve.cli.main:main"],

@@ -3,7 +3,7 @@
 The hosts are two actor systems, on two addresses of 127.0.0.0/8. The traffic is asks at a fixed
 rate, timed from when each was due: over TCP to the other host, over a Unix socket within it, and
 over TCP with a new connection each time; one kind after the other. The strangers hold 1,000
-connections on which they say nothing, and 200 on which they send garbage, torn, replayed or forged
+connections on which they say nothing, and 200 on which they send garbage, torn or strangers' TLS
 greetings, or a byte now and then; each comes back half a second after it was closed.
 
 They cost processor time here that elsewhere would be their own. So the same crowd also comes to a
@@ -25,6 +25,7 @@ import secrets
 import select
 import selectors
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -38,11 +39,10 @@ import psutil
 from thespian.actors import Actor, ActorExitRequest, ActorSystem
 
 from greenroom.actors.transport import base
-from greenroom.actors.transport.addresses import Identity, ProcessAddress
+from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.admission import Admission
-from greenroom.actors.transport.cluster_key import ensure_key, read_key
-from greenroom.actors.transport.gate import Gate, write_route
-from greenroom.actors.transport.handshake import MAGIC, Handshake, Role
+from greenroom.actors.transport.cluster_key import KeyFiles, ensure_key
+from greenroom.actors.transport.gate import Gate
 
 HERE, THERE, NEXT_DOOR = "127.0.0.21", "127.0.0.22", "127.0.0.23"
 KINDS = ("to the other host", "within a host", "with a new connection")
@@ -63,19 +63,26 @@ class Echo(Actor):
 # --- The strangers --------------------------------------------------------------------------------
 
 
-def greetings(port: int, key: bytes) -> list[bytes]:
+def client_hello() -> bytes:
+    """Return how a TLS session begins that will show no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def greetings() -> list[bytes]:
     """Return what hostile strangers say; all of it is refused."""
-    stranger = Identity("stranger:1", "0" * 16, 1, "stranger")
-    hello = Handshake(Role.DIALER, stranger, key=bytes(32), nonce=bytes(32)).start()
-    recorded = write_route(port, key, bytes(32))
+    hello = client_hello()
     return [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
         secrets.token_bytes(2000),
-        recorded[:40],
-        write_route(port, bytes(32), bytes(32)),
-        recorded + hello + b"\0\x50" + bytes(80),
-        MAGIC + b"\0\0" + bytes(80),
+        hello[:40],
+        hello,
+        hello + hello,
         b"",
     ]
 
@@ -124,13 +131,13 @@ class Stranger:
 class Crowd:
     """All strangers, on a selector: asyncio's streams would cost the machine several times more."""
 
-    def __init__(self, place: tuple[str, int], key: bytes) -> None:
+    def __init__(self, place: tuple[str, int]) -> None:
         self.place = place
         self.selector = selectors.DefaultSelector()
         self.visits = 0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        said = greetings(place[1], key)
+        said = greetings()
         for _ in range(IDLE):
             Stranger(self, b"", ends=False, slow=False)
         for number in range(HOSTILE):
@@ -169,11 +176,11 @@ def count() -> None:
         sum(range(10_000))
 
 
-async def stand_next_door(port: int, key: bytes) -> None:
+async def stand_next_door(port: int, key_file: Path) -> None:
     """Be a gate that leads nowhere until standard input ends."""
     loop = asyncio.get_running_loop()
     own = ProcessAddress(NEXT_DOOR, port)
-    gate = Gate(loop, own, lambda: (key,), Admission(loop), lambda sock, _route: sock.close())
+    gate = Gate(loop, own, KeyFiles(key_file), Admission(loop), lambda sock: sock.close())
     print("there", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     gate.close()
@@ -293,11 +300,11 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("greenroom").setLevel(logging.ERROR)  # there are lines for each stranger
     if options.crowd:
-        Crowd((options.crowd, options.port), read_key(Path(options.key_file))).run()
+        Crowd((options.crowd, options.port)).run()
     elif options.count:
         count()
     elif options.next_door:
-        asyncio.run(stand_next_door(options.port, read_key(Path(options.key_file))))
+        asyncio.run(stand_next_door(options.port, Path(options.key_file)))
     else:
         compare(options)
 

@@ -9,9 +9,9 @@ segment delays all that follow, by seconds at 30% loss.
     beat    magic, incarnation of the sender 8, its number u64, newest number heard u64, MAC 16
     answer  the same, of the controller
 
-The MAC is HMAC-SHA256 under a key of its own for each direction, derived from the cluster key.
-Numbers only grow, so a recorded beat cannot be replayed. Which process has an incarnation is known
-from authenticated connections. Nothing but these 48 bytes is ever read from a datagram.
+The MAC is HMAC-SHA256 under a key of its own for each direction, derived from the cluster file.
+Numbers only grow, so that a recorded beat is worth nothing. Who has the incarnation is said
+elsewhere, over authenticated connections; nothing but these 48 bytes is ever read from here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from collections.abc import Callable
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.settings import LOCAL_NAMES as LOOPBACK
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.actors.transport.cluster_key import KeyFiles, Keys
-from greenroom.actors.transport.handshake import LABEL, hkdf_expand, hkdf_extract
+from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.core.cluster.hosts import BEAT_S, LOST_AFTER_S
 
 logger = logging.getLogger(__name__)
@@ -49,9 +48,9 @@ Clock = Callable[[], float]
 class Sealed:
     """Writes and reads one direction's datagrams."""
 
-    def __init__(self, keys: Keys, direction: bytes) -> None:
+    def __init__(self, keys: KeyFiles, direction: bytes) -> None:
         self._keys = keys
-        self._label = LABEL + b"beats of " + direction
+        self._label = b"greenroom beats of " + direction
         self._of: list[bytes] = []  # the cluster's keys, and what is derived from them
         self._derived: list[bytes] = []
 
@@ -74,7 +73,7 @@ class Sealed:
         keys = list(self._keys())
         if keys != self._of:
             self._of = keys
-            self._derived = [hkdf_expand(hkdf_extract(b"", key), self._label) for key in keys]
+            self._derived = [hmac.digest(key, self._label, "sha256") for key in keys]
         return self._derived
 
 
@@ -100,7 +99,7 @@ class BeatListener:
         self,
         loop: asyncio.AbstractEventLoop,
         at: tuple[str, int],
-        keys: Keys,
+        keys: KeyFiles,
         incarnation: str,
         clock: Clock,
         on_beat: Callable[[str], None],
@@ -180,7 +179,7 @@ class Beater:
         self,
         loop: asyncio.AbstractEventLoop,
         own: str,
-        keys: Keys,
+        keys: KeyFiles,
         incarnation: str,
         target: tuple[str, int],
         controller: str,

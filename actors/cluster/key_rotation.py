@@ -1,4 +1,4 @@
-"""Replacing the cluster's key: the controller's end, and each host's.
+"""Replacing the cluster file: the controller's end, and each host's.
 
 core/cluster/key_rotation.py has the steps.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 
-from greenroom.actors.messages.control import GiveKey, HoldKeys, NeedKey
+from greenroom.actors.messages.control import HoldKeys
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.actors.transport.cluster_key import ClusterKeyError, Exchange, KeyFiles, SealError
+from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
@@ -38,10 +38,10 @@ class KeyRotation:
 
     def begin(self, request_id: str) -> None:
         """Begin a rotation, or join the one under way; a repeat of a request begins no other."""
-        files = self._opened()
         if request_id != self._begun_by:
             try:
-                files.begin()
+                ensure_key(self._path)  # a host that is not bound need not have one
+                self._opened().begin()
             except ClusterKeyError as error:
                 raise GreenroomError(str(error)) from None
             self._begun_by = request_id
@@ -65,25 +65,6 @@ class KeyRotation:
         if not self._advance():
             self._tell(host)
 
-    def asked(self, message: NeedKey, sender: Address) -> None:
-        """Give a host a key that it lacks."""
-        if not any(at == sender and self._is_member(name) for name, at in self._at.items()):
-            logger.warning("refused a key of the cluster to %s, which is none of its hosts", sender)
-            return
-        files = self._opened()
-        key, held = files.get(message.key), files.get(message.held)
-        if key is None or held is None:
-            logger.warning("a host asks for a key that was replaced since; it will ask again")
-            return
-        exchange = Exchange()
-        try:
-            sealed = exchange.seal(key, message.public, held)
-        except SealError as error:
-            logger.warning("cannot give a host the cluster's key: %s", error)
-            return
-        give = GiveKey(key=message.key, public=exchange.public, sealed=sealed, keys=files.ids())
-        self._loop.send(sender, give)
-
     def _opened(self) -> KeyFiles:
         if self._files is None:
             self._files = KeyFiles(self._path)
@@ -99,11 +80,11 @@ class KeyRotation:
         files, took = self._opened(), False
         try:
             while (wanted := self._next()) != (own := files.ids()):
-                logger.info("the cluster's key: %s follows %s", wanted, own)
+                logger.info("the cluster file: %s follows %s", wanted, own)
                 files.hold(wanted)
                 took = True
         except ClusterKeyError as error:  # it is tried again with the next report
-            logger.error("%s; the cluster's key stays as it is", error)  # noqa: TRY400  # no bug
+            logger.error("%s; the cluster file stays as it is", error)  # noqa: TRY400  # no bug
         if took:
             for host in self._at:
                 self._tell(host)
@@ -117,50 +98,34 @@ class KeyRotation:
         return host in self._cluster.hosts.records
 
     def _tell(self, host: str) -> None:
-        own = self._opened().ids()
+        files = self._opened()
+        own = files.ids()
         if self._is_member(host) and self._held.get(host) != own:
-            self._loop.send(self._at[host], HoldKeys(keys=own))
+            self._loop.send(self._at[host], HoldKeys(keys=own, files=tuple(files())))
 
 
 class KeyHolder:
-    """A host's end, in its host process."""
+    """A host's end, in its host process, on the port's thread."""
 
     def __init__(self, settings: HostSettings, port: Port, report: Callback) -> None:
-        self._files = KeyFiles(settings.cluster_key)
-        self._port = port
+        self._path = settings.cluster_key
+        self._files: KeyFiles | None = None
         self._report = report
-        self._exchange: tuple[str, str, Exchange] | None = None  # the key, one held, and our end
-        port.on(HoldKeys, lambda message, sender: self._hold(KeyIds(*message.keys), sender))
-        port.on(GiveKey, self._given)
+        port.on(HoldKeys, self._hold)
 
     def ids(self) -> KeyIds:
-        """Return what this host holds."""
-        return self._files.ids()
+        """Return what this host holds; a host that is not bound may hold nothing."""
+        if self._files is None and self._path.exists():
+            self._files = KeyFiles(self._path)
+        return UNKNOWN if self._files is None else self._files.ids()
 
-    def _hold(self, wanted: KeyIds, controller: Address, *given: bytes) -> None:
+    def _hold(self, message: HoldKeys, _controller: Address) -> None:
+        wanted = KeyIds(*message.keys)
+        if self.ids() == wanted or self._files is None:
+            return
         try:
-            missing = self._files.hold(wanted, *given)
+            self._files.hold(wanted, message.files)
         except ClusterKeyError as error:
-            logger.error("%s; the key that is there stays in use", error)  # noqa: TRY400  # no bug
-            return
-        if not missing:
+            logger.error("%s; the file that is there stays in use", error)  # noqa: TRY400  # no bug
+        else:
             self._report()
-            return
-        held = self.ids().current
-        self._exchange = (missing, held, Exchange())
-        need = NeedKey(key=missing, held=held, public=self._exchange[2].public)
-        self._port.loop.send(controller, need)
-
-    def _given(self, message: GiveKey, sender: Address) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is None or exchange[0] != message.key:
-            return  # a repeat
-        held = self._files.get(exchange[1])
-        if held is None:
-            return  # replaced meanwhile; what is wanted now has been told
-        try:
-            key = exchange[2].open(message.sealed, message.public, held)
-        except SealError as error:
-            logger.error("refused a key of the cluster: %s", error)  # noqa: TRY400  # no bug here
-            return
-        self._hold(KeyIds(*message.keys), sender, key)

@@ -140,7 +140,6 @@ class ActiveController:
             am.Request: self._request,
             cm.Superseded: self._superseded,
             cm.HostReported: self._host_reported,
-            cm.NeedKey: self._members.keys.asked,
             cm.Listen: self._listen,
             cm.LoadReported: self._load_reported,
             cm.TalliesReported: self._tallies_reported,

@@ -203,7 +203,6 @@ def bring_up(
         front.hold(socket.socket(fileno=int(inherited)))
     _check_store(settings)
     binding.prepare(settings)
-    binding.remember(settings)
     by_role: dict[str, Process] = {}
     for found, role in records.found().items():
         by_role.setdefault(role, found)  # what is on record comes first

@@ -270,34 +270,13 @@ class HostAnswered(Message):
 
 @message
 class HoldKeys(Message):
-    """Controller to host process: hold these keys of the cluster, by name. Repeats are safe.
+    """Controller to host process: hold these cluster files, by name. Repeats are safe.
 
-    Answered by HostReported once they are on disk, or by NeedKey. See core/cluster/key_rotation.py.
+    Answered by HostReported once they are on disk. See core/cluster/key_rotation.py.
     """
 
     keys: tuple[str, str, str]
-
-
-@message
-class NeedKey(Message):
-    """Host process to controller: I do not have this key; answered by GiveKey.
-
-    ``held`` names one that this host has; ``public`` is its end of a key exchange.
-    """
-
-    key: str
-    held: str
-    public: bytes
-
-
-@message
-class GiveKey(Message):
-    """Controller to host process: a key, sealed for it alone; a repeat is ignored."""
-
-    key: str
-    public: bytes
-    sealed: bytes
-    keys: tuple[str, str, str]  # what to hold with it
+    files: tuple[bytes, ...] = field(repr=False)  # the host may lack some
 
 
 @message

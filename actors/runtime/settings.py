@@ -32,13 +32,12 @@ from typing_extensions import Self
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
-from greenroom.actors.transport.network import TLS_FILES, TlsError, Way, tls_of
+from greenroom.actors.transport.endpoints import Way
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
 
 PREFIX = "GREENROOM_"
-TLS = ("tls_cert", "tls_key", "tls_ca")
 TEXT, JSON = "text", "json"
 DEFAULT_SILENCE_TIMEOUT_S = 5.0
 MIN_SILENCE_TIMEOUT_S = 2.0  # beats come once a second
@@ -46,7 +45,6 @@ LOCAL_NAMES = ("127.0.0.1", "localhost")
 BUILT_IN_RESOURCES = ("num_cpus", "num_gpus", "memory")
 LEADS = "Greenroom Leads"  # the capability of hosts on which the controller may be
 MAY_LEAD = "Greenroom May Lead"  # of those on which one may be that has its host's word
-NETWORK_FILE = "network.json"
 _HTTP = "http_"
 
 
@@ -84,8 +82,8 @@ class HostSettings(BaseSettings):
     )
     key_file: Path | None = Field(
         default=None,
-        description="The cluster's key, copied from a host that runs. A start keeps it in the "
-        "state dir.",
+        description="The cluster file, made by `greenroom keygen` or copied from a host that runs. "
+        "A start keeps it in the state dir.",
     )
     http: HTTPOptions = HTTPOptions()
     bind: str | None = Field(
@@ -104,13 +102,6 @@ class HostSettings(BaseSettings):
     host_name: str = Field(
         default_factory=lambda: socket.gethostname() or "localhost",
         description="This host's name in the cluster [the machine's].",
-    )
-    tls_cert: Path | None = Field(
-        default=None, description="PEM: a certificate, for TLS between hosts."
-    )
-    tls_key: Path | None = Field(default=None, description="PEM: its private key.")
-    tls_ca: Path | None = Field(
-        default=None, description="PEM: the authority of the hosts' certificates."
     )
     num_cpus: float | None = Field(
         default=None, ge=0, description="CPUs that replicas may take together [the host's]."
@@ -163,7 +154,7 @@ class HostSettings(BaseSettings):
         port = str(values.get("address") or "").partition(",")[0].rpartition(":")[2]
         return {**values, "admin_port": port} if port.isdecimal() else values
 
-    @field_validator("state_dir", "key_file", *TLS)
+    @field_validator("state_dir", "key_file")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.absolute()
@@ -266,11 +257,6 @@ class HostSettings(BaseSettings):
     def _fit_together(self) -> Self:
         if self.address is None:  # else the port is another host's
             _check_place_in_cluster(self)
-        files = {name: getattr(self, name) for name in TLS}
-        given = [name for name in TLS if files[name]]
-        if given and len(given) < len(TLS):
-            told = f"{given[0]}={str(files[given[0]])!r}"
-            raise ValueError(f"{told}: {', '.join(TLS)} go together, or not at all")
         return self
 
     def with_http(self, options: HTTPOptions) -> HostSettings:
@@ -499,18 +485,18 @@ def differences(
 def prepare(settings: HostSettings) -> None:
     """Make what the actor system needs of other hosts, before it starts; StartError if it cannot.
 
-    The cluster key is made, or copied from ``key_file``, whether or not the host is bound: so it is
-    there to be copied when one joins. Child processes get its path by environment.
+    A bound host needs the cluster file: it is made, or copied from ``key_file``. Child processes
+    get its path by environment.
     """
     if settings.join and settings.key_file is None and not settings.cluster_key.exists():
         raise StartError(
-            f"cannot join {settings.join} without the cluster's key: copy cluster.key from the "
+            f"cannot join {settings.join} without the cluster file: copy cluster.key from the "
             "state dir of a host that runs, and name the copy with --key-file"
         )
     try:
-        ensure_key(settings.cluster_key, settings.key_file)
-        tls_of(settings.to_environ())
-    except (ClusterKeyError, TlsError) as error:
+        if is_bound(settings) or settings.key_file is not None:
+            ensure_key(settings.cluster_key, settings.key_file)
+    except ClusterKeyError as error:
         raise StartError(str(error)) from None
     os.environ["GREENROOM_KEY_FILE"] = str(settings.cluster_key)
     if settings.bind is not None:
@@ -572,14 +558,6 @@ def host_id(settings: HostSettings) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-def remember(settings: HostSettings) -> None:
-    """Leave for commands what they need to reach other hosts as this one does, if it does."""
-    if not is_bound(settings):
-        return
-    known = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
-    write_private(settings.run_dir / NETWORK_FILE, json.dumps(known))
-
-
 def way_to(settings: HostSettings) -> Way | None:
     """Return how a command or a script comes to the system it is to talk to.
 
@@ -587,24 +565,21 @@ def way_to(settings: HostSettings) -> Way | None:
     user may look at.
     """
     key = settings.key_file or settings.cluster_key
-    environ = {name: text for name, text in settings.to_environ().items() if name in TLS_FILES}
-    with contextlib.suppress(OSError, ValueError):  # of a system that never ran, or is not bound
-        known = (settings.run_dir / NETWORK_FILE).read_text(encoding="utf-8")
-        environ = {**json.loads(known), **environ}
+    environ: dict[str, str] = {}
     try:
         if key.exists():
             environ["GREENROOM_KEY_FILE"] = str(key)
     except OSError as error:
         raise InvalidRequestError(
-            f"the cluster key {key} cannot be looked at: {error.strerror}; run this as the "
-            "system's user, or name a key of your own with --key-file"
+            f"the cluster file {key} cannot be looked at: {error.strerror}; run this as the "
+            "system's user, or name a copy of your own with --key-file"
         ) from None
     if not settings.remote_addresses:
         return Way((), environ)
     if "GREENROOM_KEY_FILE" not in environ:
         raise InvalidRequestError(
-            f"address={settings.address!r}: a system on another host wants the "
-            f"cluster's key; name its file with --key-file or GREENROOM_KEY_FILE ({key} is not "
+            f"address={settings.address!r}: a system of another host takes only who has the "
+            f"cluster file; name a copy with --key-file or GREENROOM_KEY_FILE ({key} is not "
             "there)"
         )
     return Way(tuple(_resolved(settings.remote_addresses)), environ)

@@ -54,14 +54,15 @@ from greenroom.actors.transport.endpoints import (
     ExternalCopy,
     Naming,
     RepairedMultiProcAdmin,
+    Way,
     descriptors_of,
+    keys_of,
     loop_for,
     place_of,
 )
 from greenroom.actors.transport.envelopes import Envelope, decode, encode
 from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.links import Links, Peer
-from greenroom.actors.transport.network import TlsError, Way, network_of
 
 # --- Messages of our own code, past Thespian ------------------------------------------------------
 
@@ -252,9 +253,9 @@ class Transport(Naming):
         self._interrupts = Interrupts(self.loop, self._arrive)
         self._thread: int | None = None  # the one that runs the loop
         try:
-            network = network_of(own, place.environ)
-            self.links = Links(self.loop, place.identity(), own, self, network, place.gate)
-        except (OSError, ClusterKeyError, TlsError):
+            keys = keys_of(own, place.environ)
+            self.links = Links(self.loop, own, self, keys, place.gate)
+        except (OSError, ClusterKeyError):
             if self._is_own_loop:
                 self.loop.close()
             raise

@@ -32,7 +32,7 @@ from greenroom.actors.transport.frames import (
     Outgoing,
     RefusedError,
 )
-from greenroom.actors.transport.network import TlsSocket
+from greenroom.actors.transport.tls import TlsStream
 
 WINDOW = 16 * 1024 * 1024  # bytes that may be unacknowledged
 MAX_KEPT = 256 * 1024 * 1024  # bytes that may wait for one peer, the unacknowledged ones included
@@ -204,7 +204,7 @@ CHUNK_HEADER = HEADER.size + 1  # after the last byte of the chunk before
 WRITE_SIZE = 512 * 1024  # per pass of the loop, so that a large message delays nobody
 BUFFERS_AT_ONCE = 512  # the kernel takes 1024
 
-Stream: TypeAlias = socket.socket | TlsSocket
+Stream: TypeAlias = socket.socket | TlsStream
 
 
 class Connection:
@@ -275,8 +275,8 @@ class Connection:
         try:
             if not self._fill_chunk():
                 return
-            size = CHUNK_HEADER if self.reader.is_between_chunks else self._read_size
-            received = self._socket.recv(size)
+            between = self.reader.is_between_chunks and not self.source
+            received = self._socket.recv(CHUNK_HEADER if between else self._read_size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -288,10 +288,11 @@ class Connection:
 
     def _fill_chunk(self) -> bool:
         """Read to where the bytes of a large message belong; return whether to read on."""
+        if not isinstance(self._socket, socket.socket):
+            return True  # OpenSSL has its own memory
         rooms = self.reader.rooms()
         if not rooms:
             return True
-        assert isinstance(self._socket, socket.socket), "TLS is for connections with tags"
         size = self._socket.recvmsg_into(rooms)[0]
         self.reader.filled(size)
         return size in {0, sum(map(len, rooms))}

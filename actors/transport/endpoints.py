@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -16,7 +15,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from thespian.actors import ActorAddress, ActorSystemStartupFailure, ChildActorExited, PoisonMessage
 from thespian.system import multiprocCommon
@@ -30,13 +30,11 @@ from thespian.system.transport import (
 )
 
 from greenroom.actors.transport import addresses
-from greenroom.actors.transport import addresses as identity
 from greenroom.actors.transport.addresses import (
-    Identity,
     ProcessAddress,
     drawn_address,
-    own_release,
 )
+from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles
 from greenroom.actors.transport.envelopes import Envelope
 from greenroom.actors.transport.sockets import is_listening, tcp_listener
 
@@ -293,6 +291,33 @@ def take_over() -> None:
     multiprocCommon.MultiProcManager = RepairedMultiProcManager
 
 
+class Way(NamedTuple):
+    """How a process that is no actor comes to a system, where its environment does not say it."""
+
+    gates: tuple[str, ...]  # IP:PORT of hosts of another system; empty for this host's
+    environ: Mapping[str, str]  # where the cluster file is
+
+
+def keys_of(own: ProcessAddress, environ: Mapping[str, str]) -> KeyFiles | None:
+    """Return the cluster's files for the process at ``own``; None on a host that is not bound.
+
+    ClusterKeyError when they cannot be used. Without one an admin raises, too; any other process,
+    such as a command, then reaches this host's processes only.
+    """
+    if own.host == addresses.LOOPBACK:
+        return None
+    path = environ.get("GREENROOM_KEY_FILE")
+    if path:
+        files = KeyFiles(Path(path))
+        files.tls()  # raises now rather than with the first connection
+        return files
+    if own.is_admin:
+        raise ClusterKeyError(
+            f"a system bound to {own.host} needs the cluster file: name it by GREENROOM_KEY_FILE"
+        )
+    return None
+
+
 LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
 
@@ -343,17 +368,6 @@ class Place:
     is_logger: bool = False
     gate: socket.socket | None = None  # of a process of another host's system
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-
-    def identity(self) -> Identity:
-        """Return who this process is from now on, to its peers."""
-        host_name = socket.gethostname().encode("ascii", "replace").decode() or "unknown"
-        return Identity(
-            self.own.text,
-            secrets.token_hex(8),
-            os.getpid(),
-            host_name[: identity.MAX_TEXT],
-            own_release() if self.own.host != addresses.LOOPBACK else "unknown",
-        )
 
 
 def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:

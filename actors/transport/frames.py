@@ -1,6 +1,6 @@
 """Frames: how messages lie in the byte stream of a connection.
 
-    frame   = header, body, and between hosts a tag of 16 bytes
+    frame   = header, body
     header  = kind u8, 0 u8, buffers u16, body size u32, number u64, acknowledged u64; big-endian
 
     HELLO    the first frame each way: who sends it, and which session it continues
@@ -12,23 +12,16 @@
 
 ``number`` counts the messages of one session in one direction from 1; chunks carry the number of
 their message. ``acknowledged`` is the number up to which the sender of the frame has received.
-
-The tag is BLAKE2b keyed with the direction's own key, 16 bytes (RFC 7693, 2.9), over a counter of
-the frames of this direction, the header and the body. The counter is not sent: a frame that is
-missing, repeated or moved fails as a changed one does.
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from hmac import compare_digest
 from typing import TypeAlias
 
 HEADER = struct.Struct(">BxHIQQ")
-TAG_SIZE = 16
 HELLO, DATA, PATIENT, START, CHUNK, ACK = range(1, 7)
 SMALL_MESSAGE = 32 * 1024  # one DATA frame; more is copied less when cut into chunks
 MAX_FRAME = 1024 * 1024  # of a chunk
@@ -37,9 +30,6 @@ MAX_BUFFERS = 4096  # so that the sizes fit any frame
 MAX_ROOMS = 256  # of a message in one read; the kernel takes 1024 at once
 MAGIC = b"\x89GRNRM\r\n"  # as PNG's: not text, and broken by whatever rewrites line ends
 MAX_TEXT = 200  # characters of an address or a release
-
-BAD_TAG = "a frame whose tag is wrong: changed, missing, repeated or moved on the way"
-_COUNTER = struct.Struct(">Q")
 _HEADER_SIZE = HEADER.size
 _HELLO = struct.Struct(">8sQQ")  # magic, process, about
 
@@ -47,11 +37,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class RefusedError(Exception):
-    """The peer broke the rules; the text says how. ``farewell`` may still be sent to it."""
-
-    def __init__(self, reason: str, farewell: bytes = b"") -> None:
-        super().__init__(reason)
-        self.farewell = farewell
+    """The peer broke the rules; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class Hello:
     received: int
 
     def frame(self) -> bytes:
-        """Return the frame, without a tag."""
+        """Return the frame."""
         text = f"{self.address}\n{self.release}".encode()
         body = _HELLO.pack(MAGIC, self.process, self.about) + text
         return HEADER.pack(HELLO, 0, len(body), self.session, self.received) + body
@@ -91,31 +77,6 @@ def read_hello(session: int, received: int, body: bytes) -> Hello:
     if not session:
         raise RefusedError("a hello of session 0")
     return Hello(texts[0], texts[1], process, session, about, received)
-
-
-class Sealer:
-    """Makes the tags of one direction, one per frame, in order."""
-
-    __slots__ = ("_counter", "_keyed")
-
-    def __init__(self, key: bytes) -> None:
-        self._keyed = hashlib.blake2b(key=key, digest_size=TAG_SIZE, person=b"greenroom frame")
-        self._counter = 0
-
-    def begin(self) -> hashlib.blake2b:
-        """Return the hash of the next frame; the caller feeds it and takes the digest."""
-        state = self._keyed.copy()
-        state.update(_COUNTER.pack(self._counter))
-        self._counter += 1
-        return state
-
-    def tag(self, frame: Buffer) -> bytes:
-        """Return the tag of the next frame, which is whole."""
-        state = self._keyed.copy()
-        state.update(_COUNTER.pack(self._counter))
-        self._counter += 1
-        state.update(frame)
-        return state.digest()
 
 
 class Assembly:
@@ -161,37 +122,31 @@ Frame = tuple[int, int, int, int, bytes]  # kind, buffers, number, acknowledged,
 
 
 class FrameReader:
-    """Cuts a byte stream into frames and checks each; the bodies of chunks go to ``assembly``.
+    """Cuts a byte stream into frames; the bodies of chunks go to ``assembly``.
 
-    A chunk is written as its bytes arrive and yielded, with an empty body, once its tag is right.
+    A chunk is written as its bytes arrive and yielded, with an empty body, at its end.
     """
 
-    def __init__(self, sealer: Sealer | None = None) -> None:
+    def __init__(self) -> None:
         self.assembly: Assembly | None = None
-        self._sealer = sealer
-        self._tag_size = 0 if sealer is None else TAG_SIZE
         self._rest = bytearray()  # the beginning of a frame
         self._need = _HEADER_SIZE  # how long it must be before it can be looked at
         self._chunk: Assembly | None = None  # where the chunk under way goes
         self._chunk_left = 0
-        self._chunk_state: hashlib.blake2b | None = None
-        self._chunk_tag = bytearray()
         self._chunk_done: Frame = (CHUNK, 0, 0, 0, b"")
 
     @property
     def is_between_chunks(self) -> bool:
         """Return whether the next bytes are the last of a chunk, then the header of another."""
-        return self.assembly is not None and self._sealer is None
+        return self.assembly is not None
 
     def rooms(self) -> list[memoryview]:
         """Return where the next bytes of a chunk may be put, past :meth:`frames`; then ``filled``.
 
-        Nowhere between chunks, and where there are tags. The last byte of a chunk is for
-        ``frames``, which does whatever follows from its end.
+        Nowhere between chunks. The last byte of a chunk is for ``frames``, which does whatever
+        follows from its end.
         """
-        if self._chunk is None or self._sealer is not None:
-            return []
-        return self._chunk.rooms(self._chunk_left - 1)
+        return [] if self._chunk is None else self._chunk.rooms(self._chunk_left - 1)
 
     def filled(self, size: int) -> None:
         """Note that so much of ``rooms`` has been written."""
@@ -207,9 +162,13 @@ class FrameReader:
         at = 0
         while True:
             if self._chunk is not None:
-                at += self._fill_chunk(memoryview(received)[at:])
-                if self._chunk is not None:
+                piece = memoryview(received)[at : at + self._chunk_left]
+                self._chunk.write(piece)
+                at += len(piece)
+                self._chunk_left -= len(piece)
+                if self._chunk_left:
                     return
+                self._chunk = None
                 yield self._chunk_done
             if self._rest:
                 if len(self._rest) + len(received) - at < self._need:
@@ -225,37 +184,27 @@ class FrameReader:
 
     def _cut(self, received: bytes, at: int) -> Generator[Frame, None, int]:
         """Yield frames up to a chunk's header, or keep what is left; return where that was."""
-        size, unpack, sealer, tag_size = (
-            len(received),
-            HEADER.unpack_from,
-            self._sealer,
-            self._tag_size,
-        )
+        size, unpack = len(received), HEADER.unpack_from
         while size - at >= _HEADER_SIZE:
             kind, buffers, length, number, acknowledged = unpack(received, at)
             start = at + _HEADER_SIZE
             if kind == CHUNK:
-                self._begin_chunk(received[at:start], length, number, acknowledged)
+                self._begin_chunk(length, number, acknowledged)
                 return start
             if length > SMALL_MESSAGE:
                 raise RefusedError(f"a frame of {length} bytes, over the limit of {SMALL_MESSAGE}")
             stop = start + length
-            end = stop + tag_size
-            if end > size:
-                self._need = end - at
+            if stop > size:
+                self._need = stop - at
                 break
-            if sealer is not None and not compare_digest(
-                sealer.tag(received[at:stop]), received[stop:end]
-            ):
-                raise RefusedError(BAD_TAG)
             yield kind, buffers, number, acknowledged, received[start:stop]
-            at = end
+            at = stop
         else:
             self._need = _HEADER_SIZE
         self._rest += received[at:]
         return size
 
-    def _begin_chunk(self, header: bytes, length: int, number: int, acknowledged: int) -> None:
+    def _begin_chunk(self, length: int, number: int, acknowledged: int) -> None:
         if length > MAX_FRAME:
             raise RefusedError(f"a chunk of {length} bytes, over the limit of {MAX_FRAME}")
         assembly = self.assembly
@@ -264,32 +213,6 @@ class FrameReader:
         self._chunk_done = (CHUNK, 0, number, acknowledged, b"")
         self._chunk = assembly
         self._chunk_left = length
-        if self._sealer is not None:
-            self._chunk_state = self._sealer.begin()
-            self._chunk_state.update(header)
-
-    def _fill_chunk(self, view: memoryview) -> int:
-        """Take what ``view`` has of the chunk under way, and check its tag; return how much."""
-        piece = view[: self._chunk_left]
-        taken = len(piece)
-        if taken and self._chunk is not None:
-            self._chunk.write(piece)
-            self._chunk_left -= taken
-            if self._chunk_state is not None:
-                self._chunk_state.update(piece)
-        if self._chunk_left:
-            return taken
-        if self._chunk_state is not None:
-            part = view[taken : taken + TAG_SIZE - len(self._chunk_tag)]
-            self._chunk_tag += part
-            taken += len(part)
-            if len(self._chunk_tag) < TAG_SIZE:
-                return taken
-            if not compare_digest(self._chunk_state.digest(), bytes(self._chunk_tag)):
-                raise RefusedError(BAD_TAG)
-            self._chunk_tag.clear()
-        self._chunk = None
-        return taken
 
 
 def _sizes(buffers: int, body: bytes) -> tuple[int, ...]:
@@ -336,10 +259,9 @@ class Outgoing:
 
 
 class FrameWriter:
-    """Turns messages into frames; what it returns must be sent in that order, for tags count."""
+    """Turns messages into frames; what it returns must be sent in that order."""
 
-    def __init__(self, sealer: Sealer | None = None) -> None:
-        self._sealer = sealer
+    def __init__(self) -> None:
         self._chunks: Iterator[list[memoryview]] | None = None  # of the message under way
         self._number = 0  # of that message
 
@@ -352,13 +274,9 @@ class FrameWriter:
         """Leave the message under way as it is; the next one takes its place."""
         self._chunks = None
 
-    def sealed(self, frame: bytes) -> bytes:
-        """Return a frame with its tag, where there are tags."""
-        return frame if self._sealer is None else frame + self._sealer.tag(frame)
-
     def ack(self, acknowledged: int) -> bytes:
         """Return an ACK frame."""
-        return self.sealed(HEADER.pack(ACK, 0, 0, 0, acknowledged))
+        return HEADER.pack(ACK, 0, 0, 0, acknowledged)
 
     def begin(self, message: Outgoing, number: int, acknowledged: int) -> bytes:
         """Return the first frame of a message; of a large one :meth:`chunk` gives the others."""
@@ -375,12 +293,12 @@ class FrameWriter:
             sizes = struct.pack(f">{count}Q", *map(len, buffers))
             header = HEADER.pack(kind, count, len(sizes) + size, number, acknowledged)
             frame = b"".join((header, sizes, *buffers))
-        return frame if self._sealer is None else frame + self._sealer.tag(frame)
+        return frame
 
     def chunk(self, acknowledged: int, joined: list[bytes], out: list[Buffer]) -> int:
         """Append the next chunk to ``out``, behind what is ``joined``; return its size.
 
-        0 behind the last. What goes behind the chunk, its tag, is in ``joined`` then.
+        0 behind the last.
         """
         pieces = next(self._chunks, None) if self._chunks is not None else None
         if pieces is None:
@@ -391,12 +309,6 @@ class FrameWriter:
         out.append(b"".join((*joined, header)))
         joined.clear()
         out.extend(pieces)
-        if self._sealer is not None:
-            state = self._sealer.begin()
-            state.update(header)
-            for piece in pieces:
-                state.update(piece)
-            joined.append(state.digest())
         return size + _HEADER_SIZE
 
 

@@ -29,11 +29,12 @@ from typing import Protocol
 
 from greenroom.actors.transport.addresses import (
     LOOPBACK,
-    Identity,
     ProcessAddress,
+    own_release,
     parse_address,
 )
 from greenroom.actors.transport.admission import Admission, Listener, Trouble, listen_here
+from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.connection import MESSAGE_COST, Connection, Session, Stream, Unsent
 from greenroom.actors.transport.endpoints import Shortage
 from greenroom.actors.transport.frames import (
@@ -45,17 +46,13 @@ from greenroom.actors.transport.frames import (
     START,
     Buffer,
     FrameReader,
-    FrameWriter,
     Hello,
     RefusedError,
-    Sealer,
     begin_assembly,
     read_hello,
     split_body,
 )
-from greenroom.actors.transport.gate import ROUTE_SIZE, Dialing, Gate, read_route
-from greenroom.actors.transport.handshake import NONCE_SIZE, Handshake, Role
-from greenroom.actors.transport.network import Network, Securing, TlsSocket
+from greenroom.actors.transport.gate import Dialing, Gate
 from greenroom.actors.transport.sockets import (
     Credentials,
     local_listener,
@@ -63,6 +60,7 @@ from greenroom.actors.transport.sockets import (
     own_listener,
     tcp_socket,
 )
+from greenroom.actors.transport.tls import Securing, TlsStream
 from greenroom.core.backoff import pause_s
 
 logger = logging.getLogger(__name__)
@@ -74,7 +72,6 @@ PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a 
 GIVE_UP_S = 1.5  # after the first failure to reach a peer of another host
 FIRST_RETRY_S, LAST_RETRY_S = 0.04, 0.5
 LOOK_AT_KEYS_S = 1.0
-ENDED_EARLY = "the connection ended during the handshake; do both hosts use TLS, or neither?"
 
 
 class Cancelable(Protocol):
@@ -170,20 +167,18 @@ class Links:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        own: Identity,
         address: ProcessAddress,
         shell: Shell,
-        network: Network | None = None,
+        keys: KeyFiles | None = None,
         gate: socket.socket | None = None,
     ) -> None:
         self.loop = loop
-        self.own = own
         self.address = address
+        self._release = "unknown" if keys is None else own_release()
         self._shell = shell
         self._process = 1 + secrets.randbits(63)
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[Connection, Peer | None] = {}  # None until it has said hello
-        self._handshakes: dict[Connection, tuple[Handshake, bytearray]] = {}
         self._dirty: dict[Peer, None] = {}
         self._heard: dict[Peer, None] = {}
         self._patient: dict[Peer, None] = {}  # to be acknowledged when the timer is due
@@ -197,9 +192,9 @@ class Links:
             loop, listen(address.socket_name), self.admission, self._accepted, self.shortage
         )
         self._remote: Remote | None = None
-        if network is not None:
+        if keys is not None:
             try:
-                self._remote = Remote(self, network, gate)
+                self._remote = Remote(self, keys, gate)
             except OSError:
                 self._listener.close()
                 raise
@@ -208,7 +203,7 @@ class Links:
         """Return the numbers of all sockets."""
         numbers = [connection.fileno() for connection in self._by_connection]
         reaching = [peer.retry for peer in self._peers.values()]
-        numbers += [each.fileno() for each in reaching if isinstance(each, Dialing | Securing)]
+        numbers += [each.fileno() for each in reaching if isinstance(each, Dialing)]
         if self._remote is not None:
             numbers += self._remote.descriptors()
         return [fd for fd in (*numbers, self._listener.fileno()) if fd >= 0]
@@ -373,9 +368,6 @@ class Links:
                 self._ended(connection)
         except RefusedError as refusal:
             arrived = True  # perhaps, before what was wrong
-            if refusal.farewell:
-                connection.put(refusal.farewell)
-                connection.flush()
             self.turned_away(connection, str(refusal))
         if arrived:
             # Before handlers, which may take long; with what they send it was no faster: measured.
@@ -389,10 +381,6 @@ class Links:
 
     def _take(self, connection: Connection, received: bytes) -> bool:
         """Do what frames ask for; return whether a message was among them."""
-        if connection in self._handshakes:
-            received = self._shake_hands(connection, received)
-            if not received:
-                return False
         arrived = False
         peer, reader = self._by_connection[connection], connection.reader
         for kind, buffers, number, acknowledged, body in reader.frames(received):
@@ -460,16 +448,17 @@ class Links:
     def _accepted(self, sock: socket.socket) -> None:
         self._add(sock, None, "").open()
 
-    def start(
-        self, sock: Stream, peer: Peer | None, source: str, handshake: Handshake
-    ) -> Connection:
-        """Talk to a process of another host."""
-        connection = self._add(sock, peer, source)
-        self._handshakes[connection] = (handshake, bytearray())
+    def start(self, stream: TlsStream, peer: Peer | None, source: str) -> Connection:
+        """Talk to a process of another host, which is ``peer`` if it was dialed."""
+        connection = self._add(stream, peer, source)
         connection.open()
-        if hello := handshake.start():
-            connection.put(hello)
+        if peer is not None:
+            self._greet(connection, peer)
             connection.flush()
+        else:
+            self.admission.came(
+                connection, source, lambda reason: self.turned_away(connection, reason)
+            )
         return connection
 
     def _add(self, sock: Stream, peer: Peer | None, source: str) -> Connection:
@@ -480,40 +469,17 @@ class Links:
             peer.connections[connection] = False
         return connection
 
-    def _shake_hands(self, connection: Connection, received: bytes) -> bytes:
-        """Run the handshake on what has arrived; return what lies behind it."""
-        handshake, gathered = self._handshakes[connection]
-        gathered += received
-        while handshake.frame_keys is None:
-            step = handshake.step(gathered)
-            if step is None:
-                connection.flush()
-                return b""
-            answer, size = step
-            del gathered[:size]
-            if answer:
-                connection.put(answer)
-        del self._handshakes[connection]
-        own, other = handshake.frame_keys
-        connection.writer, connection.reader = FrameWriter(Sealer(own)), FrameReader(Sealer(other))
-        self.admission.left(connection)
-        peer = self._by_connection[connection]
-        if peer is not None:
-            self._greet(connection, peer)
-        connection.flush()
-        return bytes(gathered)
-
     def _greet(self, connection: Connection, peer: Peer) -> None:
         session = peer.session
         hello = Hello(
             self.address.text,
-            self.own.release,
+            self._release,
             self._process,
             session.number,
             session.other,
             session.received,
         )
-        connection.put(connection.writer.sealed(hello.frame()))
+        connection.put(hello.frame())
         session.note_told()
 
     def _find(self, name: str) -> Peer:
@@ -534,8 +500,14 @@ class Links:
         if session.other not in {0, hello.session}:
             self._restart(peer, connection, is_same_process=hello.process == peer.process)
         peer.process, session.other = hello.process, hello.session
+        self.admission.left(connection)
         if known is None:
             self._greet(connection, peer)
+            connection.flush()
+        if connection.source and hello.release != self._release:
+            raise RefusedError(
+                f"it runs {hello.release}, this end {self._release}; all hosts must run the same"
+            )
         if hello.about == session.number and hello.received > session.acknowledged:
             self._acknowledged(peer, hello.received)
         if peer.connection is None or (connection.source and peer.connection is not connection):
@@ -580,7 +552,6 @@ class Links:
 
     def _forget(self, connection: Connection) -> Peer | None:
         peer = self._by_connection.pop(connection, None)
-        self._handshakes.pop(connection, None)
         connection.close()
         if connection.source:
             self.admission.left(connection)
@@ -634,30 +605,26 @@ class Links:
 
 
 class Remote:
-    """What one process has to do with other hosts; owned by its links."""
+    """The ways to and from processes of other hosts."""
 
-    def __init__(
-        self, links: Links, network: Network, listener: socket.socket | None = None
-    ) -> None:
+    def __init__(self, links: Links, keys: KeyFiles, listener: socket.socket | None = None) -> None:
         self._links = links
-        self._loop: asyncio.AbstractEventLoop = links.loop
+        self._loop = links.loop
         self._own = links.address
-        self._network = network
-        self.admission = links.admission
+        self._keys = keys
+        self._admission = links.admission
         self._securing: set[Securing] = set()  # those who dialed us
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
-        self._begun: dict[Connection, bytes] = {}  # under which key
+        self._begun: dict[Connection, frozenset[bytes]] = {}  # with which certificates
         self._look: asyncio.TimerHandle | None = None
         self._gate: Gate | None = None
         self._door: Listener | None = None
         if self._own.is_admin or listener is not None:
-            self._gate = Gate(
-                self._loop, self._own, network.keys, self.admission, self._take, listener
-            )
+            self._gate = Gate(self._loop, self._own, keys, self._admission, self._take, listener)
         else:
             door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
             self._door = listen_here(
-                self._loop, door, self.admission, self._handed_over, links.shortage
+                self._loop, door, self._admission, self._handed_over, links.shortage
             )
 
     def descriptors(self) -> list[int]:
@@ -690,29 +657,46 @@ class Remote:
 
     def _read_handed(self, gate: socket.socket) -> None:
         try:
-            route, numbers, _, _ = socket.recv_fds(gate, ROUTE_SIZE, 1)
+            _, numbers, _, _ = socket.recv_fds(gate, 1, 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            route, numbers = b"", []
+            numbers = []
         self._close_handed(gate.fileno())
         for number in numbers:
             os.set_inheritable(number, False)  # recv_fds does not pass its flags on
-            self._take(socket.socket(fileno=number), route)
+            self._take(socket.socket(fileno=number))
 
     def _close_handed(self, fd: int) -> None:
         self._loop.remove_reader(fd)
         self._handed.pop(fd).close()
 
-    def _take(self, sock: socket.socket, route: bytes) -> None:
-        """Take a connection whose ROUTE was right."""
+    def _take(self, sock: socket.socket) -> None:
+        """Take a connection that the gate has let in."""
         sock.setblocking(False)
         try:
             host, port = sock.getpeername()
         except OSError:  # gone already
             sock.close()
             return
-        self._begin(sock, Role.ACCEPTOR, None, route, f"{host}:{port}")
+        source = f"{host}:{port}"
+        stream = TlsStream(sock, self._keys.tls(), accepts=True)
+
+        def leave() -> None:
+            self._securing.discard(securing)
+            self._admission.left(securing)
+
+        def secured() -> None:
+            leave()
+            self._begin(stream, None, source)
+
+        def refused(reason: str) -> None:
+            leave()
+            self._admission.refused(source, reason)
+
+        securing = Securing(self._loop, stream, on_secured=secured, on_refused=refused)
+        self._securing.add(securing)
+        self._admission.came(securing, source, securing.turn_away)
 
     # --- Out ----------------------------------------------------------------------------------
 
@@ -721,41 +705,40 @@ class Remote:
 
         OSError when there is no socket to be had.
         """
-        sock = tcp_socket(self._own.host)
+
+        def secured(stream: TlsStream) -> None:
+            peer.retry = None
+            self._begin(stream, peer, _gate_of(peer))
+
         peer.retry = Dialing(
             self._loop,
-            sock,
+            tcp_socket(self._own.host),
             peer.address,
-            self._network.keys()[0],
-            on_found=lambda sock, route: self._found(peer, sock, route),
+            self._keys,
+            on_secured=secured,
             on_dead=lambda reason, is_certain: self._dead(peer, reason, is_certain=is_certain),
             on_failed=lambda reason, is_refusal: self._failed(peer, reason, is_refusal=is_refusal),
         )
 
-    def _found(self, peer: Peer, sock: socket.socket, route: bytes) -> None:
-        peer.retry = None
-        self._begin(sock, Role.DIALER, peer, route, _gate_of(peer))
-
     def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:
         peer.retry = None
         if reason:
-            self.admission.gave_up(_gate_of(peer), reason)
+            self._admission.gave_up(_gate_of(peer), reason)
         self._links.died(peer, is_certain=is_certain)
 
     def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
         peer.retry = None
         peer.failures += 1
         if is_refusal:
-            self.admission.refused(_gate_of(peer), reason)
-        self.retry(peer, "" if is_refusal else reason)
+            self._admission.refused(_gate_of(peer), reason)
+        self._retry(peer, "" if is_refusal else reason)
 
     def ended_early(self, peer: Peer) -> None:
-        """Dial a peer again whose connection ended during the handshake, or give it up."""
-        is_told = self.admission.trouble_with(peer.address).is_refusal
-        self.retry(peer, "" if is_told else ENDED_EARLY)
+        """Dial a peer again whose connection ended before a message came, or give it up."""
+        is_told = self._admission.trouble_with(peer.address).is_refusal
+        self._retry(peer, "" if is_told else "it ended the connection before it said anything")
 
-    def retry(self, peer: Peer, reason: str) -> None:
-        """Dial a peer again after a failure, or give it up; ``reason`` is said then, if any."""
+    def _retry(self, peer: Peer, reason: str) -> None:
         now = self._loop.time()
         if peer.failures <= 1:
             peer.failing_since = now
@@ -767,79 +750,22 @@ class Remote:
 
     # --- Both ways ----------------------------------------------------------------------------
 
-    def _begin(
-        self, sock: socket.socket, role: Role, peer: Peer | None, route: bytes, source: str
-    ) -> None:
-        """Talk over a connection that the gate has let through, inside TLS where there is any."""
-        try:
-            wanted = read_route(route, self._network.keys())
-        except RefusedError as refusal:  # its key has been replaced just now
-            sock.close()
-            self._turn_away(peer, source, str(refusal))
-            return
-        assert wanted is not None  # the gate has read all of it
-        key, tls = wanted[1], self._network.tls
-        if tls is None:
-            self._talk(sock, role, peer, key, route, source)
-            return
-        inside = TlsSocket(sock, tls, role, lambda reason: self.admission.refused(source, reason))
-
-        def leave() -> None:
-            self._securing.discard(securing)
-            self.admission.left(securing)
-            if peer is not None:
-                peer.retry = None
-
-        def talk() -> None:
-            leave()
-            self._talk(inside, role, peer, key, route + inside.binding, source)
-
-        def refuse(reason: str) -> None:
-            leave()
-            self._turn_away(peer, source, reason)
-
-        securing = Securing(self._loop, inside, on_secured=talk, on_refused=refuse)
-        if peer is None:
-            self._securing.add(securing)
-            self.admission.came(securing, source, securing.turn_away)
-        else:
-            peer.retry = securing
-
-    def _turn_away(self, peer: Peer | None, source: str, reason: str) -> None:
-        if peer is None:
-            self.admission.refused(source, reason)
-        else:
-            self._failed(peer, reason, is_refusal=True)
-
-    def _talk(
-        self,
-        sock: Stream,
-        role: Role,
-        peer: Peer | None,
-        key: bytes,
-        context: bytes,
-        source: str,
-    ) -> None:
-        nonce = secrets.token_bytes(NONCE_SIZE)
-        handshake = Handshake(role, self._links.own, key=key, nonce=nonce, context=context)
-        connection = self._links.start(sock, peer, source, handshake)
-        if role is Role.ACCEPTOR:
-            self.admission.came(
-                connection, source, lambda reason: self._links.turned_away(connection, reason)
-            )
-        if isinstance(sock, TlsSocket) and not connection.is_closed:
-            connection.read()  # what came behind the TLS handshake has been taken off the socket
-        self._begun[connection] = key
+    def _begin(self, stream: TlsStream, peer: Peer | None, source: str) -> None:
+        """Talk to a process that has proven to belong to the cluster."""
+        self._begun = {each: begun for each, begun in self._begun.items() if not each.is_closed}
+        connection = self._links.start(stream, peer, source)
+        self._begun[connection] = stream.certificates
+        connection.read()  # what came behind the TLS handshake has been taken off the socket
         if self._look is None:
             self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
 
     def _look_at_keys(self) -> None:
-        """End what was begun under a key that was replaced."""
+        """End what was begun with a cluster file that was replaced; it is dialed again."""
         self._look = None
-        keys = self._network.keys()
-        self._begun = {each: key for each, key in self._begun.items() if not each.is_closed}
-        for connection, key in list(self._begun.items()):
-            if key not in keys:
+        taken = self._keys.tls().taken
+        self._begun = {each: begun for each, begun in self._begun.items() if not each.is_closed}
+        for connection, certificates in list(self._begun.items()):
+            if not certificates <= taken:
                 self._links.renew(connection)
         if self._begun:
             self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)

@@ -19,6 +19,7 @@ from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
+from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, make_key
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import (
     AbortRollout,
@@ -357,6 +358,17 @@ def evict(settings: HostSettings, host: str) -> None:
     with connected(settings) as connection:
         connection.request(EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
     click.echo(f"forgot host {host!r}")
+
+
+def keygen(file: Path) -> None:
+    """Make a cluster file."""
+    try:
+        is_new = create_key(file, make_key())
+    except ClusterKeyError as error:
+        raise GreenroomError(str(error)) from None
+    if not is_new:
+        raise GreenroomError(f"{file} exists; `greenroom rotate-key` replaces a cluster's file")
+    click.echo(f"made {file}: give it to each host, and keep it private")
 
 
 def rotate_key(settings: HostSettings) -> None:

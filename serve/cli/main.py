@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -300,9 +301,18 @@ def evict(host: str, settings: HostSettings) -> None:
     commands.evict(settings, host)
 
 
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def keygen(file: Path) -> None:
+    """Make FILE, the cluster file that all hosts of a cluster need: see --key-file."""
+    from greenroom.serve.cli import commands
+
+    commands.keygen(file)
+
+
 @_command(*_ANYWHERE, name="rotate-key")
 def rotate_key(settings: HostSettings) -> None:
-    """Replace the key that makes hosts one cluster, on all hosts, while they serve.
+    """Replace the cluster file on all hosts, while they serve.
 
     A host that is away needs the new one by hand; one that was evicted cannot come back.
     """

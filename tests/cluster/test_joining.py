@@ -63,14 +63,14 @@ def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None
     assert '"default#Who"' in shown
     assert b.call(_ask_everyone, key) == [["default#Who"]] * 3
     code, _, err = b.run("status", "--address", "10.77.0.3:1900", GREENROOM_STATE_DIR=elsewhere)
-    assert (code, "name its file with --key-file" in err) == (1, True), err
+    assert (code, "name a copy with --key-file" in err) == (1, True), err
     other = serving.folder / "other.key"
     ensure_key(other)
     code, _, err = b.run(
         *("status", "--address", "10.77.0.3:1900", "--key-file", str(other)),
         GREENROOM_STATE_DIR=elsewhere,
     )
-    assert (code, "it may hold another cluster's key" in err) == (1, True), err
+    assert (code, "its certificate is not this cluster's" in err) == (1, True), err
 
 
 def _ask_everyone(key: str) -> list[list[str]]:
@@ -96,17 +96,19 @@ def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three
     with ThreadPoolExecutor() as pool:  # each tries for some seconds
         with_another_key = pool.submit(b.start, key_file=other)
         of_another_release = pool.submit(c.start, PYTHONPATH=str(old))
-    with pytest.raises(AssertionError, match=r"cannot join .*may hold another cluster's key"):
+    with pytest.raises(
+        AssertionError, match=r"cannot join .*its certificate is not this cluster's"
+    ):
         with_another_key.result()
     with pytest.raises(AssertionError) as raised:
         of_another_release.result()
     theirs, advice = "greenroom 0.0.7, Python 3.9", "all hosts must run the same"
     assert "cannot join" in str(raised.value)
     assert f"this end {theirs}; {advice}" in str(raised.value)
-    refused = "does not hold this cluster's key"
+    refused = "it refuses this host's certificate"
     wait_until(lambda: refused in a.log("host.log"), 5, "it says so")
     assert a.log("host.log").count(refused) == 1
-    wait_until(lambda: f"the peer runs {theirs}, this end" in a.log("host.log"), 5, "it says so")
+    wait_until(lambda: f"it runs {theirs}, this end" in a.log("host.log"), 5, "it says so")
     assert a.hosts() == {"a": "RUNNING"}
     b.start()  # with the right one
     assert a.hosts() == {"a": "RUNNING", "b": "RUNNING"}

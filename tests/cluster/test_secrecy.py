@@ -1,13 +1,10 @@
-"""What can be read on the wires between hosts, with TLS and without, and where hosts listen."""
+"""What can be read on the wires between hosts, and where hosts listen."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.certificates import certificate
-from tests.support.cluster import Cluster, ClusterHost, cluster_of, listening
+from tests.support.cluster import Cluster, ClusterHost, listening
 
 pytestmark = pytest.mark.timeout(240)  # each starts three hosts; see test_far.py
 
@@ -28,22 +25,22 @@ HELPER = "def answer(said):\n    return 'known-answer-to-' + said\n"
 WORDS = [b"known-route", b"KnownDeployment", b"knownmodule", b"known-answer-to-", b"known-request"]
 
 
-def overheard(cluster: Cluster, *tls: dict[str, str]) -> bytes:
-    """Start three hosts, deploy and ask from two of them; return all that passed between them."""
+def use(cluster: Cluster) -> None:
+    """Start three hosts, deploy, ask from two of them, and replace the cluster file."""
     a, b, c = cluster.hosts
     (cluster.folder / "known.py").write_text(MODULE)
     (cluster.folder / "knownmodule.py").write_text(HELPER)
     cluster.switch("listen_in")
-    for host, environ in zip(cluster.hosts, tls or ({},) * 3, strict=True):
+    for host in cluster.hosts:
         flags = ("--resources", "zone=there") if host is c else ()
-        host.start(*flags, PYTHONPATH="", **environ)
+        host.start(*flags, PYTHONPATH="")
     b.check("deploy", "known:app", "--app-dir", str(cluster.folder), "--route-prefix",
             "/known-route", PYTHONPATH="")  # fmt: skip
     for number in range(20):
         for host in (a, b):
             answer = host.get(f"/known-route?said=known-request-{number}")
             assert answer == (200, f"known-answer-to-known-request-{number}")
-    return bytes(cluster.switch("heard"))
+    b.check("rotate-key")
 
 
 def check_listeners(host: ClusterHost) -> None:
@@ -55,28 +52,10 @@ def check_listeners(host: ClusterHost) -> None:
     assert all(each.startswith(f"{host.address}:") for each in udp), found
 
 
-def test_with_tls_nothing_is_readable_and_nothing_listens_elsewhere(
-    tmp_path: Path, three: Cluster
-) -> None:
-    made = [certificate(tmp_path, host.label).environ() for host in three.hosts]
-    heard = overheard(three, *made)
+def test_nothing_is_readable_and_nothing_listens_elsewhere(three: Cluster) -> None:
+    use(three)
+    heard = bytes(three.switch("heard"))
     assert len(heard) > 100_000
     assert [word for word in WORDS if word in heard] == []
     for host in three.hosts:
         check_listeners(host)
-
-
-def test_without_tls_all_of_that_is_readable_but_no_key(tmp_path: Path) -> None:
-    """So that the test above can fail."""
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    with cluster_of(3, folder) as cluster:
-        heard = overheard(cluster)
-        assert [word for word in WORDS if word in heard] == WORDS
-        cluster.switch("listen_in")
-        key_file = cluster.hosts[0].state_dir / "cluster.key"
-        keys = [key_file.read_bytes()]
-        cluster.hosts[1].check("rotate-key")
-        keys.append(key_file.read_bytes())
-        heard += cluster.switch("heard")
-    assert not any(key in heard for key in keys)

@@ -38,9 +38,9 @@ def worker(system):
 
 
 @pytest.fixture
-def world():
+def world(tmp_path):
     """Processes of several hosts, which addresses of 127.0.0.0/8 are."""
-    world = World()
+    world = World(tmp_path)
     yield world
     world.close()
 

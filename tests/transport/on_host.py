@@ -14,12 +14,8 @@ from pathlib import Path
 
 from thespian.actors import ActorSystem
 
-from greenroom.actors.transport.addresses import Identity
 from greenroom.actors.transport.base import install
-from greenroom.actors.transport.cluster_key import read_key
-from greenroom.actors.transport.frames import DATA, HEADER
-from greenroom.actors.transport.gate import write_route
-from greenroom.actors.transport.handshake import Handshake, Role
+from greenroom.actors.transport.frames import DATA, HEADER, Hello
 from tests.transport.workers import Worker
 
 PORT = 1900
@@ -131,24 +127,18 @@ def explode(path):
     Path(f"{path}-{os.environ.get('GREENROOM_BIND', 'here')}").touch()
 
 
-def send_bombs(admin, key_file, path):
-    """Try to have a host of another cluster unpickle; return what it said to the last attempt.
+def send_bombs(admin, path):
+    """Try to have a host of another cluster unpickle; return what its port said.
 
-    One bomb goes as a message. The others are thrown at the port: behind a ROUTE with the wrong
-    key, and behind a right one, as if it had been recorded.
+    One bomb goes as a message. The other is thrown at the port, as a frame.
     """
     _system.tell(admin, Bomb(path))
-    place = (admin.addressDetails.host, admin.addressDetails.number)
     bomb = pickle.dumps(Bomb(path))
     frame = HEADER.pack(DATA, 1, len(bomb), 1, 0) + bomb
-    hello = Handshake(
-        Role.DIALER, Identity("a", "0" * 16, 7, "stage"), key=bytes(32), nonce=bytes(32)
-    ).start()
-    for key in (bytes(32), read_key(Path(key_file))):
-        heard = b""
-        route = write_route(place[1], key, os.urandom(32))
-        with socket.create_connection(place) as stranger, contextlib.suppress(ConnectionError):
-            stranger.sendall(route + hello + b"\0\x50" + bytes(80) + frame * 3)
-            while piece := stranger.recv(1000):
-                heard += piece
+    heard = b""
+    place = (admin.addressDetails.host, admin.addressDetails.number)
+    with socket.create_connection(place) as stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(Hello("x:70000", "unknown", 1, 1, 0, 0).frame() + frame * 3)
+        while piece := stranger.recv(1000):
+            heard += piece
     return heard

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -9,8 +10,17 @@ import pytest
 
 from greenroom.actors.transport import cluster_key
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
-from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key, read_key
-from greenroom.actors.transport.network import network_of
+from greenroom.actors.transport.cluster_key import (
+    ClusterKeyError,
+    KeyFiles,
+    create_key,
+    ensure_key,
+    key_id,
+    make_key,
+    read_key,
+    write_key,
+)
+from greenroom.actors.transport.endpoints import keys_of
 
 
 @pytest.fixture
@@ -20,8 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_first_start_makes_a_key_and_later_ones_keep_it(path: Path) -> None:
     key = ensure_key(path)
-    assert len(key) == 32
-    assert key not in (bytes(32), ensure_key(path.with_name("other")))
+    assert key_id(key) != key_id(ensure_key(path.with_name("other")))
     assert ensure_key(path) == read_key(path) == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [each.name for each in path.parent.iterdir() if each.name.startswith(".")] == []
@@ -53,16 +62,49 @@ def test_a_host_that_has_another_key_says_so(path: Path) -> None:
     ensure_key(path)
     other = path.with_name("other")
     ensure_key(other)
-    with pytest.raises(ClusterKeyError, match=f"--key-file {other} is not the key .* in {path}"):
+    with pytest.raises(
+        ClusterKeyError, match=f"--key-file {other} is not the cluster file .* in {path}"
+    ):
         ensure_key(path, other)
 
 
-@pytest.mark.parametrize("size", [0, 31, 33, 64])
-def test_a_key_of_another_size_is_refused(path: Path, size: int) -> None:
-    path.write_bytes(bytes(size))
+@pytest.mark.parametrize("text", [b"", bytes(32), b"-----BEGIN CERTIFICATE-----", b"\xff" * 99])
+def test_a_file_without_key_and_certificate_is_refused(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
     path.chmod(0o600)
-    with pytest.raises(ClusterKeyError, match=f"has {size} bytes, not 32"):
+    with pytest.raises(ClusterKeyError, match=r"does not hold a private key and a certificate"):
         ensure_key(path)
+
+
+def test_a_key_that_does_not_fit_its_certificate_is_refused(path: Path) -> None:
+    one, other = (make_key().decode().partition("-----BEGIN CERT") for _ in range(2))
+    create_key(path, (one[0] + other[1] + other[2]).encode())
+    with pytest.raises(ClusterKeyError, match=r"cannot be used: .*(?i:mismatch)"):
+        KeyFiles(path).tls()
+
+
+def test_a_file_can_be_made_only_with_the_extra(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ClusterKeyError, match=r"pip install 'greenroom\[cluster\]'"):
+        ensure_key(path)
+    assert not path.exists()
+
+
+def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = ensure_key(path)
+    files = KeyFiles(path)
+    before = files.tls()
+    path.write_bytes(b"half a key")
+    assert list(files()) == [key]
+    assert files.tls() is before
+    assert "what it held before stays in use" in caplog.text
+    write_key(path, new := make_key())
+    assert list(files()) == [new]
+    assert files.tls().own not in before.taken
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
@@ -98,18 +140,17 @@ def test_a_folder_that_cannot_be_written_is_named(path: Path) -> None:
         ensure_key(path.parent / "missing" / "cluster.key")
 
 
-def test_a_network_is_what_a_bound_host_has(path: Path) -> None:
+def test_a_bound_host_has_the_files_that_its_environment_names(path: Path) -> None:
     key = ensure_key(path)
     environ = {"GREENROOM_KEY_FILE": str(path)}
     for own in (ProcessAddress("10.0.0.1", 1900), drawn_address("10.0.0.1", 1900)):
-        network = network_of(own, environ)
-        assert network is not None
-        assert list(network.keys()) == [key]
-        assert str(key) not in repr(network)
-    assert network_of(ProcessAddress("127.0.0.1", 1900), environ) is None
+        files = keys_of(own, environ)
+        assert files is not None
+        assert list(files()) == [key]
+    assert keys_of(ProcessAddress("127.0.0.1", 1900), environ) is None
 
 
-def test_only_an_admin_insists_on_a_key() -> None:
+def test_only_an_admin_insists_on_a_cluster_file() -> None:
     with pytest.raises(ClusterKeyError, match="GREENROOM_KEY_FILE"):
-        network_of(ProcessAddress("10.0.0.1", 1900), {})
-    assert network_of(drawn_address("10.0.0.1", 1900), {}) is None
+        keys_of(ProcessAddress("10.0.0.1", 1900), {})
+    assert keys_of(drawn_address("10.0.0.1", 1900), {}) is None

@@ -1,234 +1,347 @@
-"""Hosts whose connections are inside TLS."""
+"""Who is let in at a host's port: hosts with the cluster file, and no one else."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import os
+import re
 import secrets
+import shutil
 import socket
 import ssl
+import subprocess
+import threading
+import time
 from contextlib import closing
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from greenroom.actors.transport.addresses import drawn_address
-from greenroom.actors.transport.gate import ROUTED_SIZE, write_route
-from greenroom.actors.transport.network import Tls, TlsError, tls_of
-from tests.support.certificates import certificate
-from tests.support.timing import check_within
-from tests.transport.worlds import HERE, KEY, THERE
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("certificates")
-
-
-def load(made):
-    return Tls.load(made.certificate, made.key, made.ca)
-
-
-@pytest.fixture(scope="module")
-def here_tls(folder):
-    return load(certificate(folder, "here"))
-
-
-@pytest.fixture(scope="module")
-def there_tls(folder):
-    return load(certificate(folder, "there"))
+from greenroom.actors.transport import links
+from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
+from greenroom.core.cluster.key_rotation import KeyIds
+from tests.transport.worlds import DEADLINE_S, HERE, KEYS, THERE
 
 
 @pytest.fixture
-def hosts(world, port, here_tls, there_tls):
-    return *world.host(HERE, port, tls=here_tls), *world.host(THERE, port, tls=there_tls)
+def hosts(world, port):
+    return *world.host(HERE, port), *world.host(THERE, port)
 
 
-def test_processes_talk_both_ways_inside_tls(world, hosts):
-    here, one, there, other = hosts
-    for number in range(1000):
-        one.send(other, b"%d" % number)
-        other.send(one, b"%d" % number)
-    world.until(lambda: len(one.done) == len(other.done) == 1000)
-    assert one.bodies == other.bodies == [b"%d" % number for number in range(1000)]
-    here.send(there)
-    there.send(one)
-    world.until(lambda: here.done and there.done)
+def openssl(*arguments):
+    if shutil.which("openssl") is None:
+        assert os.environ.get("CI") != "true", "openssl is not installed"
+        pytest.skip("openssl is not installed")
+    return subprocess.run(
+        ["openssl", *map(str, arguments)],
+        input=b"\1" * 8,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def dial_by_openssl(world, place, *arguments):
+    """Run s_client against a port while the world runs; return what it printed."""
+    printed = []
+
+    def dial():
+        result = openssl("s_client", "-connect", place, "-quiet", *arguments)
+        printed.append((result.stdout + result.stderr).decode(errors="replace"))
+
+    thread = threading.Thread(target=dial)
+    thread.start()
+    world.until(lambda: not thread.is_alive())
+    thread.join()
+    return printed[0] if printed else ""
+
+
+def expired_file(folder):
+    """Make a cluster file that was valid once."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "expired")])
+    began = dt.datetime(2001, 1, 1, tzinfo=dt.timezone.utc)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, began, began.replace(year=2002))
+    path = folder / "expired.key"
+    path.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        + made.sign(key, SHA256()).public_bytes(Encoding.PEM)
+    )
+    path.chmod(0o600)
+    return path
+
+
+def refusals(caplog):
+    return [each for each in caplog.messages if each.startswith("refused the connection")]
+
+
+def test_nothing_is_said_in_the_clear(world, hosts, port):
+    """A spy between two hosts passes all bytes on, and reads nothing of a message."""
+    _, one, _, other = hosts
+    secret = secrets.token_bytes(1000)
+    heard = bytearray()
+    spy = socket.create_server(("127.0.0.4", port))
+    spy.settimeout(DEADLINE_S)
+
+    def relay():
+        with spy, spy.accept()[0] as near, socket.create_connection((THERE, port)) as far:
+            ends = {near: far, far: near}
+            near.settimeout(0.01)
+            far.settimeout(0.01)
+            while True:
+                for end, opposite in ends.items():
+                    with contextlib.suppress(TimeoutError):
+                        piece = end.recv(65536)
+                        if not piece:
+                            return
+                        heard.extend(piece)
+                        opposite.sendall(piece)
+
+    thread = threading.Thread(target=relay)
+    thread.start()
+    # The process behind the spy says who it is, and that is not who was dialed.
+    one.send(ProcessAddress("127.0.0.4", other.address.number), secret)
+    world.until(lambda: one.dead)
+    thread.join(DEADLINE_S)
+    assert len(heard) > 1000
+    assert secret not in heard
+    assert THERE.encode() not in heard
+    assert not other.inbox
 
 
 def test_large_messages_pass_while_the_other_end_is_slow_to_read(world, hosts):
     _, one, _, other = hosts
     one.send(other)
     world.until(lambda: one.done)
-    (channel,) = other.links.connections(one.address)
-    world.loop.remove_reader(channel.fileno())
+    (connection,) = other.links.connections(one.address)
+    world.loop.remove_reader(connection.fileno())
     bodies = [secrets.token_bytes(1024) * 1024 * 5 for _ in range(3)]
     for body in bodies:
         one.send(other, body)
     world.run_for(0.2)
-    world.loop.add_reader(channel.fileno(), channel.read)
+    world.loop.add_reader(connection.fileno(), connection.read)
     world.until(lambda: len(one.done) == 4)
     assert other.bodies == [b"hello", *bodies]
 
 
-def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):
-    _, one, _, other = hosts
-    for number in range(300):
-        one.send(other, b"%d" % number)
-        if number % 100 == 0:
-            # One that is cut while it is being made counts as refused, which is another test's.
-            world.until(lambda number=number: len(other.bodies) > number)
-            one.cut()
-    world.until(lambda: len(one.done) == 300)
-    assert other.bodies == [b"%d" % number for number in range(300)]
-
-
-def test_a_dead_process_is_dead_at_once(world, hosts, port):
-    _, one, _, _ = hosts
-
-    def attempt():
-        return world.seconds_until_dead(one, drawn_address(THERE, port))
-
-    check_within(0.5, attempt)
-
-
-def refusals(caplog):
-    return [
-        record.getMessage().partition(": ")[::2]
-        for record in caplog.records
-        if record.levelname == "WARNING"
-    ]
-
-
-def refused_on_both_sides(world, one, other, caplog, said):
-    """Send; return what each side said, by the address that it named."""
-    one.send(other)
-    world.until(lambda: one.dead)
-    world.passes()
-    assert not other.inbox
-    lines = refusals(caplog)
-    theirs = [reason for who, reason in lines if f" {HERE}:" in who]
-    ours = [reason for who, reason in lines if f" {THERE}:" in who]
-    assert (len(ours), len(theirs)) == (1, 1), lines
-    for reason, word in zip((ours[0], theirs[0]), said, strict=True):
-        assert word in reason
-    return lines
-
-
-def test_a_plain_host_is_refused_by_one_with_tls(world, port, there_tls, caplog):
+def test_another_clusters_host_is_refused_with_one_line_on_each_side(world, port, caplog):
     _, one = world.host(HERE, port)
-    _, other = world.host(THERE, port, tls=there_tls)
-    refused_on_both_sides(
-        world, one, other, caplog, ("do both hosts use TLS", "do both hosts use TLS")
-    )
+    there, _ = world.host(THERE, port, key=KEYS[1])
+    begun = time.monotonic()
+    tag = one.send(there)
+    world.until(lambda: one.dead == [tag])
+    assert time.monotonic() - begun < 4
+    world.until(lambda: len(refusals(caplog)) == 2)
+    ours, theirs = sorted(refusals(caplog), key=lambda line: f" {HERE}:" in line)
+    assert f" {THERE}:{port}: its certificate is not this cluster's" in ours
+    assert f" {HERE}:" in theirs
+    assert "it refuses this host's certificate" in theirs
+    for line in (ours, theirs):
+        assert "another cluster's file, or a newer one since `greenroom rotate-key`" in line
+    assert one.links.trouble_with(there.address).is_refusal
+    assert not there.inbox
 
 
-def test_a_host_with_tls_is_refused_by_a_plain_one(world, port, here_tls, caplog):
-    _, one = world.host(HERE, port, tls=here_tls)
-    _, other = world.host(THERE, port)
-    refused_on_both_sides(world, one, other, caplog, ("do both hosts use", "byte 0 is 0x16 (TLS?)"))
-
-
-def test_a_certificate_of_another_ca_is_refused(world, port, folder, there_tls, caplog):
-    other_ca = certificate(folder, "elsewhere", "another-ca")
-    _, other = world.host(THERE, port, tls=there_tls)
-    _, one = world.host(HERE, port, tls=load(other_ca))
-    said = ("not one of --tls-ca", "does not believe this host's --tls-cert: unknown ca")
-    refused_on_both_sides(world, one, other, caplog, said)
-
-
-def test_a_certificate_that_the_other_end_does_not_believe_is_named(
-    world, port, folder, here_tls, caplog
-):
-    strange = certificate(folder, "strange", "strange-ca")
-    believes_ours = Tls.load(strange.certificate, strange.key, certificate(folder, "here").ca)
-    _, other = world.host(THERE, port, tls=here_tls)
-    _, one = world.host(HERE, port, tls=believes_ours)
-    one.send(other)
+def test_an_expired_certificate_is_refused(world, port, caplog, tmp_path):
+    _, one = world.host(HERE, port, keys=KeyFiles(expired_file(tmp_path)))
+    there, _ = world.host(THERE, port, keys=KeyFiles(tmp_path / "expired.key"))
+    one.send(there)
     world.until(lambda: one.dead)
-    trouble = one.links.trouble_with(other.address)
-    assert trouble.is_refusal
-    assert "do both hosts use TLS" not in trouble.reason
+    assert "its certificate is refused: certificate has expired" in caplog.text
+    assert not there.inbox
 
 
-def test_who_shows_no_certificate_is_refused(world, hosts, port, caplog):
-    """Although it holds the cluster key, or a recorded ROUTE."""
-    _, _, _, other = hosts
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def test_a_certificate_that_the_clusters_key_has_signed_is_refused(world, hosts, port, tmp_path):
+    """The cluster's own certificate is taken, and no other one."""
+    cluster = world.key_file()
+    request, key, made = (tmp_path / f"signed.{end}" for end in ("csr", "key", "pem"))
+    openssl(
+        *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-subj", "/CN=signed", "-keyout", key, "-out", request),
+    )
+    openssl("x509", "-req", "-in", request, "-CA", cluster, "-CAkey", cluster, "-out", made)
+    assert made.exists()
+    dial_by_openssl(world, f"{THERE}:{port}", "-cert", made, "-key", key)
+    assert not hosts[2].inbox
+    assert not hosts[2].links.connections()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-tls1_2"], "unsupported protocol"),
+        ([], "peer did not return a certificate"),
+        (["-cert", "stranger", "-key", "stranger"], "its certificate is not this cluster's"),
+        (["-cert", "cluster", "-key", "cluster"], None),
+    ],
+)
+def test_openssl_gets_in_with_the_cluster_file_alone(
+    world, hosts, port, arguments, said, caplog, tmp_path
+):
+    files = {"stranger": world.key_file(KEYS[1]), "cluster": world.key_file()}
+    named = [str(files.get(each, each)) for each in arguments]
+    dial_by_openssl(world, f"{THERE}:{port}", *named)
+    if said is None:  # it named no process: there is none with the number 0x0101...
+        assert not refusals(caplog)
+    else:
+        world.until(lambda: said in caplog.text)
+    assert not len(hosts[2].strangers)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(5000).replace(b"\x16", b"\0"), b""]
+)
+def test_a_stranger_is_turned_away_with_one_line_and_others_go_on(world, hosts, port, caplog, sent):
+    _, one, there, other = hosts
+    one.send(other)
+    world.until(lambda: one.done)
     with closing(socket.create_connection((THERE, port))) as stranger:
-        stranger.sendall(write_route(other.address.number, KEY, os.urandom(32)))
-        world.until(lambda: len(other.strangers) == 1)
-        assert len(stranger.recv(ROUTED_SIZE)) == ROUTED_SIZE
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        session = context.wrap_bio(incoming, outgoing)
-        with pytest.raises(ssl.SSLWantReadError):
-            session.do_handshake()
-        stranger.sendall(outgoing.read())
-        stranger.setblocking(False)
+        stranger.sendall(sent)
+        if not sent:
+            stranger.shutdown(socket.SHUT_WR)
+        world.until(lambda: refusals(caplog))
+        assert len(refusals(caplog)) == 1
+        assert not len(there.strangers)
+    one.send(other)
+    world.until(lambda: len(one.done) == 2)
 
-        def answered():
+
+class Member:
+    """Someone with the cluster file, who speaks to a port by the ssl module alone."""
+
+    def __init__(self, world, port):
+        tls = KeyFiles(world.key_file()).tls()
+        self._world = world
+        self.sock = socket.create_connection((THERE, port))
+        self.sock.setblocking(False)
+        self._context = tls.dialing
+        self.secure()
+
+    def secure(self):
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.session = self._context.wrap_bio(self.incoming, self.outgoing)
+        self._do(self.session.do_handshake)
+
+    def say(self, said):
+        self.session.write(said)
+        self.sock.sendall(self.outgoing.read())
+
+    def hear(self, size):
+        return self._do(lambda: self.session.read(size))
+
+    def _do(self, action):
+        results = []
+
+        def done():
             try:
-                incoming.write(stranger.recv(10_000))
-                session.do_handshake()
-            except (BlockingIOError, ssl.SSLWantReadError):
-                return False
+                results.append(action())
+            except ssl.SSLWantReadError:
+                with contextlib.suppress(BlockingIOError):
+                    self.incoming.write(self.sock.recv(100_000))
+            self.sock.sendall(self.outgoing.read())
+            return bool(results)
+
+        self._world.until(done)
+        return results[0]
+
+
+def test_the_gate_says_whether_there_is_such_a_process(world, hosts, port):
+    for number, answer in ((hosts[3].address.number, b"\1"), (port, b"\1"), (70_000, b"\0")):
+        member = Member(world, port)
+        member.say(number.to_bytes(8, "big"))
+        assert member.hear(10) == answer
+        member.sock.close()
+
+
+def test_a_member_that_asks_for_nothing_sensible_is_turned_away(world, hosts, port, caplog):
+    member = Member(world, port)
+    member.say(b"\1" * 9)
+    world.until(lambda: "it said 9 bytes instead of a process's number" in caplog.text)
+    member.sock.close()
+
+
+def test_a_member_that_breaks_the_rules_behind_the_gate_is_refused(world, hosts, port, caplog):
+    member = Member(world, port)
+    member.say(hosts[3].address.number.to_bytes(8, "big"))
+    member.hear(1)
+    member.secure()
+    member.say(b"GET / HTTP/1.1\r\nHost: somewhere.example.com\r\n\r\n")
+    world.until(lambda: refusals(caplog))
+    assert "a frame of" in refusals(caplog)[0]
+    assert not hosts[3].inbox
+    member.sock.close()
+
+
+@pytest.mark.parametrize("stage", ["connected", "at the gate", "at the process", "without a hello"])
+def test_whoever_stops_on_the_way_is_closed_in_time(world, hosts, port, caplog, stage):
+    _, _, there, other = hosts
+    there.strangers.patience_s = other.strangers.patience_s = 0.3
+    if stage == "connected":
+        sock = socket.create_connection((THERE, port))
+    else:
+        member = Member(world, port)
+        sock = member.sock
+        if stage != "at the gate":
+            member.say(other.address.number.to_bytes(8, "big"))
+            member.hear(1)
+        if stage == "without a hello":
+            member.secure()
+    sock.setblocking(False)
+
+    def closed():
+        try:
+            return sock.recv(10_000) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
             return True
 
-        world.until(answered)
-        stranger.sendall(outgoing.read())
-        world.until(lambda: not len(other.strangers))
-    assert "peer did not return a certificate" in caplog.text
+    world.until(closed)
+    assert re.search(r"was not authenticated within 0.3 s", caplog.text)
+    assert not len(there.strangers)
+    assert not len(other.strangers)
+    sock.close()
 
 
-def test_someone_between_with_a_certificate_of_the_ca_is_found_out(
-    world, port, folder, here_tls, there_tls, monkeypatch, caplog
-):
-    """He ends TLS on both sides and passes everything on; what is proven names other certificates.
-
-    Instead of a relay: the host there shows another certificate than the one it believes to show,
-    which is what a relay makes it look like.
-    """
-    relay = load(certificate(folder, "relay"))
-    victim = Tls(relay.dialing, relay.accepting, there_tls.own_certificate)
-    _, one = world.host(HERE, port, tls=here_tls)
-    _, other = world.host(THERE, port, tls=victim)
+def test_another_release_is_refused_naming_both_on_both_sides(world, port, monkeypatch, caplog):
+    monkeypatch.setattr(links, "own_release", lambda: "greenroom 1, Python 3.10")
+    _, one = world.host(HERE, port)
+    monkeypatch.setattr(links, "own_release", lambda: "greenroom 2, Python 3.11")
+    _, other = world.host(THERE, port)
     one.send(other)
-    world.until(lambda: "proof is wrong" in caplog.text)
+    world.until(lambda: one.dead)
+    for theirs, ours in (
+        ("1, Python 3.10", "2, Python 3.11"),
+        ("2, Python 3.11", "1, Python 3.10"),
+    ):
+        assert f"it runs greenroom {theirs}, this end greenroom {ours}" in caplog.text
     assert not other.inbox
 
 
-def test_a_stranger_that_stops_within_tls_is_closed_in_time(world, hosts, port, caplog):
-    _, _, _, other = hosts
-    other.strangers.patience_s = 0.2
-    with closing(socket.create_connection((THERE, port))) as idle:
-        idle.sendall(write_route(other.address.number, KEY, os.urandom(32)))
-        world.until(lambda: len(other.strangers) == 1)
-        assert len(other.links.descriptors()) == 3
-        world.until(lambda: len(other.strangers) == 0)
-        assert len(other.links.descriptors()) == 2
-    assert "was not authenticated within 0.2 s" in caplog.text
-
-
-def test_files_that_cannot_be_used_are_named(folder, tmp_path):
-    made = certificate(folder, "files")
-    missing = tmp_path / "missing.pem"
-    garbage = tmp_path / "garbage.pem"
-    garbage.write_text("no PEM")
-    for certificate_file, key, ca, said in (
-        (missing, made.key, made.ca, f"--tls-cert {missing}"),
-        (garbage, made.key, made.ca, f"--tls-cert {garbage}"),
-        (made.certificate, made.ca, made.ca, f"--tls-key {made.ca}"),
-        (made.certificate, made.key, missing, f"--tls-ca {missing}"),
-        (made.certificate, made.key, garbage, f"--tls-ca {garbage}"),
-    ):
-        with pytest.raises(TlsError) as error:
-            Tls.load(certificate_file, key, ca)
-        assert said in str(error.value)
-
-
-def test_tls_needs_all_three_files(folder):
-    environ = certificate(folder, "all").environ()
-    assert tls_of({}) is None
-    assert tls_of(environ) is not None
-    for name in environ:
-        with pytest.raises(TlsError, match="go together"):
-            tls_of({**environ, name: ""})
+def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, port, monkeypatch):
+    monkeypatch.setattr(links, "LOOK_AT_KEYS_S", 0.1)
+    new = make_key()
+    old_id, new_id = key_id(KEYS[0]), key_id(new)
+    one_keys, other_keys = (KeyFiles(world.key_file()) for _ in range(2))
+    _, one = world.host(HERE, port, keys=one_keys)
+    _, other = world.host(THERE, port, keys=other_keys)
+    one.send(other, b"first")
+    world.until(lambda: one.done)
+    (before,) = one.links.connections(other.address)
+    for wanted in (KeyIds(old_id, next=new_id), KeyIds(new_id, last=old_id), KeyIds(new_id)):
+        for keys in (one_keys, other_keys):
+            keys.hold(wanted, [new])
+            one.send(other, wanted.current.encode())
+            world.run_for(0.2)
+    world.until(lambda: before.is_closed, "what was begun with the old file is ended")
+    world.until(lambda: len(one.done) == 7)
+    assert len(other.inbox) == 7
+    assert (one.gone, other.gone) == ([], [])
+    late, _ = world.host("127.0.0.5", port)  # was away, and has the old file
+    late.send(other)
+    world.until(lambda: late.dead)

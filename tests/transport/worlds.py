@@ -5,30 +5,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import secrets
 import socket
 import time
 
-from greenroom.actors.transport.addresses import Identity, ProcessAddress, drawn_address
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
+from greenroom.actors.transport.cluster_key import KeyFiles, create_key, make_key
 from greenroom.actors.transport.links import Links
-from greenroom.actors.transport.network import Network
 
 DEADLINE_S = 30.0
 HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-KEY = bytes(range(32))
+KEYS = [make_key(), make_key()]  # of two clusters
 
 
 class Process:
     """One process's links, and all that they told."""
 
-    def __init__(self, loop, address=None, network=None, gate=None):
+    def __init__(self, loop, address=None, keys=None, gate=None):
         self.address = address or drawn_address(HOST)
-        identity = Identity(self.address.text, secrets.token_hex(8), os.getpid(), "test")
         self.inbox = []
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
         self.forgotten_by = []
         self.on_deliver = lambda: None
-        self.links = Links(loop, identity, self.address, self, network, gate)
+        self.links = Links(loop, self.address, self, keys, gate)
         self._tags = itertools.count(1)
 
     def send(self, other, body=b"hello", tag=None, **how):
@@ -74,22 +72,29 @@ class Process:
 
 
 class World:
-    def __init__(self):
+    def __init__(self, folder):
         self.loop = asyncio.new_event_loop()
         self.processes = []
+        self._folder = folder
+        self._files = itertools.count()
+
+    def key_file(self, key=KEYS[0]):
+        """Return the path of a cluster file of its own."""
+        path = self._folder / f"cluster-{next(self._files)}.key"
+        create_key(path, key)
+        return path
 
     def process(self, **options):
         process = Process(self.loop, **options)
         self.processes.append(process)
         return process
 
-    def host(self, address, port, key=KEY, **options):
+    def host(self, address, port, key=KEYS[0], keys=None):
         """Return the admin of a host that other hosts can reach, and one more process of it."""
-        network = Network(keys=lambda: (key,), **options)
-        admin = ProcessAddress(address, port)
+        keys = keys or KeyFiles(self.key_file(key))
         return (
-            self.process(address=admin, network=network),
-            self.process(address=drawn_address(address, port), network=network),
+            self.process(address=ProcessAddress(address, port), keys=keys),
+            self.process(address=drawn_address(address, port), keys=keys),
         )
 
     def until(self, condition, what="it happened"):

@@ -1,4 +1,4 @@
-"""A takeover over TLS, while the cluster's key is being replaced."""
+"""A takeover while the cluster file is being replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from greenroom.actors.transport.cluster_key import read_key
 from tests.cluster.conftest import WHO
-from tests.support.certificates import certificate
 from tests.support.cluster import Cluster, cluster_of, read_status
 from tests.support.systems import wait_until
 
@@ -29,21 +28,18 @@ def replace_key() -> Any:
 
 @pytest.fixture
 def led(tmp_path: Path) -> Any:
-    """Three hosts that talk over TLS, of which a and b may lead."""
-    made = certificate(tmp_path, "cluster").environ()
+    """Three hosts, of which a and b may lead."""
     with cluster_of(3, tmp_path / "cluster", leaders=2) as cluster:
         cluster.folder.mkdir(exist_ok=True)
-        cluster.start(**made)
+        cluster.start()
         cluster.switch("listen_in")
         cluster.deploy(WHO)
-        yield cluster, made
+        yield cluster
 
 
 @pytest.mark.timeout(240)  # it starts many processes, which a machine with other work has to do
-def test_over_tls_another_takes_over_amid_the_replacing_of_the_key(
-    led: tuple[Cluster, dict[str, str]],
-) -> None:
-    cluster, tls = led
+def test_another_takes_over_amid_the_replacing_of_the_key(led: Cluster) -> None:
+    cluster = led
     a, b, c = cluster.hosts
     key = b.state_dir / "cluster.key"
     before = read_key(key)
@@ -65,7 +61,7 @@ def test_over_tls_another_takes_over_amid_the_replacing_of_the_key(
         (c.state_dir / "cluster.key").write_bytes(key.read_bytes())
     assert "c" in away or read_key(c.state_dir / "cluster.key") == new
     a.reboot()
-    a.start(**tls)
+    a.start()
     cluster.wait_for(lambda: c.hosts() == ALL and a.hosts() == ALL, 20, "all are back")
     assert c.status()["controller"]["host"] == "b"
     assert {host.get("/")[0] for host in cluster.hosts} == {200}

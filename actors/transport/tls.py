@@ -1,0 +1,217 @@
+"""TLS between hosts: each end presents the cluster's certificate, and requires exactly it.
+
+OpenSSL works on memory; :class:`TlsStream` carries its bytes, and is to a connection what a socket
+is. Not asyncio's own TLS: the gate hands a connection on to another process between two TLS
+sessions, so no byte too many may be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+
+from greenroom.actors.transport.cluster_key import Tls
+from greenroom.actors.transport.frames import Buffer
+
+SEAL_SIZE = 256 * 1024  # what is encrypted at once, about
+_RECORD_SIZE = 16 * 1024  # the most that one read gives
+
+
+class TlsStream:
+    """A socket that never blocks, and the TLS session over it."""
+
+    def __init__(self, sock: socket.socket, tls: Tls, *, accepts: bool) -> None:
+        self._socket = sock
+        self._tls = tls
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = tls.accepting if accepts else tls.dialing
+        self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=accepts)
+        self._sealed = memoryview(b"")  # encrypted and not sent
+        self._sealing = 0  # bytes that are encrypted and not told
+
+    @property
+    def certificates(self) -> frozenset[bytes]:
+        """Return those of both ends, as DER; after the handshake."""
+        theirs = self._session.getpeercert(binary_form=True)
+        return frozenset({self._tls.own, theirs or b""})
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether all that was sent is on its way."""
+        return not self._sealed and not self._outgoing.pending
+
+    def fileno(self) -> int:
+        """Return the socket's number."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Let go of the socket, without a word."""
+        self._socket.close()
+
+    def detach(self) -> socket.socket:
+        """Return the socket, for another TLS session between other processes."""
+        return self._socket
+
+    def handshake(self) -> bool:
+        """Go on with the handshake; return whether it is over. OSError, of which SSLError is one.
+
+        What OpenSSL has verified is compared once more: the certificate is one of the cluster's
+        own, and not one that a cluster's key has signed.
+        """
+        received = self._receive(_RECORD_SIZE)
+        try:
+            self._session.do_handshake()
+        except ssl.SSLWantReadError:
+            if received == b"":
+                raise ConnectionResetError("it closed the connection") from None
+            return False
+        finally:
+            self._flush()
+        if self._session.getpeercert(binary_form=True) not in self._tls.taken:
+            raise ssl.SSLError("its certificate is not this cluster's")
+        return True
+
+    def recv(self, size: int) -> bytes:
+        """Return what the next ``size`` bytes of the stream or so say; b"" at its end."""
+        received = self._receive(size)
+        pieces = []
+        try:
+            while piece := self._session.read(_RECORD_SIZE):
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            received = b""
+        plain = b"".join(pieces)
+        if not plain and received != b"":
+            raise BlockingIOError
+        return plain
+
+    def send(self, buffer: Buffer) -> int:
+        """See :meth:`sendmsg`."""
+        return self.sendmsg([buffer])
+
+    def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+        """Encrypt some bytes; return how many, once they are sent.
+
+        After a BlockingIOError the same buffers must come again, as OpenSSL demands too.
+        """
+        if not self._sealing:
+            for buffer in buffers:
+                part = memoryview(buffer)[: SEAL_SIZE - self._sealing]
+                if part:
+                    self._sealing += self._session.write(part)
+                if self._sealing >= SEAL_SIZE:
+                    break
+        self._flush()
+        if self._sealed:
+            raise BlockingIOError
+        told, self._sealing = self._sealing, 0
+        return told
+
+    def _receive(self, size: int) -> bytes | None:
+        """Take bytes off the socket; None when there are none now, b"" at the end."""
+        try:
+            received = self._socket.recv(size)
+        except (BlockingIOError, InterruptedError):
+            return None
+        if received:
+            self._incoming.write(received)
+        else:
+            self._incoming.write_eof()
+        return received
+
+    def _flush(self) -> None:
+        """Send what is encrypted, as far as the socket takes it."""
+        while self._sealed or self._outgoing.pending:
+            if not self._sealed:
+                self._sealed = memoryview(self._outgoing.read())
+            try:
+                written = self._socket.send(self._sealed)
+            except (BlockingIOError, InterruptedError):
+                return
+            self._sealed = self._sealed[written:]
+
+
+ANOTHER_CLUSTER = (
+    "it has another cluster's file, or a newer one since `greenroom rotate-key`: then copy the one "
+    "in its state directory over this host's"
+)
+
+
+def describe(error: OSError) -> str:
+    """Return one line about a handshake that failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if "expired" in error.verify_message:
+            return f"its certificate is refused: {error.verify_message}"
+        return f"its certificate is not this cluster's ({error.verify_message}): {ANOTHER_CLUSTER}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        _, is_alert, alert = error.reason.partition("_ALERT_")
+        if is_alert and ("CERTIFICATE" in alert or alert in {"UNKNOWN_CA", "DECRYPT_ERROR"}):
+            told = alert.replace("_", " ").lower()
+            return f"it refuses this host's certificate ({told}): {ANOTHER_CLUSTER}"
+        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
+    return str(error.strerror or error)
+
+
+class Securing:
+    """A connection during the handshake of TLS; one callback is called, once and not at once.
+
+    ``on_refused(reason)`` when it failed, and the socket is closed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stream: TlsStream,
+        *,
+        on_secured: Callable[[], None],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._stream = stream
+        # None when it is over: callbacks lead back here, and a flood must not wait for the
+        # collector of cycles.
+        self._callbacks: tuple[Callable[[], None], Callable[[str], None]] | None = (
+            on_secured,
+            on_refused,
+        )
+        loop.add_reader(stream.fileno(), self._advance)
+        loop.call_soon(self._advance)  # the dialer speaks first
+
+    def fileno(self) -> int:
+        """Return the socket's number."""
+        return self._stream.fileno()
+
+    def cancel(self) -> None:
+        """Give it up, without a word."""
+        if self._leave() is not None:
+            self._stream.close()
+
+    def turn_away(self, reason: str) -> None:
+        """Close the connection and say why."""
+        callbacks = self._leave()
+        if callbacks is not None:
+            self._stream.close()
+            callbacks[1](reason)
+
+    def _leave(self) -> tuple[Callable[[], None], Callable[[str], None]] | None:
+        callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None:
+            self._loop.remove_reader(self._stream.fileno())
+        return callbacks
+
+    def _advance(self) -> None:
+        if self._callbacks is None:
+            return
+        try:
+            is_done = self._stream.handshake()
+        except OSError as error:
+            self.turn_away(describe(error))
+            return
+        if is_done:
+            callbacks = self._leave()
+            assert callbacks is not None
+            callbacks[0]()
