@@ -29,7 +29,7 @@ from greenroom.actors.transport.sockets import (
     prepare_tcp,
     tcp_listener,
 )
-from greenroom.actors.transport.tls import Securing, TlsStream, describe
+from greenroom.actors.transport.tls import Securing, TlsStream, describe, is_refusal
 
 _NUMBER = struct.Struct(">Q")
 _ANSWER_SIZE = 1024  # more than its record; nothing follows it
@@ -100,11 +100,11 @@ class Gate:
             self._loop.add_reader(stream.fileno(), self._readable, stream)
             self._readable(stream)  # the number may have come with the end of the handshake
 
-        def refused(reason: str) -> None:
+        def failed(reason: str, _is_refusal: bool) -> None:
             leave()
             self._admission.refused(source, reason)
 
-        securing = Securing(self._loop, stream, on_secured=secured, on_refused=refused)
+        securing = Securing(self._loop, stream, on_secured=secured, on_failed=failed)
         self._callers[securing] = source
         self._admission.came(securing, source, securing.turn_away)
         return True
@@ -247,7 +247,7 @@ class Dialing:
             self._loop,
             stream,
             on_secured=lambda: on_secured(stream),
-            on_refused=lambda reason: self._fail(reason, is_refusal=True),
+            on_failed=lambda reason, is_refusal: self._fail(reason, is_refusal=is_refusal),
         )
 
     def _at_gate(self, stream: TlsStream) -> None:
@@ -266,7 +266,7 @@ class Dialing:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:  # such as an alert: the gate does not take this certificate
-            self._fail(describe(error), is_refusal=True)
+            self._fail(describe(error), is_refusal=is_refusal(error))
             return
         self._loop.remove_reader(stream.fileno())
         if answer == b"\1":

@@ -690,11 +690,11 @@ class Remote:
             leave()
             self._begin(stream, None, source)
 
-        def refused(reason: str) -> None:
+        def failed(reason: str, _is_refusal: bool) -> None:
             leave()
             self._admission.refused(source, reason)
 
-        securing = Securing(self._loop, stream, on_secured=secured, on_refused=refused)
+        securing = Securing(self._loop, stream, on_secured=secured, on_failed=failed)
         self._securing.add(securing)
         self._admission.came(securing, source, securing.turn_away)
 

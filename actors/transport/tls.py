@@ -11,6 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from greenroom.actors.transport.cluster_key import Tls
 from greenroom.actors.transport.frames import Buffer
@@ -156,10 +157,19 @@ def describe(error: OSError) -> str:
     return str(error.strerror or error)
 
 
+def is_refusal(error: OSError) -> bool:
+    """Return whether an end refuses the other one, rather than that the connection ended."""
+    return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+
+
+_Callbacks: TypeAlias = "tuple[Callable[[], None], Callable[[str, bool], None]]"
+
+
 class Securing:
     """A connection during the handshake of TLS; one callback is called, once and not at once.
 
-    ``on_refused(reason)`` when it failed, and the socket is closed.
+    ``on_failed(reason, is_refusal)`` when it failed, and the socket is closed. It was no refusal,
+    and may succeed when tried again, where the connection ended.
     """
 
     def __init__(
@@ -168,16 +178,13 @@ class Securing:
         stream: TlsStream,
         *,
         on_secured: Callable[[], None],
-        on_refused: Callable[[str], None],
+        on_failed: Callable[[str, bool], None],
     ) -> None:
         self._loop = loop
         self._stream = stream
         # None when it is over: callbacks lead back here, and a flood must not wait for the
         # collector of cycles.
-        self._callbacks: tuple[Callable[[], None], Callable[[str], None]] | None = (
-            on_secured,
-            on_refused,
-        )
+        self._callbacks: _Callbacks | None = (on_secured, on_failed)
         loop.add_reader(stream.fileno(), self._advance)
         loop.call_soon(self._advance)  # the dialer speaks first
 
@@ -190,14 +197,14 @@ class Securing:
         if self._leave() is not None:
             self._stream.close()
 
-    def turn_away(self, reason: str) -> None:
+    def turn_away(self, reason: str, *, is_refusal: bool = True) -> None:
         """Close the connection and say why."""
         callbacks = self._leave()
         if callbacks is not None:
             self._stream.close()
-            callbacks[1](reason)
+            callbacks[1](reason, is_refusal)
 
-    def _leave(self) -> tuple[Callable[[], None], Callable[[str], None]] | None:
+    def _leave(self) -> _Callbacks | None:
         callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             self._loop.remove_reader(self._stream.fileno())
@@ -209,7 +216,7 @@ class Securing:
         try:
             is_done = self._stream.handshake()
         except OSError as error:
-            self.turn_away(describe(error))
+            self.turn_away(describe(error), is_refusal=is_refusal(error))
             return
         if is_done:
             callbacks = self._leave()
