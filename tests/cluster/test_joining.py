@@ -14,8 +14,8 @@ from tests.support.systems import wait_until
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 RELEASE = """
-from greenroom.actors.transport import endpoints
-endpoints.own_release = lambda: "greenroom 0.0.7, Python 3.9"
+from greenroom.actors.transport import links
+links.own_release = lambda: "greenroom 0.0.7, Python 3.9"
 """
 
 

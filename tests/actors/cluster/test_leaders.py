@@ -56,7 +56,7 @@ def test_the_first_does_not_begin_anew_where_another_holds_another_key(tmp_path:
     port = free_port()
     with running_system(tmp_path / "other", GREENROOM_BIND=OWN, GREENROOM_ADMIN_PORT=str(port)):
         alone = leader(tmp_path / "alone", "one", OTHER, port)
-        with pytest.raises(StartError, match="may hold another cluster's key") as refused:
+        with pytest.raises(StartError, match="it has another cluster's file") as refused:
             alone.start()
     assert "name the folder that all leaders share" in str(refused.value)
     assert not alone.pids()
