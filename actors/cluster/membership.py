@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
 from greenroom.core.cluster.leader_lease import BEATS_S
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 2.0
 REACH_AGAIN_S = 0.5
+LOOK_UP_EVERY_S = 1.0
 LISTEN_S = 0.5  # how often to see whether beats are answered
 
 
@@ -160,6 +163,34 @@ class Membership:
             self._port.loop.machine.send_signal(process, signal.SIGKILL)
 
 
+class Gates:
+    """The addresses of the hosts that a host joins by, which are looked up again by name.
+
+    The leader may come back with another address, as pods do. To look a name up may take seconds,
+    so a thread does it, and only while the leader is sought.
+    """
+
+    def __init__(self, settings: HostSettings, loop: Loop) -> None:
+        self._settings = settings
+        self._loop = loop.asyncio
+        self._found = resolved_gates(settings)
+        self._is_by_name = tuple(self._found) != settings.gates
+        self._again_at = self._loop.time() + LOOK_UP_EVERY_S
+
+    def look(self) -> list[str]:
+        """Return IP:PORT of each, as last looked up."""
+        if self._is_by_name and self._loop.time() >= self._again_at:
+            self._again_at = float("inf")
+            looking = self._loop.run_in_executor(None, resolved_gates, self._settings)
+            looking.add_done_callback(self._looked)
+        return self._found
+
+    def _looked(self, looking: asyncio.Future[list[str]]) -> None:
+        self._again_at = self._loop.time() + LOOK_UP_EVERY_S
+        if not looking.cancelled() and looking.exception() is None:  # else it is not up yet
+            self._found = looking.result()
+
+
 def find_controller(
     port: Port,
     settings: HostSettings,
@@ -178,10 +209,10 @@ def find_controller(
             lambda: membership.hosts,
         )
     else:
-        given = resolved_gates(settings)
+        given = Gates(settings, port.loop)
 
         def gates() -> list[Address]:
-            every = dict.fromkeys((*given, *membership.hosts)) if given else ()
+            every = dict.fromkeys((*given.look(), *membership.hosts)) if settings.gates else ()
             return [port.loop.machine.address_of(gate) for gate in every]
 
         finder = Finder(port, CONTROLLER, lambda *_: on_found(), membership.lost_controller, gates)

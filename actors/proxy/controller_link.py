@@ -6,6 +6,7 @@ itself, as host processes do, because its host process may be dead.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from greenroom.actors.messages.queries import Address, Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer, nothing
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings, resolved_gates
+from greenroom.core.errors import StartError
 from greenroom.core.routing.tables import order_of_taking
 
 LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
@@ -116,7 +118,8 @@ class ControllerLink:
             machine=self._loop.machine,
         )
         gates = [settings.own_address] if settings.leaders else []
-        gates += resolved_gates(settings)
+        with contextlib.suppress(StartError):  # a name that is not known while its host is down
+            gates += resolved_gates(settings)
         addresses = [self._loop.machine.address_of(gate) for gate in gates]
         self._finder = Finder(self._port, CONTROLLER, self._found, gates=lambda: addresses)
         self._finder.start()

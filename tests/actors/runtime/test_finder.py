@@ -85,6 +85,7 @@ def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
     monkeypatch.setattr(membership_module, "resolved_gates", lambda settings: settings.gates)
     asked: list[str] = []
     port: Any = Port()
+    port.asyncio = SimpleNamespace(time=lambda: 0.0)
     port.locate = lambda _kind, _name, _told, gate: asked.append(gate.addressDetails.text)
     membership: Any = SimpleNamespace(hosts=(), lost_controller=lambda: None)
     given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900"}
