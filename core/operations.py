@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import Self
@@ -34,6 +34,7 @@ from greenroom.core.rollouts.settings import (
     Rules,
     Steps,
 )
+from greenroom.core.series import MAX_STEPS
 from greenroom.core.validation import MAX_NAME_BYTES, MAX_TAG_BYTES, problems_in, wrong_with
 
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -245,6 +246,17 @@ class ListBackends(Read):
 
 class GetAutoscaling(Read):
     """Answers tag -> bounds, load and latest decisions of each autoscaled backend."""
+
+
+class GetSeries(Read):
+    """Answers the traffic over time: requests/s, errors, latencies, queue, replicas; see series.
+
+    Of all endpoints or of one; ``last`` is how many of the newest steps.
+    """
+
+    endpoint: str | None = None
+    span: Literal["live", "hour"] = "live"
+    last: Annotated[int | None, Field(ge=1, le=MAX_STEPS)] = None
 
 
 class CreateEndpoint(EndpointChange):

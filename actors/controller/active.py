@@ -143,6 +143,7 @@ class ActiveController:
             cm.Listen: self._listen,
             cm.LoadReported: self._load_reported,
             cm.TalliesReported: self._tallies_reported,
+            cm.TrafficReported: self._traffic_reported,
             cm.ComparisonsReported: self._comparisons_reported,
             cm.ReplicaReported: self._supervisor.reported,
             cm.FetchFolder: self._supervisor.fetch,
@@ -378,6 +379,10 @@ class ActiveController:
             proxy = message.proxy.incarnation
             self.cluster.rollouts.reported(endpoint, token, proxy, tallies)
         self._changed()
+
+    def _traffic_reported(self, message: cm.TrafficReported, _sender: Address) -> None:
+        """Add what a proxy has counted to the time series."""
+        self.cluster.series.reported(message.traffic, time.time())
 
     def _comparisons_reported(self, message: cm.ComparisonsReported, _sender: Address) -> None:
         """Keep what a shadow's replica has found by comparing."""

@@ -81,6 +81,17 @@ class LoadReported(Message):
 
 
 @message
+class TrafficReported(Message):
+    """Proxy to controller: (endpoint, backend) -> core.series.PlainTraffic since the last report.
+
+    Sent every second while there are queries; one that is lost is missing in the time series.
+    """
+
+    proxy: Process
+    traffic: dict[tuple[str, str], tuple[int, int, int, int, int, dict[int, int]]]
+
+
+@message
 class TalliesReported(Message):
     """Proxy to controller: what became of the queries of endpoints with a rollout; may repeat.
 

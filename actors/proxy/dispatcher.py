@@ -29,7 +29,7 @@ from greenroom.actors.messages.queries import (
     SubmitQueries,
 )
 from greenroom.actors.proxy.metrics import Metrics
-from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports
+from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports, TrafficReports
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
@@ -88,6 +88,7 @@ class Dispatcher:
         self._mirroring = Mirroring(self.router, random.random)
         self._metrics = Metrics()
         self._tallies = TallyReports(loop, process, self.router, send)
+        self._traffic = TrafficReports(loop, process, self.router, send)
         self.router.observers.add(self._metrics)
 
         self.ready = False  # it has had its first tables

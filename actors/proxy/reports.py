@@ -1,20 +1,22 @@
-"""What a proxy reports to the controller: its load for autoscaling, and tallies for rollouts."""
+"""What a proxy reports to the controller: load for autoscaling, tallies for rollouts, traffic."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from greenroom.actors.messages.control import LoadReported, TalliesReported
+from greenroom.actors.messages.control import LoadReported, TalliesReported, TrafficReported
 from greenroom.actors.messages.queries import Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.rollouts.judging import OVERDUE_S, Tallies
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.routing.tickets import Observer, Ticket
+from greenroom.core.series import REPORT_S, Pair, Traffic
 
 LOAD_REPORT_S = 0.5
 TALLIES_REPORT_S = 1.0
+EARLY_S = 0.1  # a timer that fires earlier than it should by less is not armed for the same second
 Send = Callable[[Message], bool]
 """Sends to the controller; False while none is known."""
 
@@ -50,6 +52,55 @@ class LoadReports(Observer):
         is_sent = self._send(LoadReported(proxy=self._process, load=load))
         again = load or not is_sent
         self._timer = self._loop.call_later(LOAD_REPORT_S, self._report) if again else None
+
+
+class TrafficReports(Observer):
+    """Reports what queries have ended, and how many there are, at each full second with any.
+
+    At full seconds, so that each second of the time series has one report of each proxy.
+    """
+
+    def __init__(self, loop: Loop, process: Process, router: Router, send: Send) -> None:
+        self._loop = loop
+        self._process = process
+        self._router = router
+        self._send = send
+        self._traffic: dict[Pair, Traffic] = {}
+        self._timer: Timer | None = None  # armed while there are queries
+        router.observers.add(self)
+
+    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+        """See Observer."""
+        if self._timer is None:
+            self._arm()
+
+    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+        """See Observer."""
+        if ticket.is_mirrored:
+            return
+        pair = (ticket.endpoint, ticket.backend)
+        traffic = self._traffic.get(pair)
+        if traffic is None:
+            traffic = self._traffic[pair] = Traffic()
+        traffic.count(status, seconds)
+        if self._timer is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        into_s = (time.time() + EARLY_S) % REPORT_S
+        self._timer = self._loop.call_later(REPORT_S + EARLY_S - into_s, self._report)
+
+    def _report(self) -> None:
+        self._timer = None
+        for pair, (queued, ongoing) in self._router.load_by_endpoint()[0].items():
+            if queued or ongoing:
+                traffic = self._traffic.setdefault(pair, Traffic())
+                traffic.queued, traffic.ongoing = queued, ongoing
+        counted, self._traffic = self._traffic, {}
+        if counted:
+            self._arm()
+            traffic_by_pair = {pair: traffic.plain() for pair, traffic in counted.items()}
+            self._send(TrafficReported(proxy=self._process, traffic=traffic_by_pair))
 
 
 class TallyReports:

@@ -392,6 +392,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.GetBackendConfig: lambda c, asked, _: c.state.backend(asked.tag).config.model_dump(),
     ops.ListBackends: lambda c, _asked, _: status.backends(c),
     ops.GetAutoscaling: lambda c, _asked, now: status.autoscaling(c, now.monotonic, now.wall),
+    ops.GetSeries: lambda c, asked, now: status.series(c, asked, now.wall),
     ops.CreateEndpoint: _create_endpoint,
     ops.DeleteEndpoint: _delete_endpoint,
     ops.SetTraffic: _set_traffic,

@@ -28,6 +28,7 @@ from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.records import APPLICATION, ENDPOINT, Key
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
+from greenroom.core.series import Pair, Series
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
@@ -94,6 +95,8 @@ class Cluster:
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
         self.loads = Loads(now)
         self.differences = AllDifferences()
+        self.series = Series(self._has_both)
+        self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads)
         self.rollouts = Rollouts(state, records.get(ROLLOUT, {}))
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
@@ -125,6 +128,10 @@ class Cluster:
         """Return the backend that a replica belongs to."""
         return self.backends.get(self._by_replica.get(replica, ""))
 
+    def _has_both(self, pair: Pair) -> bool:
+        endpoint, backend = pair
+        return endpoint in self.endpoints and backend in self.backends
+
     def _listener_changed(self) -> None:
         """Look again at what waits for proxies to hold the newest tables."""
         self.state.touched |= self._releasing
@@ -132,8 +139,12 @@ class Cluster:
     # --- Reconciliation -------------------------------------------------------------------------
 
     def advance(self, now: float, wall_now: float = 0.0) -> list[Effect]:
-        """Take the next steps of what was touched or is due; ``wall_now`` is for the history."""
-        self.now = now
+        """Take the next steps of what was touched or is due.
+
+        ``wall_now``, in seconds since the epoch, is for the history and the time series.
+        """
+        self.now, self._wall_now = now, wall_now
+        self.series.advance(wall_now)
         state = self.state
         state.touched |= self._schedule.take(now)
         self.listeners.advance(now)
@@ -185,6 +196,7 @@ class Cluster:
         (self._releasing.add if backend.releasing else self._releasing.discard)(tag)
         (self._waiting.add if backend.waiting else self._waiting.discard)(tag)
         self.autoscaler.watch(tag, backend, now)
+        self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
             self.state.touched_applications.add(backend.record.application)
         elif backend.wanted and backend.settled and backend.note_running():
@@ -192,6 +204,7 @@ class Cluster:
         if backend.record.deleting and not backend.replicas:
             self._waiting.discard(tag)
             self.state.remove_backend(tag)
+            self.series.removed(tag)
             return effects
         self.state.save_backend(backend)
         self._schedule.put(tag, max(backend.due_at(), now + MIN_STEP_S))

@@ -11,6 +11,7 @@ from greenroom.core.config import config_shown, options_shown
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
+from greenroom.core.operations import GetSeries
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
 
 
@@ -192,6 +193,26 @@ def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]
         for tag, backend in sorted(cluster.backends.items())
         if backend.config.autoscaling_config is not None
     }
+
+
+def series(cluster: Cluster, asked: GetSeries, wall_now: float) -> dict[str, Any]:
+    """Return the traffic over time, of the cluster and of each endpoint at each of its backends."""
+    if asked.endpoint is not None:
+        cluster.state.endpoint(asked.endpoint)
+    pairs = [(name, tag) for name, each in cluster.endpoints.items() for tag in each.traffic]
+    shown = cluster.series.shown(asked.span, asked.last, pairs, wall_now, asked.endpoint)
+    shown["deployments"] = [
+        {
+            "endpoint": endpoint,
+            "backend": tag,
+            "application": cluster.backends[tag].record.application,
+            "deployment": cluster.backends[tag].record.deployment,
+            **columns,
+        }
+        for (endpoint, tag), columns in shown["deployments"].items()
+        if tag in cluster.backends
+    ]
+    return shown
 
 
 def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:

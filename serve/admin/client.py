@@ -145,6 +145,18 @@ class Client:
         """Stop a backend, at once with ``force``; refused while an endpoint names it."""
         return self._goal(ops.DeleteBackend(tag=tag, force=force))
 
+    def get_series(
+        self, endpoint: str | None = None, span: str = "live", last: int | None = None
+    ) -> dict[str, Any]:
+        """Return the traffic over time, of the cluster and of each endpoint at each backend.
+
+        ``span`` is "live", steps of a second for two minutes, or "hour", steps of ten seconds.
+        ``last`` gives only so many of the newest steps. The controller has it in memory only, so it
+        begins anew with each controller; None stands for what that one has not seen.
+        """
+        asked = ops.GetSeries.of(endpoint=endpoint, span=span, last=last)
+        return dict(self._connection.request(asked))
+
     def create_endpoint(
         self,
         name: str,
