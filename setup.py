@@ -33,6 +33,7 @@ setup(
         "click>=8.1",
         "rich>=13",
         "prometheus-client>=0.20",
+        "pyyaml>=6.0",  # imported by commands that read or write a configuration file
         "setproctitle>=1.3",
         "psutil>=5.9",
         "typing_extensions>=4.6",

@@ -526,8 +526,46 @@ class HTTPOptions(Settings):
     _read_cors = field_validator("cors", mode="before")(read_cors)
 
 
+# --- What is shown of settings --------------------------------------------------------------------
+
+
+class Expanded(str):
+    """A string that was written with ``${NAME}``, perhaps of a secret; its repr is as written."""
+
+    __slots__ = ("written",)
+    written: str
+
+    def __new__(cls, value: str, written: str) -> Self:
+        """Make it of the value and of the text that stands for it."""
+        made = super().__new__(cls, value)
+        made.written = written
+        return made
+
+    def __reduce__(self) -> tuple[type[Expanded], tuple[str, str]]:
+        return Expanded, (str(self), self.written)
+
+    def __repr__(self) -> str:
+        return repr(self.written)
+
+
+def as_written(value: Any) -> Any:
+    """Return a JSON-like value with what was written in place of each Expanded string."""
+    if isinstance(value, Expanded):
+        return value.written
+    if isinstance(value, Mapping):
+        return {name: as_written(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(as_written(part) for part in value)
+    return value
+
+
 def config_shown(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a backend's settings without its policy's code: for people, and for replicas."""
+    """Return a backend's settings as people see them: without code, and variables by name."""
+    return as_written(config_of_replica(config))  # type: ignore[no-any-return]
+
+
+def config_of_replica(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a backend's settings without its policy's code."""
     scaling = config.get("autoscaling_config")
     if scaling is None:
         return dict(config)

@@ -139,6 +139,17 @@ class DeploymentSpec(BaseModel):
     actor_options: PackedOptions = Field(default_factory=ActorOptions)
 
 
+class ApplicationSpec(BaseModel):
+    """One application: its deployments, of which the one named ``ingress`` gets the route."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    name: NewName
+    ingress: str
+    route_prefix: Route
+    deployments: tuple[DeploymentSpec, ...]
+
+
 # --- The operations -------------------------------------------------------------------------------
 
 
@@ -333,27 +344,32 @@ class ListRollouts(Read):
     """Answers endpoint -> where its last rollout stands, and why."""
 
 
-class DeployApplication(Operation):
-    """Bring up these deployments together; answers the goal's id.
+class DeployApplications(Operation):
+    """Bring up these applications, and delete all others, in one change.
 
-    The one named ``ingress`` gets the route. Deployments of the application that are not among
-    these are deleted.
+    With ``keep_others`` those stay. Deployments of an application that are not among these are
+    deleted. Refused where ``if_version`` is not the id of the last change. Answers {"goals":
+    {application: id}, "version": the id of the last change, "changed": names of applications}.
     """
 
-    application: NewName
-    ingress: str
-    route_prefix: Route
-    deployments: tuple[DeploymentSpec, ...]
+    applications: tuple[ApplicationSpec, ...]
+    keep_others: bool = False
+    if_version: int | None = None
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
 
+    @property
+    def told(self) -> str:
+        """What it does, for the history."""
+        names = [repr(each.name) for each in self.applications]
+        what = f"deploy application{'s' * (len(names) != 1)} {', '.join(names) or 'none'}"
+        return what if self.keep_others else f"{what}, and no others"
 
-class PlanApplication(Read):
-    """Answers what deploy_application would change, as the history tells it."""
 
-    application: NewName
-    ingress: str
-    route_prefix: Route
-    deployments: tuple[DeploymentSpec, ...]
+class PlanApplications(Read):
+    """Answers what deploy_applications would change, as the history tells it, and the version."""
+
+    applications: tuple[ApplicationSpec, ...]
+    keep_others: bool = False
 
 
 class DeleteApplication(Operation):

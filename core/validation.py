@@ -47,19 +47,23 @@ def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
     A problem with several fields at once names them itself.
     """
     return [
-        f"{prefix}{_named(item)}: {_expectation(item)}" if item["loc"] else _expectation(item)
+        f"{prefix}{_named(item)}: {expectation(item)}" if item["loc"] else expectation(item)
         for item in error.errors()
     ]
 
 
 def _named(item: Any) -> str:
-    field = ".".join(map(str, item["loc"]))
-    if item["type"] == "missing":  # the input is all that is there
-        return field
-    return f"{field}={_SHORT.repr(item['input'])}"
+    return ".".join(map(str, item["loc"])) + value_told(item)
 
 
-def _expectation(item: Any) -> str:
+def value_told(item: Any) -> str:
+    """Return "=value" of an item of ``ValidationError.errors()``, "" where there is none."""
+    # Of what is missing, the input is all that is there.
+    return "" if item["type"] == "missing" else f"={_SHORT.repr(item['input'])}"
+
+
+def expectation(item: Any) -> str:
+    """Return what an item of ``ValidationError.errors()`` says that the value must be."""
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] != "extra_forbidden":
         # pydantic speaks of "Input", though the line names the field

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.operations import DeploymentSpec
+from greenroom.core.operations import ApplicationSpec, DeploymentSpec
 from greenroom.serve.code.packing import pack_code, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
 from greenroom.serve.deployments import Application, Deployment, name_problem
@@ -27,6 +27,15 @@ class BuiltApplication(NamedTuple):
     deployments: tuple[DeploymentSpec, ...]
     needs: tuple[DeploymentHandle, ...] = ()  # handles of what must be there already
     folders: Mapping[str, bytes] = MappingProxyType({})  # zips of its runtime_envs, by digest
+
+    def served_at(self, route_prefix: str | None) -> ApplicationSpec:
+        """Return what the controller is asked for."""
+        return ApplicationSpec(
+            name=self.name,
+            ingress=self.ingress,
+            route_prefix=route_prefix,
+            deployments=self.deployments,
+        )
 
     def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
         """Return a copy whose deployments log as ``config`` says, but for those that say how."""
@@ -45,21 +54,29 @@ class BuiltApplication(NamedTuple):
         return self._replace(deployments=tuple(specs))
 
 
+Options = Mapping[str, Mapping[str, Any]]
+"""By deployment, what ``Deployment.options`` takes."""
+
+
 def build(
-    application: Application, name: str, runtime_env: RuntimeEnv | None = None
+    application: Application,
+    name: str,
+    runtime_env: RuntimeEnv | None = None,
+    options: Options = MappingProxyType({}),
 ) -> BuiltApplication:
     """Pickle every deployment that ``application`` is made of, each once.
 
-    ``runtime_env`` is what deployments have where they give nothing else. A second deployment of
-    a name that is taken gets a suffix: ``Model_1``. Raises
-    InvalidRequestError, naming the deployment, where something cannot be pickled, where deployments
-    are bound to each other in a circle, and where a handle is of none of them that should be.
+    ``runtime_env`` is what deployments have where they give nothing else; ``options`` go before
+    those of the code. A second deployment of a name that is taken gets a suffix: ``Model_1``.
+    Raises InvalidRequestError, naming the deployment, where something cannot be pickled, where
+    deployments are bound to each other in a circle, and where a handle is of none of them that
+    should be.
     """
     if not isinstance(application, Application):
         raise InvalidRequestError(not_an_application(application))
     if problem := name_problem("name", name):
         raise InvalidRequestError(problem)
-    builder = _Builder(name, runtime_env)
+    builder = _Builder(name, runtime_env, options)
     ingress = builder.add(application)
     return BuiltApplication(
         name,
@@ -81,11 +98,14 @@ def not_an_application(value: Any) -> str:
 
 
 class _Builder:
-    def __init__(self, application_name: str, runtime_env: RuntimeEnv | None) -> None:
+    def __init__(
+        self, application_name: str, runtime_env: RuntimeEnv | None, options: Options
+    ) -> None:
         self.specs: list[DeploymentSpec] = []
         self.folders: dict[str, bytes] = {}
         self._application_name = application_name
         self._runtime_env = runtime_env
+        self._options = options
         self._packed: dict[str, PackedEnv] = {}  # by the environment as JSON
         self._handles: dict[int, DeploymentHandle] = {}  # by id of the Application
         self._path: list[Any] = []  # Applications and containers, from the ingress to here
@@ -101,6 +121,7 @@ class _Builder:
         args, kwargs = self._resolved((application.args, application.kwargs), deployment.name)
         self._path.pop()
         name = self._free_name(deployment.name)
+        deployment = deployment.options(**self._options.get(name, {}))
         what = f"deployment {name!r}"
         options, sent = self._with_env(deployment.actor_options)
         code = pack_code(what, deployment.func_or_class, args, kwargs, deployment.version, sent)

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 _OWN = ("name", "version", "actor_options", "ray_actor_options")
 _CLOSE = 0.8  # a slip of the pen; what is less alike is another word
 _KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
-_HINTS = {
+HINTS = {
     "route_prefix": "give it to serve.run(app, route_prefix=...)",
     # Ray Serve's, of today and of once
     "max_concurrent_queries": "it is called max_ongoing_requests",
@@ -101,7 +101,7 @@ def _unknown(given: Mapping[str, Any]) -> list[str]:
     for name in given:
         if name not in _KNOWN:
             near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=_CLOSE)
-            hint = _HINTS.get(name) or (f"did you mean {near[0]}?" if near else "")
+            hint = HINTS.get(name) or (f"did you mean {near[0]}?" if near else "")
             problems.append(f"{name}: no such option" + (f"; {hint}" if hint else ""))
     return problems
 

@@ -1,25 +1,225 @@
-"""What :func:`greenroom.serve.status` returns, and what Ray Serve's users look for beside it."""
+"""What a configuration file may say, and what :func:`greenroom.serve.status` returns.
+
+The classes have the names that Ray Serve's users know. Every option is defined once, in
+:mod:`greenroom.core.config`.
+"""
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
+import typing
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 
-from greenroom.core.config import LoggingConfig
+from greenroom.core.config import (
+    ActorOptions,
+    BackendConfig,
+    HTTPOptions,
+    LoggingConfig,
+    RuntimeEnv,
+)
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.operations import NewName, Route
+from greenroom.core.validation import Settings, expectation, value_told
+from greenroom.serve.deployments import HINTS
 
 __all__ = [
     "ApplicationStatus",
     "ApplicationStatusOverview",
+    "DeploymentSchema",
     "DeploymentStatus",
     "DeploymentStatusOverview",
+    "InvalidDocumentError",
     "LoggingConfig",
     "ReplicaStatusOverview",
+    "ServeApplicationSchema",
+    "ServeDeploySchema",
     "ServeStatus",
+    "read_document",
+    "told_at",
 ]
+
+# --- What is to be: the document of greenroom deploy FILE -----------------------------------------
+
+Place = tuple[str | int, ...]
+"""Where in a document: ("applications", 0, "name")."""
+_CLOSE = 0.7  # a slip of the pen; what is less alike is another word
+
+
+class InvalidDocumentError(InvalidRequestError):
+    """A document is not as the schema says; ``problems`` are all places, each with a text."""
+
+    def __init__(self, problems: Iterable[tuple[Place, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(told_at(place, text) for place, text in self.problems))
+
+
+def told_at(place: Place, text: str) -> str:
+    """Return a text with its place before it: ``applications[0].name: must be ...``."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    separator = "" if text.startswith("=") or not path else ": "
+    return f"{path.removeprefix('.')}{separator}{text}"
+
+
+def _is_jsonable(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON-able: {error}") from None
+    return value
+
+
+def _each_named_once(parts: Any) -> Any:
+    counted = Counter(part.name for part in parts)
+    if twice := [name for name, count in counted.items() if count > 1]:
+        raise ValueError(f"two of them have the name {twice[0]!r}")
+    return parts
+
+
+class DeploymentSchema(BackendConfig):
+    """Options of one of an application's deployments; those that are not given are the code's."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        **HINTS,
+        "route_prefix": "it is an application's",
+        "runtime_env": "it is an application's, or one of ray_actor_options",
+    }
+
+    name: NewName
+    version: str | None = None
+    num_replicas: Annotated[
+        int | None,
+        WithJsonSchema(
+            {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]}
+        ),
+    ] = Field(default=1, ge=1)
+    ray_actor_options: ActorOptions | None = None
+    actor_options: ActorOptions | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options as ``Deployment.options`` takes them."""
+        return {name: getattr(self, name) for name in self.model_fields_set - {"name"}}
+
+
+class ServeApplicationSchema(Settings):
+    """One application: what to import, its route, and options of its deployments."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "host": "it is one of http_options",
+        "port": "it is one of http_options",
+        "external_scaler_enabled": "set num_replicas with Client.update_backend_config",
+    }
+
+    name: NewName = "default"
+    route_prefix: Route = "/"
+    import_path: str = Field(description="module:attribute of an application or its builder")
+    args: Annotated[dict[str, Any], BeforeValidator(_is_jsonable)] = Field(
+        default_factory=dict, description="for the builder function"
+    )
+    runtime_env: RuntimeEnv | None = None
+    deployments: Annotated[list[DeploymentSchema], AfterValidator(_each_named_once)] = Field(
+        default_factory=list
+    )
+    logging_config: LoggingConfig | None = None
+
+    @field_validator("import_path")
+    @classmethod
+    def _is_path(cls, path: str) -> str:
+        if not re.fullmatch(r"[^\W\d][\w.]*([:.][^\W\d][\w.]*)?", path):
+            raise ValueError("must be MODULE:ATTRIBUTE, such as mine:app")
+        return path
+
+
+class GrpcOptions(Settings):
+    """Ray Serve's, as far as they ask for nothing: Greenroom does not serve gRPC."""
+
+    port: int = 9000
+    grpc_servicer_functions: list[str] = Field(default_factory=list)
+
+    @field_validator("grpc_servicer_functions")
+    @classmethod
+    def _has_none(cls, functions: list[str]) -> list[str]:
+        if functions:
+            raise ValueError("must be empty: Greenroom does not serve gRPC")
+        return functions
+
+
+class ServeDeploySchema(Settings):
+    """All that is to be served; applications that are not named are removed."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "target_capacity": "set num_replicas of each deployment",
+        "import_path": "it is an application's: applications: [{import_path: ...}]",
+        "deployments": "they are an application's: applications: [{deployments: ...}]",
+    }
+
+    applications: Annotated[list[ServeApplicationSchema], AfterValidator(_each_named_once)]
+    http_options: HTTPOptions | None = Field(
+        default=None, description="of the system; they count when it starts"
+    )
+    logging_config: LoggingConfig | None = None
+    proxy_location: Literal["EveryNode"] = "EveryNode"
+    grpc_options: GrpcOptions | None = None
+
+
+def read_document(document: object) -> ServeDeploySchema:
+    """Validate a document; InvalidDocumentError names every problem."""
+    if not isinstance(document, Mapping):
+        raise InvalidDocumentError([((), f"{document!r:.80}: must be a mapping with applications")])
+    try:
+        return ServeDeploySchema.model_validate(document)
+    except ValidationError as error:
+        raise InvalidDocumentError(map(_problem, error.errors())) from None
+
+
+def _problem(item: Any) -> tuple[Place, str]:
+    place = tuple(item["loc"])
+    if item["type"] == "missing":
+        return place, "must be given"
+    if item["type"] != "extra_forbidden":
+        told = "" if isinstance(item["input"], dict | list | tuple) else value_told(item)
+        return place, f"{told}: {expectation(item)}" if told else expectation(item)
+    model, name = _model_at(place[:-1]), str(place[-1])
+    if hint := model.hints.get(name):
+        return place, f"no such setting; {hint}"
+    near = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=_CLOSE)
+    there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(model.model_fields)}"
+    return place, f"no such setting; {there}"
+
+
+def _model_at(place: Place) -> type[Settings]:
+    """Return the model that a place of the document is validated by."""
+    model: type[Settings] = ServeDeploySchema
+    for part in place:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> typing.Iterator[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _models_in(part)
+
+
+# --- What is: the status --------------------------------------------------------------------------
 
 
 class ApplicationStatus(str, Enum):

@@ -301,6 +301,7 @@ class ActiveController:
         self.cluster.now = time.monotonic()
         return {
             "controller": self._shown,
+            "version": self.cluster.history.last_id,
             "saving": saving(self._settings),
             "damaged": self._damaged(),
             "hosts": self._members.shown(),

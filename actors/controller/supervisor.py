@@ -18,7 +18,7 @@ from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Loop, Repeats
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.config import config_shown
+from greenroom.core.config import config_of_replica
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
 
@@ -210,7 +210,7 @@ class Supervisor:
                 version=release.version,
                 code=code,
                 code_hash=release.code_hash,
-                config=config_shown(release.config),
+                config=config_of_replica(release.config),
                 config_id=release.config_id,
                 runtime_env=release.actor_options.get("runtime_env", {}),
                 epoch=self._epoch,
@@ -253,7 +253,7 @@ class Supervisor:
         newest = self._cluster.backends[effect.backend].record.newest
         order = cm.ReconfigureReplica(
             replica=effect.replica,
-            config=config_shown(newest.config),
+            config=config_of_replica(newest.config),
             config_id=newest.config_id,
             epoch=self._epoch,
         )

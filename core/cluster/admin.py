@@ -16,6 +16,7 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.state import State
+from greenroom.core.config import as_written
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.endpoints import (
@@ -209,32 +210,59 @@ def _shadow_traffic(cluster: Cluster, asked: ops.ShadowTraffic, _now: Now) -> No
 # --- Deployments and applications -----------------------------------------------------------------
 
 
-def _deploy_application(cluster: Cluster, asked: ops.DeployApplication, _now: Now) -> str | None:
-    wanted = definitions.with_application(cluster.state, asked)
-    code = _by_digest((*(spec.code for spec in asked.deployments), *asked.folders))
-    _check_folders(cluster.state, wanted, code)
-    subject = (APPLICATION, asked.application)
-    return _bring_about(cluster, wanted, subject, "deploy application", code)
+def _deploy_applications(
+    cluster: Cluster, asked: ops.DeployApplications, _now: Now
+) -> dict[str, Any]:
+    """Make the applications be these, all or none of it; return goals, version and changed ones."""
+    state = cluster.state
+    _check_version(state, asked.if_version)
+    by_application = definitions.with_applications(state, asked)
+    specs = (spec for each in asked.applications for spec in each.deployments)
+    code = _by_digest((*(spec.code for spec in specs), *asked.folders))
+    for wanted in by_application.values():
+        _check_folders(state, wanted, code)
+    given = {each.name for each in asked.applications}
+    before = {key: state.definition(key) for part in by_application.values() for key in part}
+    goals, changed = {}, []
+    for name, wanted in by_application.items():
+        what = "deploy application" if name in given else "delete application"
+        if name not in given:
+            state.forget_lost(definitions.lost_parts(state, name))
+        pending = cluster.goals.pending_for((APPLICATION, name))
+        goal = _bring_about(cluster, wanted, (APPLICATION, name), what, code)
+        if goal is not None:
+            goals[name] = goal
+            changed += [name] * (goal != pending)
+    is_new = any(state.definition(key) != each for key, each in before.items())
+    return {"goals": goals, "version": state.history.last_id + is_new, "changed": changed}
 
 
-def _plan_application(
-    cluster: Cluster, asked: ops.PlanApplication, _now: Now
-) -> list[dict[str, Any]]:
-    wanted = definitions.with_application(cluster.state, asked)
-    return described_changes({key: cluster.state.definition(key) for key in wanted}, wanted)
+def _check_version(state: State, wanted: int | None) -> None:
+    version = state.history.last_id
+    if wanted in {None, version}:
+        return
+    last = f"; the last change was: {state.history.get(None).what}" if version else ""
+    raise ConflictError(
+        f"if_version is {wanted}, but the version is {version}{last}; look at what changed, then "
+        "deploy on top of that"
+    )
+
+
+def _plan_applications(cluster: Cluster, asked: ops.PlanApplications, _now: Now) -> dict[str, Any]:
+    by_application = definitions.with_applications(cluster.state, asked)
+    wanted = {key: each for part in by_application.values() for key, each in part.items()}
+    before = {key: cluster.state.definition(key) for key in wanted}
+    return {
+        "version": cluster.history.last_id,
+        "changes": described_changes(before, wanted),
+    }
 
 
 def _delete_application(cluster: Cluster, asked: ops.DeleteApplication, _now: Now) -> str | None:
     """Drop an application's endpoints at once, and drain its backends."""
     state, name = cluster.state, asked.application
     unwanted = definitions.without_application(state, name)
-    parts = {
-        key
-        for key in state.lost
-        if key == (APPLICATION, name)
-        or (key[0] in {BACKEND, ENDPOINT} and key[1].startswith(f"{name}#"))
-    }
-    state.forget_lost(parts)
+    state.forget_lost(definitions.lost_parts(state, name))
     return _bring_about(cluster, unwanted, (APPLICATION, name), "delete application")
 
 
@@ -389,7 +417,9 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.CreateBackend: _create_backend,
     ops.UpdateBackendConfig: _update_backend_config,
     ops.DeleteBackend: _delete_backend,
-    ops.GetBackendConfig: lambda c, asked, _: c.state.backend(asked.tag).config.model_dump(),
+    ops.GetBackendConfig: lambda c, asked, _: as_written(
+        c.state.backend(asked.tag).config.model_dump()
+    ),
     ops.ListBackends: lambda c, _asked, _: status.backends(c),
     ops.GetAutoscaling: lambda c, _asked, now: status.autoscaling(c, now.monotonic, now.wall),
     ops.GetSeries: lambda c, asked, now: status.series(c, asked, now.wall),
@@ -403,8 +433,8 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.AbortRollout: lambda c, asked, now: c.rollouts.abort(asked.endpoint, now.wall),
     ops.PromoteRollout: lambda c, asked, now: c.rollouts.promote(asked.endpoint, now.wall),
     ops.ListRollouts: lambda c, _asked, now: c.rollouts.status(now.monotonic),
-    ops.DeployApplication: _deploy_application,
-    ops.PlanApplication: _plan_application,
+    ops.DeployApplications: _deploy_applications,
+    ops.PlanApplications: _plan_applications,
     ops.DeleteApplication: _delete_application,
     ops.ListMissing: lambda c, asked, _: [
         digest for digest in asked.digests if not c.state.code_use.is_stored(digest)

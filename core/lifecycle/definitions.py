@@ -21,7 +21,13 @@ from greenroom.core.lifecycle.endpoints import check_free, told_uses
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
 from greenroom.core.lifecycle.releases import digests_of
-from greenroom.core.operations import Deploy, DeployApplication, DeploymentSpec, PlanApplication
+from greenroom.core.operations import (
+    ApplicationSpec,
+    Deploy,
+    DeployApplications,
+    DeploymentSpec,
+    PlanApplications,
+)
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -47,18 +53,49 @@ def qualified(application: str, deployment: str) -> str:
     return f"{application}#{deployment}"
 
 
-def with_application(state: State, asked: DeployApplication | PlanApplication) -> Wanted:
-    """Return what there should be for an application of these deployments."""
-    name, specs = asked.application, asked.deployments
+def with_applications(
+    state: State, asked: DeployApplications | PlanApplications
+) -> dict[str, Wanted]:
+    """Return by application what there should be, with None for others unless they are kept."""
+    names = [spec.name for spec in asked.applications]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidRequestError(f"two applications have the name {twice[0]!r}")
+    wanted = {}
+    if not asked.keep_others:
+        lost = {name.partition("#")[0] for _, name in lost_parts(state)}
+        others = sorted({*state.applications, *lost} - set(names))
+        wanted = {name: without_application(state, name) for name in others}
+    wanted |= {spec.name: _application_of(state, spec) for spec in asked.applications}
+    _check_routes(state, {key: each for part in wanted.values() for key, each in part.items()})
+    return wanted
+
+
+def lost_parts(state: State, application: str | None = None) -> set[Key]:
+    """Return the damaged records that are of an application, by default of any."""
+    return {
+        (kind, name)
+        for kind, name in state.lost
+        if (kind == APPLICATION or (kind in {BACKEND, ENDPOINT} and "#" in name))
+        and application in {None, name.partition("#")[0]}
+    }
+
+
+def _check_routes(state: State, wanted: Definitions) -> None:
+    own = [each for each in wanted.values() if isinstance(each, EndpointRecord)]
+    for endpoint in own:
+        there = state.endpoints.at(endpoint.route)
+        others = [other for other in there if (ENDPOINT, other.name) not in wanted]
+        check_free((*others, *own), endpoint.name, endpoint.route)
+
+
+def _application_of(state: State, asked: ApplicationSpec) -> Wanted:
+    name, specs = asked.name, asked.deployments
     deployments = tuple(spec.name for spec in specs)
     if asked.ingress not in deployments or len(set(deployments)) != len(deployments):
         raise InvalidRequestError(
             f"application {name!r}: deployments {list(deployments)!r} must be different and "
             f"contain the ingress {asked.ingress!r}"
         )
-    others = [e for e in state.endpoints.at(asked.route_prefix) if e.application != name]
-    check_free(others, qualified(name, asked.ingress), asked.route_prefix)
-
     wanted: Wanted = {
         (APPLICATION, name): ApplicationRecord(
             name=name,

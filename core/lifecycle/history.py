@@ -48,6 +48,11 @@ class History:
     def __iter__(self) -> Iterator[HistoryRecord]:
         return iter(self._entries.values())
 
+    @property
+    def last_id(self) -> int:
+        """The id of the last change; 0 before the first."""
+        return self._last_id
+
     def answered(self, request_id: str) -> HistoryRecord | None:
         """Return the entry of a request that was carried out, so that a repeat changes nothing."""
         return self._by_request.get(request_id)

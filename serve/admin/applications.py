@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core import operations as ops
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
 from greenroom.serve.admin.session import wait_for_goal
-from greenroom.serve.build import BuiltApplication, build
+from greenroom.serve.build import BuiltApplication, Options, build
 from greenroom.serve.checks import check_answers_http
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
@@ -47,22 +50,11 @@ def deploy(
     built = build_in(runtime_env, application, name, route_prefix).logging_as(logging_config)
     check_needs(connection, built)
     missing = missing_of(connection, built.folders)
-    goal = connection.request(
-        ops.DeployApplication(
-            application=name,
-            ingress=built.ingress,
-            route_prefix=route_prefix,
-            deployments=built.deployments,
-            folders=missing,
-        )
+    operation = ops.DeployApplications(
+        applications=(built.served_at(route_prefix),), keep_others=True, folders=missing
     )
-    is_reached = (
-        goal is not None
-        and on_wait is not None
-        and _tell_while_waiting(connection, goal, name, on_wait)
-    )
-    if not is_reached:
-        wait_for_goal(connection, goal)
+    goal = connection.request(operation)["goals"].get(name)
+    wait(connection, goal, name, on_wait)
     return DeploymentHandle(built.ingress, name, client=connection.queries)
 
 
@@ -71,18 +63,19 @@ def build_in(
     application: Application,
     name: str,
     route_prefix: str | None,
+    options: Options = MappingProxyType({}),
 ) -> BuiltApplication:
     """Build an application, and pack the folders of its runtime_envs.
 
-    InvalidRequestError where there is a route, and HTTP requests could call nothing there.
+    ``options`` are as :func:`build` takes them. InvalidRequestError where there is a route, and
+    HTTP requests could call nothing there.
     """
-    built = build(application, name, runtime_env)
+    built = build(application, name, runtime_env, options)
     if route_prefix is not None:
-        ingress = application.deployment
         check_answers_http(
             f"deployment {built.ingress!r}",
-            ingress.func_or_class,
-            allow_method_header=ingress.config.allow_method_header,
+            application.deployment.func_or_class,
+            allow_method_header=built.deployments[-1].config.allow_method_header,
         )
     return built
 
@@ -95,23 +88,32 @@ def missing_of(connection: Connection, folders: Mapping[str, bytes]) -> tuple[by
     return tuple(folders[digest] for digest in missing)
 
 
-def _tell_while_waiting(
-    connection: Connection, goal: str, name: str, on_wait: Callable[[str], None]
-) -> bool:
-    """Return whether the goal is reached; whoever waits for a failed one is told in full."""
-    request, told = ops.WaitForGoal(goal_id=goal), ""
-    while True:
+def wait(
+    connection: Connection,
+    goal: str | None,
+    name: str,
+    on_wait: Callable[[str], None] | None,
+    timeout_s: float | None = None,
+) -> None:
+    """Wait for an application's goal as :func:`wait_for_goal` does; ``on_wait`` is told why."""
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    told = ""
+    while goal is not None and on_wait is not None:
+        if deadline - time.monotonic() <= TELL_EVERY_S:
+            break
         try:
-            connection.request(request, timeout_s=TELL_EVERY_S)
+            connection.request(ops.WaitForGoal(goal_id=goal), timeout_s=TELL_EVERY_S)
         except TimeoutError:
             application = read_report(connection)["applications"].get(name) or {}
             before, told = told, str(application.get("message") or "")
             if told != before:
                 on_wait(told)
         except DeployFailedError:
-            return False
+            break  # the last wait raises it in full
         else:
-            return True
+            return
+    left = None if timeout_s is None else max(deadline - time.monotonic(), 0.1)
+    wait_for_goal(connection, goal, left)
 
 
 def delete(connection: Connection, name: str) -> bool:
@@ -146,14 +148,18 @@ def ingress_of(report: dict[str, Any], name: str) -> str:
 
 def check_needs(connection: Connection, built: BuiltApplication) -> None:
     """Raise UnknownNameError unless there is all that the application has handles of."""
-    if not built.needs:
-        return
-    report = read_report(connection)
-    for handle in built.needs:
-        if handle.app_name is None:
-            _entry(report.get("endpoints") or {}, handle.deployment_name, "endpoint")
+    check_there(connection, ((each.app_name, each.deployment_name) for each in built.needs))
+
+
+def check_there(connection: Connection, needs: Iterable[tuple[str | None, str]]) -> None:
+    """Raise UnknownNameError unless there are these: an application's deployments, endpoints."""
+    report = None
+    for application, name in needs:
+        report = report or read_report(connection)
+        if application is None:
+            _entry(report.get("endpoints") or {}, name, "endpoint")
         else:
-            check_deployment(report, handle.deployment_name, handle.app_name)
+            check_deployment(report, name, application)
 
 
 def check_deployment(report: dict[str, Any], deployment: str, name: str) -> None:

@@ -26,7 +26,7 @@ from greenroom.core.operations import (
     EvictHost,
     GetDifferences,
     ListHistory,
-    PlanApplication,
+    PlanApplications,
     PromoteRollout,
     RebalanceHosts,
     RotateKey,
@@ -122,13 +122,8 @@ def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
         name, route = source.name, source.route_prefix
         built = applications.build_in(source.runtime_env, application, name, route)
         applications.check_needs(connection, built)
-        operation = PlanApplication(
-            application=name,
-            ingress=built.ingress,
-            route_prefix=route,
-            deployments=built.deployments,
-        )
-        changes = connection.request(operation)
+        operation = PlanApplications(applications=(built.served_at(route),), keep_others=True)
+        changes = connection.request(operation)["changes"]
     _print_lines(lines_of(changes))
     told = "; nothing was changed yet" if changes else " would change nothing"
     click.echo(f"deploying {name!r}{told}")

@@ -30,7 +30,7 @@ class ImportFailedError(GreenroomError):
         self.traceback = traceback
 
 
-def load_application(target: str, app_dir: Path, arguments: Mapping[str, str]) -> Application:
+def load_application(target: str, app_dir: Path, arguments: Mapping[str, Any]) -> Application:
     """Import the module with ``app_dir`` first on sys.path; build what its attribute names.
 
     The attribute is an Application, or a function that gets ``arguments`` and returns one. Raises
@@ -146,7 +146,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _application(value: Any, what: str, arguments: Mapping[str, str]) -> Application:
+def _application(value: Any, what: str, arguments: Mapping[str, Any]) -> Application:
     if isinstance(value, Application):
         if arguments:
             raise InvalidRequestError(
@@ -162,7 +162,7 @@ def _application(value: Any, what: str, arguments: Mapping[str, str]) -> Applica
     return built
 
 
-def _call_builder(builder: Any, what: str, arguments: Mapping[str, str]) -> Any:
+def _call_builder(builder: Any, what: str, arguments: Mapping[str, Any]) -> Any:
     parameters = _parameters(builder)
     if len(parameters) > 1 or (arguments and not parameters):
         raise InvalidRequestError(

@@ -58,7 +58,13 @@ def deploy(
     ingress: str = "",
     folders: tuple[bytes, ...] = (),
 ) -> Request:
-    return do(ops.DeployApplication, **_application(app, specs, route, ingress), folders=folders)
+    request = do(
+        ops.DeployApplications,
+        applications=(_application(app, specs, route, ingress),),
+        keep_others=True,
+        folders=folders,
+    )
+    return lambda cluster: request(cluster)["goals"].get(app)
 
 
 def version(code: bytes = b"one", **config: Any) -> Request:
@@ -67,14 +73,26 @@ def version(code: bytes = b"one", **config: Any) -> Request:
 
 
 def plan(app: str, *specs: Spec, route: str | None = "/", ingress: str = "") -> Request:
-    return do(ops.PlanApplication, **_application(app, specs, route, ingress))
+    """Answer what a deploy of one application would change."""
+    request = do(
+        ops.PlanApplications,
+        applications=(_application(app, specs, route, ingress),),
+        keep_others=True,
+    )
+    return lambda cluster: request(cluster)["changes"]
+
+
+def deploy_all(*applications: tuple[str, str | None, Spec], **given: Any) -> Request:
+    """Deploy applications, each a name, a route and its one deployment."""
+    made = tuple(_application(name, (spec,), route, "") for name, route, spec in applications)
+    return do(ops.DeployApplications, applications=made, **given)
 
 
 def _application(
     app: str, specs: tuple[Spec, ...], route: str | None, ingress: str
 ) -> dict[str, Any]:
     return {
-        "application": app,
+        "name": app,
         "ingress": ingress or specs[0].name,
         "route_prefix": route,
         "deployments": tuple(spec.fields for spec in specs),

@@ -81,6 +81,7 @@ class FakeController:
         self.backends = {}
         self.endpoints = {}
         self.failures = {}
+        self.version = 0
         self.hashes = {}
         self.report = {"controller": {"pid": 1, "host": "a"}, "hosts": [], "goals": []}
         self.queries = FakeQueries(self)
@@ -92,11 +93,22 @@ class FakeController:
         self.requests.append(request)
         return getattr(self, type(request).__name__)(request)
 
-    def DeployApplication(self, request):
+    def DeployApplications(self, request):
+        names = [spec.name for spec in request.applications]
+        goals = {spec.name: self._deploy(spec) for spec in request.applications}
+        for name in list(self.applications) if not request.keep_others else ():
+            if name not in names:
+                del self.applications[name], self.hashes[name]
+                goals[name] = "goal-delete"
+        goals = {name: goal for name, goal in goals.items() if goal is not None}
+        self.version += bool(goals)
+        return {"goals": goals, "version": self.version, "changed": list(goals)}
+
+    def _deploy(self, request):
         hashes = {spec.name: spec.code_hash for spec in request.deployments}
-        if self.hashes.get(request.application) == hashes:
+        if self.hashes.get(request.name) == hashes:
             return None
-        goal = f"goal-{len(self.requests)}"
+        goal = f"goal-{len(self.requests)}-{request.name}"
         states = {}
         for spec in request.deployments:
             states[spec.name] = {"status": "HEALTHY", "message": "", "target_replicas": 1}
@@ -108,9 +120,9 @@ class FakeController:
                 text = traceback.format_exc()
                 self.failures[goal] = (error, text)
                 return goal
-            self.instances[f"{request.application}#{spec.name}"] = made
-        self.hashes[request.application] = hashes
-        self.applications[request.application] = {
+            self.instances[f"{request.name}#{spec.name}"] = made
+        self.hashes[request.name] = hashes
+        self.applications[request.name] = {
             "status": "RUNNING",
             "message": "",
             "route_prefix": request.route_prefix,

@@ -45,8 +45,8 @@ def test_run_starts_a_system_deploys_and_returns_the_ingress(system):
     handle = serve.run(Adder.bind(5), name="a", route_prefix="/add")
     assert system.calls == ["start"]
     assert handle.remote(1).result() == 6
-    (request,) = system.controller.of("DeployApplication")
-    assert (request.application, request.ingress, request.route_prefix) == ("a", "Adder", "/add")
+    (request,) = system.controller.of("DeployApplications")[0].applications
+    assert (request.name, request.ingress, request.route_prefix) == ("a", "Adder", "/add")
 
 
 def test_run_uses_a_system_that_runs(running):
@@ -86,7 +86,7 @@ def test_a_bad_route_prefix_is_refused_before_anything_starts(system, prefix):
 
 def test_an_application_without_a_route_can_be_run(controller):
     serve.run(Adder.bind(), route_prefix=None)
-    assert controller.of("DeployApplication")[0].route_prefix is None
+    assert controller.of("DeployApplications")[0].applications[0].route_prefix is None
 
 
 def test_all_that_is_wrong_with_a_run_is_told_at_once(system):

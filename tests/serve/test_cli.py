@@ -218,7 +218,7 @@ def test_run_undoes_what_it_started_at_ctrl_c(invoke, system, interrupted):
     assert result.exit_code == 0, result.output
     assert "deployed 'a' at /x" in result.stdout
     assert system.calls == ["start", "stop"]
-    assert system.controller.of("DeployApplication")[0].route_prefix == "/x"
+    assert system.controller.of("DeployApplications")[0].applications[0].route_prefix == "/x"
     assert system.controller.applications == {}
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from greenroom import serve
-from greenroom.core.operations import DeployApplication
+from greenroom.core.operations import DeployApplications
 from greenroom.serve.admin import applications
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import build
@@ -33,16 +33,9 @@ def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_pa
         goals = []
         for number in range(DEPLOYMENTS):
             built = build(One.bind(number), f"app{number}")
-            goals.append(
-                running.connection.request(
-                    DeployApplication(
-                        application=f"app{number}",
-                        ingress=built.ingress,
-                        route_prefix=f"/{number}",
-                        deployments=built.deployments,
-                    )
-                )
-            )
+            spec = built.served_at(f"/{number}")
+            operation = DeployApplications(applications=(spec,), keep_others=True)
+            goals += running.connection.request(operation)["goals"].values()
         asked_s = time.monotonic() - begun
         for goal in goals:
             wait_for_goal(running.connection, goal, 60)

@@ -1,0 +1,230 @@
+"""Deploy all that a document names: import it, build it, ask the controller for it in one change.
+
+Theory of operation. The user's modules are imported in this process (:func:`build_document`, as
+``greenroom deploy`` does) or in one that ends afterwards (:func:`built_elsewhere`, for a server
+that must not run user code). What is built is plain values. The controller makes them so in one
+operation: all of the document or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from greenroom.core import operations as ops
+from greenroom.core.config import RuntimeEnv
+from greenroom.core.errors import GreenroomError
+from greenroom.serve.admin import applications
+from greenroom.serve.build import BuiltApplication
+from greenroom.serve.code.importing import forget_modules, load_application
+from greenroom.serve.schema import (
+    DeploymentSchema,
+    InvalidDocumentError,
+    Place,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+    read_document,
+)
+
+if TYPE_CHECKING:
+    from greenroom.actors.runtime.connection import Connection
+
+BUILD_TIMEOUT_S = 120.0
+_LONGEST_OUTPUT = 2000  # characters of what a failed import printed
+
+
+class Built(NamedTuple):
+    """A document's applications, as the controller takes them."""
+
+    applications: tuple[ops.ApplicationSpec, ...]
+    folders: Mapping[str, bytes]  # zips by their sha256
+    needs: tuple[tuple[str | None, str], ...]  # handles of other applications' deployments
+
+
+def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Built:
+    """Import and build a document's applications; InvalidDocumentError names all that failed.
+
+    Modules are looked for in an application's ``working_dir``, or else in ``app_dir``. Paths of a
+    ``runtime_env`` are relative to ``base``.
+    """
+    specs: list[ops.ApplicationSpec] = []
+    folders: dict[str, bytes] = {}
+    needs: list[tuple[str | None, str]] = []
+    problems: list[tuple[Place, str]] = []
+    cause: BaseException | None = None
+    last_dir: Path | None = None
+    for number, schema in enumerate(document.applications):
+        env = None if schema.runtime_env is None else _from(base, schema.runtime_env)
+        working_dir = None if env is None or env.working_dir is None else Path(env.working_dir)
+        import_dir = working_dir if working_dir is not None and working_dir.is_dir() else app_dir
+        if last_dir is not None and import_dir != last_dir:
+            forget_modules(last_dir)  # modules of two folders may have one name
+        last_dir = import_dir
+        try:
+            built = _build(schema, ("applications", number), import_dir, env, base)
+        except InvalidDocumentError as error:
+            problems += error.problems
+            cause = cause or error.__cause__
+            continue
+        built = built.logging_as(schema.logging_config).logging_as(document.logging_config)
+        specs.append(built.served_at(schema.route_prefix))
+        folders |= built.folders
+        needs += [(handle.app_name, handle.deployment_name) for handle in built.needs]
+    if problems:
+        raise InvalidDocumentError(problems) from cause
+    own = {(spec.name, part.name) for spec in specs for part in spec.deployments}
+    return Built(tuple(specs), folders, tuple(need for need in needs if need not in own))
+
+
+def _build(
+    schema: ServeApplicationSchema,
+    place: Place,
+    import_dir: Path,
+    runtime_env: RuntimeEnv | None,
+    base: Path,
+) -> BuiltApplication:
+    options = {each.name: _options(each, base) for each in schema.deployments}
+    try:
+        application = load_application(schema.import_path, import_dir, schema.args)
+        built = applications.build_in(
+            runtime_env, application, schema.name, schema.route_prefix, options
+        )
+    except GreenroomError as error:
+        raise InvalidDocumentError([((*place, "import_path"), str(error))]) from error
+    known = [spec.name for spec in built.deployments]
+    there = f"{schema.import_path} has no such deployment; it has: {', '.join(known)}"
+    unknown = [
+        ((*place, "deployments", number, "name"), f"={each.name!r}: {there}")
+        for number, each in enumerate(schema.deployments)
+        if each.name not in known
+    ]
+    if unknown:
+        raise InvalidDocumentError(unknown)
+    return built
+
+
+def _options(schema: DeploymentSchema, base: Path) -> dict[str, Any]:
+    given = schema.given
+    for name in ("actor_options", "ray_actor_options"):
+        if (options := given.get(name)) is not None and "runtime_env" in options.model_fields_set:
+            env = _from(base, options.runtime_env)
+            given[name] = options.model_copy(update={"runtime_env": env})
+    return given
+
+
+def _from(base: Path, env: RuntimeEnv) -> RuntimeEnv:
+    """Return a runtime_env with paths relative to where we are, rather than to ``base``."""
+    paths: dict[str, Any] = {"py_modules": tuple(str(base / path) for path in env.py_modules)}
+    if env.working_dir is not None:
+        paths["working_dir"] = str(base / env.working_dir)
+    return env.model_copy(
+        update={name: paths[name] for name in paths.keys() & env.model_fields_set}
+    )
+
+
+# --- Asking the controller ------------------------------------------------------------------------
+
+
+def apply(
+    connection: Connection,
+    built: Built,
+    *,
+    keep_others: bool = False,
+    if_version: int | None = None,
+) -> dict[str, Any]:
+    """Make the applications be these, in one change; answers as ``DeployApplications`` does.
+
+    Returns at once, with the goals to wait for. ConflictError where ``if_version`` is not the
+    version that :func:`plan` or the status has told.
+    """
+    applications.check_there(connection, built.needs)
+    operation = ops.DeployApplications(
+        applications=built.applications,
+        keep_others=keep_others,
+        if_version=if_version,
+        folders=applications.missing_of(connection, built.folders),
+    )
+    answer: dict[str, Any] = connection.request(operation)
+    return answer
+
+
+def plan(connection: Connection, built: Built, *, keep_others: bool = False) -> dict[str, Any]:
+    """Answer {"version": ..., "changes": [...]}: what :func:`apply` would change."""
+    applications.check_there(connection, built.needs)
+    operation = ops.PlanApplications(applications=built.applications, keep_others=keep_others)
+    answer: dict[str, Any] = connection.request(operation)
+    return answer
+
+
+# --- In a process of its own ----------------------------------------------------------------------
+
+
+def built_elsewhere(
+    document: Mapping[str, Any], app_dir: Path, timeout_s: float = BUILD_TIMEOUT_S
+) -> Built:
+    """Do as :func:`build_document` in another process, which may take ``timeout_s`` seconds.
+
+    Blocks. The document is checked here first. Raises InvalidDocumentError; its cause, the user's
+    traceback, is a text here.
+    """
+    read_document(document)
+    arguments = [sys.executable, "-m", __name__, str(app_dir)]
+    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as output:
+        with subprocess.Popen(
+            [*arguments, str(result.fileno()), str(timeout_s)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[result.fileno()],
+            start_new_session=True,
+        ) as process:
+            try:
+                process.communicate(json.dumps(document).encode(), timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                text = f"importing its applications took longer than {timeout_s:g} s"
+                raise InvalidDocumentError([(("applications",), text)]) from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and what user code has started
+        return _read_result(result, output, process.returncode)
+
+
+def _read_result(result: IO[bytes], output: IO[bytes], code: int) -> Built:
+    result.seek(0)
+    content = result.read()
+    if not content:
+        output.seek(0)
+        text = output.read().decode(errors="replace")[-_LONGEST_OUTPUT:]
+        raise GreenroomError(f"the process that imports applications ended with {code}: {text}")
+    made = pickle.loads(content)  # of our own child
+    if isinstance(made, dict):
+        return Built(**made)
+    problems, traceback = made
+    raise InvalidDocumentError(problems) from (GreenroomError(traceback) if traceback else None)
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Build the document on stdin, and write the result to a file descriptor."""
+    app_dir, descriptor, timeout_s = Path(arguments[0]), int(arguments[1]), float(arguments[2])
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)  # should the parent die first
+    result: Any
+    try:
+        document = read_document(json.load(sys.stdin))
+        result = build_document(document, app_dir, app_dir)._asdict()
+    except InvalidDocumentError as error:
+        result = error.problems, str(getattr(error.__cause__, "traceback", ""))
+    with open(descriptor, "wb") as file:
+        pickle.dump(result, file)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
