@@ -16,6 +16,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from typing_extensions import Self
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
+from greenroom.core.cluster.devices import VARIABLES, amount_problem
 from greenroom.core.validation import Settings, describe, validated
 
 # --- Logging of replicas, under the names of Ray Serve --------------------------------------------
@@ -328,8 +329,8 @@ class RuntimeEnv(Settings):
 class ActorOptions(Settings):
     """What one replica takes of its host, 0 unless asked for, and the environment it runs in.
 
-    The amounts are counted only: ``num_gpus`` assigns no device for now, so every replica sees all
-    GPUs of the host.
+    Of ``num_gpus``, and of the resources in core/cluster/devices.py, it gets certain devices, and
+    variables that show it no others. All other amounts are counted only.
     """
 
     num_cpus: float = Field(default=0, ge=0)
@@ -351,7 +352,27 @@ class ActorOptions(Settings):
                 f"{bad}: expected names of your own; {', '.join(_OF_THEIR_OWN)} are "
                 "options beside resources"
             )
+        if wrong := [
+            f"{n}={x!r}: {told}" for n, x in value.items() if (told := amount_problem(n, x))
+        ]:
+            raise ValueError("; ".join(wrong))
         return value
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _are_whole_or_a_share(cls, value: float) -> float:
+        if wrong := amount_problem("num_gpus", value):
+            raise ValueError(wrong)
+        return value
+
+    @model_validator(mode="after")
+    def _assigns_devices_once(self) -> Self:
+        amounts = {"num_gpus": self.num_gpus, **self.resources}
+        for resource, names in VARIABLES.items():
+            for name in names:
+                if amounts.get(resource) and name in self.runtime_env.env_vars:
+                    raise ValueError(f"runtime_env.env_vars.{name}: is set by {resource}; drop one")
+        return self
 
 
 class BackendConfig(Settings):

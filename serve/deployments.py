@@ -293,8 +293,8 @@ def deployment(
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count`` (20),
     ``constructor_timeout_s`` (1800), ``logging_config``,
     ``allow_method_header`` (True: HTTP requests may name a method in X-Serve-Call-Method), and
-    ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory`` and
-    ``resources``. These amounts are counted and nothing more: ``num_gpus`` assigns no device.
+    ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory``,
+    ``resources`` and ``runtime_env``.
     """
 
     def decorate(target: Any) -> Deployment:

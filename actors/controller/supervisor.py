@@ -213,6 +213,8 @@ class Supervisor:
                 config=config_of_replica(release.config),
                 config_id=release.config_id,
                 runtime_env=release.actor_options.get("runtime_env", {}),
+                devices=dict(backend.replicas[effect.replica].devices),
+                rank=self._rank_of(effect.replica),
                 epoch=self._epoch,
             ),
         )
@@ -260,7 +262,15 @@ class Supervisor:
         self._send(effect.replica, order)
 
     def _check(self, effect: fx.Check) -> None:
-        self._send(effect.replica, cm.CheckReplica(**effect._asdict(), epoch=self._epoch))
+        rank = self._rank_of(effect.replica)
+        order = cm.CheckReplica(**effect._asdict(), rank=rank, epoch=self._epoch)
+        self._send(effect.replica, order)
+
+    def _rank_of(self, tag: str) -> tuple[int, int, int, int] | None:
+        backend = self._cluster.backend_of(tag)
+        replica = None if backend is None else backend.replicas.get(tag)
+        rank = None if replica is None else replica.rank
+        return None if rank is None else (rank[0], rank[1], rank[2], rank[3])
 
     def _stop(self, effect: fx.Stop) -> None:
         self._send(effect.replica, cm.StopReplica(**effect._asdict(), epoch=self._epoch))

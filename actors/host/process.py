@@ -41,6 +41,7 @@ from thespian.actors import ActorSystem, ActorSystemException
 
 from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle
+from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, answers_http, url_of
 from greenroom.actors.host.http_port import describe_holder
 from greenroom.actors.host.records import (
@@ -130,6 +131,9 @@ def main() -> int:
         return 0
     mark(settings.own_dir)
     configure_logging(settings, HOST_ROLE)
+    if settings.num_gpus is None:  # once, for it may take long, and all processes have to agree
+        os.environ[binding.variable("num_gpus")] = str(count_gpus())
+        settings = read_settings()
     stop = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(stop, "is_made", True))

@@ -120,6 +120,8 @@ class StartReplica(Message):
     config: dict[str, Any]
     config_id: int  # grows with each change of the config
     runtime_env: dict[str, Any] = field(default_factory=dict)  # of core.config.RuntimeEnv
+    devices: dict[str, tuple[int, ...]] = field(default_factory=dict)  # see core.cluster.devices
+    rank: tuple[int, int, int, int] | None = None  # see core.lifecycle.replicas.Rank
     epoch: int = 0
 
 
@@ -152,10 +154,14 @@ class ReconfigureReplica(Message):
 
 @message
 class CheckReplica(Message):
-    """Controller to replica: run check_health; answered by ReplicaReported with check_id."""
+    """Controller to replica: run check_health; answered by ReplicaReported with check_id.
+
+    ``rank`` is its present one.
+    """
 
     replica: str
     check_id: int
+    rank: tuple[int, int, int, int] | None = None
     epoch: int = 0
 
 

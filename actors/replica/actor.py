@@ -42,6 +42,7 @@ from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import Port
+from greenroom.core.cluster import devices
 from greenroom.core.comparing.differences import Place, Plain
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import DeployFailedError
@@ -109,6 +110,7 @@ class Replica(LoopActor):
         """Run the user's check_health and report."""
         if not self._is_for_me(message, sender):
             return
+        _take_rank(message)
         if self.user_code is None or self.state != "running":
             self._report(check_id=message.check_id)
         elif (failure := self._stuck(self.user_code)) is not None:
@@ -195,6 +197,7 @@ class Replica(LoopActor):
                 version=order.version,
             )
         )
+        _take_rank(order)
         failure = self._configure_logging(order.config)
         if failure is not None:
             self._loaded(failure)
@@ -210,6 +213,11 @@ class Replica(LoopActor):
         user_code.start()
         env = RuntimeEnv(**order.runtime_env)
         os.environ.update(env.env_vars)
+        try:
+            os.environ.update(devices.variables(order.devices, os.environ))
+        except ValueError as error:
+            self._loaded(Failure.of(DeployFailedError(str(error))))
+            return
         if env.folders:
             self._fetch_folders(order, env)
         else:
@@ -360,6 +368,12 @@ class Replica(LoopActor):
 
     def _leave(self) -> None:
         self.exiting()
+
+
+def _take_rank(order: StartReplica | CheckReplica) -> None:
+    if order.rank is not None:
+        *numbers, world_size = order.rank
+        user_context.ranked(user_context.ReplicaRank(*numbers), world_size)
 
 
 def _allows_method_header(config: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from greenroom.actors.messages.queries import MORE, Answer, Assignment
@@ -36,9 +36,23 @@ class ReplicaID(NamedTuple):
     deployment_id: DeploymentID
 
 
+class ReplicaRank(NamedTuple):
+    """A replica's number among those of its deployment, from 0 and without gaps.
+
+    ``node_rank`` is that of its host among the hosts that have any, ``local_rank`` its own there.
+    """
+
+    rank: int = 0
+    node_rank: int = 0
+    local_rank: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
-    """One replica; ``servable_object`` is None until the constructor has returned."""
+    """One replica; ``servable_object`` is None until the constructor has returned.
+
+    ``rank`` and ``world_size`` are those of now: they change when replicas come and go.
+    """
 
     app_name: str  # "" for a backend that belongs to no application
     deployment: str  # the backend's tag where it belongs to no application
@@ -46,6 +60,8 @@ class ReplicaContext:
     backend: str
     version: str | None
     servable_object: Any = None
+    rank: ReplicaRank = field(default_factory=ReplicaRank)
+    world_size: int = 1  # how many replicas the deployment has
 
     @property
     def replica_id(self) -> ReplicaID:
@@ -177,6 +193,7 @@ running_batch: ContextVar[tuple[RunningQuery | None, ...]] = ContextVar(
     "greenroom_batch", default=()
 )
 _replica: ReplicaContext | None = None
+_updating = threading.Lock()
 # What stands for a replica in a process that has several: see serve.local_testing.
 local_replica: ContextVar[ReplicaContext | None] = ContextVar("greenroom_replica", default=None)
 
@@ -189,8 +206,18 @@ def install(context: ReplicaContext | None) -> None:
 
 def constructed(servable_object: Any) -> None:
     """Add what user code has made of itself to the replica's context."""
-    if _replica is not None:
-        install(replace(_replica, servable_object=servable_object))
+    _update(servable_object=servable_object)
+
+
+def ranked(rank: ReplicaRank, world_size: int) -> None:
+    """Change the rank in the replica's context."""
+    _update(rank=rank, world_size=world_size)
+
+
+def _update(**changes: Any) -> None:
+    with _updating:  # user code's loop and the message loop both do
+        if _replica is not None:
+            install(replace(_replica, **changes))
 
 
 def replica_context() -> ReplicaContext | None:

@@ -33,6 +33,7 @@ from greenroom.actors.runtime.state_dir import write_private
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.endpoints import Way
+from greenroom.core.cluster.devices import VARIABLES
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
@@ -109,8 +110,8 @@ class HostSettings(BaseSettings):
     num_gpus: float | None = Field(
         default=None,
         ge=0,
-        description="GPUs that they may take; they are only counted [the NVIDIA devices, of those "
-        "in CUDA_VISIBLE_DEVICES].",
+        description="GPUs that they may take, numbered from 0 [the NVIDIA devices, of those in "
+        "CUDA_VISIBLE_DEVICES].",
     )
     memory: float | None = Field(
         default=None, ge=0, description="Bytes of memory that they may take [the host's]."
@@ -245,6 +246,13 @@ class HostSettings(BaseSettings):
             if not isinstance(each, str) and not 0 <= each < float("inf"):
                 raise ValueError(f"{name}={given[name]!r}: expected a number, 0 or more")
         return read
+
+    @model_validator(mode="after")
+    def _have_whole_devices(self) -> Self:
+        for name, amount in {"num_gpus": self.num_gpus or 0.0, **self.custom_resources}.items():
+            if name in VARIABLES and not amount.is_integer():
+                raise ValueError(f"{name}={amount!r}: must be a whole number of devices")
+        return self
 
     @field_validator("silence_timeout_s")
     @classmethod

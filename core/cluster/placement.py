@@ -7,7 +7,8 @@ the largest share free of the resources that the replica needs; then the one wit
 replicas in all. Running replicas are not moved.
 
 A replica takes the resources of its release's actor options as soon as it is placed. They are free
-again only when its process has ended: a replica that drains still uses its memory.
+again only when its process has ended: a replica that drains still uses its memory. Of resources
+that are devices it gets certain ones (core/cluster/devices.py), which are recorded with it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from greenroom.core.cluster.devices import ROUNDING, VARIABLES, Devices, choose
+
 GIB = 1024.0**3
-_ROUNDING = 1e-9  # ten times 0.1 is a little more than 1
 _VARIABLES = {
     "num_cpus": "GREENROOM_NUM_CPUS",
     "num_gpus": "GREENROOM_NUM_GPUS",
@@ -55,21 +57,53 @@ class PlacedHost:
     why_closed: str = ""
     held: dict[str, Needs] = field(default_factory=dict)  # by replica
     taken: dict[str, float] = field(default_factory=dict)
+    devices: dict[str, Devices] = field(default_factory=dict)  # by replica
 
-    def take(self, replica: str, needs: Needs) -> None:
-        """Count what a replica has, whether there was room or not."""
+    def take(self, replica: str, needs: Needs, devices: Devices | None = None) -> Devices:
+        """Count what a replica has, whether there was room or not.
+
+        Return its devices: those that are given, or else chosen.
+        """
+        chosen = devices or {
+            name: found
+            for name in needs.keys() & VARIABLES.keys()
+            if (found := self._choose_devices(name, needs[name]))
+        }
         self.held[replica] = needs
         for name, amount in needs.items():
             self.taken[name] = self.taken.get(name, 0.0) + amount
+        if chosen:
+            self.devices[replica] = chosen
+        return chosen
 
     def give_back(self, replica: str) -> None:
         """Count a replica's part as free again; harmless when it has none."""
+        self.devices.pop(replica, None)
         for name, amount in self.held.pop(replica, {}).items():
             self.taken[name] -= amount
 
     def has_room(self, needs: Needs) -> bool:
         """Return whether a replica that needs this fits now."""
-        return all(amount <= self._free(name) + _ROUNDING for name, amount in needs.items())
+        return all(
+            amount <= self._free(name) + ROUNDING and self._has_devices(name, amount)
+            for name, amount in needs.items()
+        )
+
+    def _has_devices(self, name: str, amount: float) -> bool:
+        is_counted = self.total is None or name not in VARIABLES
+        return is_counted or self._choose_devices(name, amount) is not None
+
+    def _choose_devices(self, name: str, amount: float) -> tuple[int, ...] | None:
+        return choose(amount, self._shares(name))
+
+    def _shares(self, name: str) -> list[float]:
+        """Return how much is taken of each device of a kind."""
+        shares = [0.0] * int((self.total or {}).get(name, 0))
+        for replica, devices in self.devices.items():
+            for number in devices.get(name, ()):
+                if number < len(shares):  # else the host had more of them once
+                    shares[number] += min(self.held[replica][name], 1.0)
+        return shares
 
     def refusal(self, request: Request, siblings: int) -> str:
         """Return why a replica cannot run here, "" when it can; without regard to free room."""
@@ -92,10 +126,16 @@ class PlacedHost:
         told = []
         for name, amount in needs.items():
             total, free = self.total.get(name, 0.0), max(self._free(name), 0.0)
-            if amount <= free + _ROUNDING:
+            if amount <= free + ROUNDING:
+                if not self._has_devices(name, amount):
+                    shares = ", ".join(f"{share:.4g}" for share in self._shares(name))
+                    told.append(
+                        f"a replica needs {_told(name, amount)} of whole devices, or of one, and "
+                        f"of these is taken: {shares}"
+                    )
                 continue
             needed = f"a replica needs {_told(name, amount)}"
-            if amount > total + _ROUNDING:
+            if amount > total + ROUNDING:
                 variable = _VARIABLES.get(name, "GREENROOM_RESOURCES")
                 told.append(
                     f"{needed}, and the host has {_told(name, total)} in all: ask for less, or "
@@ -119,12 +159,14 @@ class PlacedHost:
         totals = ((name, self.total.get(name, 0.0)) for name in {*needs, "num_cpus", "memory"})
         return min((max(self._free(n), 0.0) / total for n, total in totals if total), default=0.0)
 
-    def shown(self) -> dict[str, dict[str, float]]:
-        """Return resource -> total and taken, for status."""
-        return {
-            name: {"total": total, "taken": round(self.taken.get(name, 0.0), 9)}
-            for name, total in (self.total or {}).items()
-        }
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """Return resource -> total and taken, also of each device, for status."""
+        shown: dict[str, dict[str, Any]] = {}
+        for name, total in (self.total or {}).items():
+            shown[name] = {"total": total, "taken": round(self.taken.get(name, 0.0), 9)}
+            if name in VARIABLES and total:
+                shown[name]["devices"] = [round(share, 9) for share in self._shares(name)]
+        return shown
 
     def _free(self, name: str) -> float:
         if self.total is None:
@@ -203,10 +245,12 @@ class Placement:
         """Return whether replicas may be placed on a host."""
         return host in self._hosts and self._hosts[host].is_open
 
-    def take(self, replica: str, host: str, needs: Needs) -> None:
-        """Count what a replica has, whether there was room or not."""
+    def take(
+        self, replica: str, host: str, needs: Needs, devices: Devices | None = None
+    ) -> Devices:
+        """Count what a replica has, whether there was room or not; return its devices."""
         self._at[replica] = self._hosts[host]
-        self._hosts[host].take(replica, needs)
+        return self._hosts[host].take(replica, needs, devices)
 
     def give_back(self, replica: str) -> None:
         """Count a replica's part as free again; harmless when it has none."""
@@ -247,7 +291,7 @@ class Placement:
             told += f"; and {others} other host{'s' if others > 1 else ''}"
         return f"{told}; or another host joins"
 
-    def shown(self, host: str | None = None) -> dict[str, dict[str, float]]:
+    def shown(self, host: str | None = None) -> dict[str, dict[str, Any]]:
         """Return resource -> total and taken, of one host or of all that are open together."""
         if host is not None:
             return self._hosts[host].shown()
@@ -255,8 +299,8 @@ class Placement:
         for each in self._hosts.values():
             for name, amounts in each.shown().items() if each.is_open else ():
                 sum_ = sums.setdefault(name, {"total": 0.0, "taken": 0.0})
-                for what, amount in amounts.items():
-                    sum_[what] = round(sum_[what] + amount, 9)
+                for what in sum_:
+                    sum_[what] = round(sum_[what] + amounts[what], 9)
         return sums
 
 

@@ -216,6 +216,7 @@ def series(cluster: Cluster, asked: GetSeries, wall_now: float) -> dict[str, Any
 
 
 def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
+    devices = {name: list(numbers) for name, numbers in replica.devices.items()}
     return {
         "tag": replica.tag,
         "pid": replica.process.pid if replica.process is not None else None,
@@ -223,5 +224,7 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "version": backend.release_of(replica.tag).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,
+        "rank": None if replica.rank is None or replica.state not in LIVE else replica.rank.rank,
+        **({"devices": devices} if devices else {}),
         **({"trouble": replica.trouble} if replica.trouble else {}),
     }

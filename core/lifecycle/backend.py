@@ -41,11 +41,13 @@ from greenroom.core.lifecycle.replicas import (
     LEAVING,
     LIVE,
     Failures,
+    Rank,
     Replica,
     ReplicaEvent,
     ReplicaState,
     Report,
     Retries,
+    rank,
 )
 from greenroom.core.records import BackendRecord, Release, ReplicaRecord
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
@@ -87,10 +89,13 @@ class Backend:
                 since=now,
                 ask_at=now,
                 recovering=True,
+                devices=each.devices or {},
+                rank=Rank(each.rank, 0, 0, 0),
             )
             for tag, each in record.replicas.items()
             if self.placement.knows(each.host)
         }
+        rank(self._live())
         for replica in self.replicas.values():
             self._take_room(replica)
         if self.config.autoscaling_config is not None and record.target is None:
@@ -516,9 +521,11 @@ class Backend:
 
         ``publish`` makes a table the newest, and returns whether every proxy holds it already.
         """
+        self._forget_stopped()  # first, so that what they had is free for others
         effects = self._give_up_silent(now)
         self._retire_unhealthy(now)
         self._choose(now)
+        rank(self._live())
         released = publish(self.table())
         for replica in self.replicas.values():
             effects += self._step(replica, released, now)
@@ -552,17 +559,16 @@ class Backend:
         limit_s = self.config.constructor_timeout_s if replica.reported else SILENT_START_S
         return replica.since + limit_s
 
-    def _record_replicas(self) -> None:
+    def _forget_stopped(self) -> None:
         for replica in self._in(ReplicaState.STOPPED):
             self.placement.give_back(replica.tag)
             del self.replicas[replica.tag]
-        if self.replicas.keys() != self.record.replicas.keys():
-            self.update(
-                replicas={
-                    tag: ReplicaRecord(release=replica.release, host=replica.host)
-                    for tag, replica in self.replicas.items()
-                }
-            )
+
+    def _record_replicas(self) -> None:
+        self._forget_stopped()
+        records = {tag: _record_of(replica) for tag, replica in self.replicas.items()}
+        if records != self.record.replicas:
+            self.update(replicas=records)
 
     def _give_up_silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -678,7 +684,8 @@ class Backend:
 
     def _take_room(self, replica: Replica) -> None:
         options = releases.numbered(self.record, replica.release).actor_options
-        self.placement.take(replica.tag, replica.host, needs_of(options))
+        needs = needs_of(options)
+        replica.devices = self.placement.take(replica.tag, replica.host, needs, replica.devices)
 
     def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
         """Retire so many: those that do not run, then from the most crowded hosts."""
@@ -707,8 +714,7 @@ class Backend:
         """Return what to tell a replica; ``released`` once no router sends to those that go."""
         if replica.state is ReplicaState.SHOULD_START:
             replica.move(ReplicaEvent.START, now)
-            replica.ask_at = now + RESEND_S
-            return [Start(replica.tag, self.record.tag)]
+            return self._ask_to_start(replica, now)
         if replica.state is ReplicaState.STARTING:
             return self._await_start(replica, now)
         if replica.state is ReplicaState.RUNNING:
@@ -730,7 +736,11 @@ class Backend:
         if replica.reported:  # it is busy starting, or its later report was lost
             replica.ask_at = now + self.config.health_check_period_s
             return [Check(replica.tag, 0)]
+        return self._ask_to_start(replica, now)
+
+    def _ask_to_start(self, replica: Replica, now: float) -> list[Effect]:
         replica.ask_at = now + RESEND_S
+        replica.told_rank = replica.rank
         return [Start(replica.tag, self.record.tag)]
 
     def _keep(self, replica: Replica, now: float) -> list[Effect]:
@@ -740,9 +750,11 @@ class Backend:
         if self._is_newest(replica) and not is_told:
             replica.told_config_id = config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
-        if replica.check_sent_at is None and now >= replica.ask_at:
+        is_due = now >= replica.ask_at or replica.rank != replica.told_rank
+        if replica.check_sent_at is None and is_due:
             replica.check_id += 1
             replica.check_sent_at = now
+            replica.told_rank = replica.rank  # which the check carries
             effects.append(Check(replica.tag, replica.check_id))
         return effects
 
@@ -766,6 +778,15 @@ class Backend:
     @property
     def _drain_s(self) -> float:
         return 0.0 if self.record.force else self.config.graceful_shutdown_timeout_s
+
+
+def _record_of(replica: Replica) -> ReplicaRecord:
+    return ReplicaRecord(
+        release=replica.release,
+        host=replica.host,
+        rank=0 if replica.rank is None else replica.rank.rank,
+        devices=replica.devices or None,
+    )
 
 
 def _count_running(replicas: Iterable[Replica]) -> int:

@@ -15,11 +15,14 @@ run on a host that cannot be reached. *stopped* is final.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenroom.core.backoff import pause_s
+from greenroom.core.cluster.devices import Devices
 
 
 class ReplicaState(str, Enum):
@@ -83,6 +86,15 @@ def next_state(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
         raise IllegalTransitionError(f"event {event.value} in state {state.value}") from None
 
 
+class Rank(NamedTuple):
+    """A replica's number among the living ones of its backend, all from 0."""
+
+    rank: int
+    node_rank: int  # of its host, among those that have any
+    local_rank: int  # among those on its host
+    world_size: int  # how many there are
+
+
 @dataclass(slots=True, eq=False)
 class Replica:
     """The observed state of one replica."""
@@ -106,12 +118,40 @@ class Replica:
     reported: bool = False
     recovering: bool = False  # known from the record only
     moving: bool = False  # to be replaced elsewhere
+    devices: Devices = field(default_factory=dict)
+    rank: Rank | None = None  # the last that it had among those that live
+    told_rank: Rank | None = None
 
     def move(self, event: ReplicaEvent, now: float) -> float:
         """Take the table's transition; return since when it was in the state that it leaves."""
         state, since = next_state(self.state, event), self.since
         self.state, self.since = state, now
         return since
+
+
+def rank(living: Sequence[Replica]) -> None:
+    """Give all living replicas of a backend their numbers, from 0 and without gaps.
+
+    Each keeps the number that it has, unless an earlier one of the sequence has that, or it is as
+    large as there are replicas.
+    """
+    free = dict.fromkeys(range(len(living)))
+    numbers: dict[str, int] = {}
+    for replica in living:
+        if replica.rank is not None and replica.rank.rank in free:
+            numbers[replica.tag] = replica.rank.rank
+            del free[replica.rank.rank]
+    unused = iter(free)
+    hosts: dict[str, int] = {}
+    on_host: Counter[str] = Counter()
+    for replica in living:
+        if replica.tag not in numbers:
+            numbers[replica.tag] = next(unused)
+    for replica in sorted(living, key=lambda each: numbers[each.tag]):
+        host = replica.host
+        node_rank = hosts.setdefault(host, len(hosts))
+        replica.rank = Rank(numbers[replica.tag], node_rank, on_host[host], len(living))
+        on_host[host] += 1
 
 
 @dataclass(slots=True, kw_only=True)

@@ -146,6 +146,8 @@ def _applications(applications: Mapping[str, Any], *, has_several_hosts: bool) -
                 tag = str(replica.get("tag")).removeprefix(f"{name}#{deployment}#")
                 host = (replica.get("host"),) if has_several_hosts else ()
                 busy = (replica.get("pid"), replica.get("ongoing"))
+                for resource, numbers in (replica.get("devices") or {}).items():
+                    tag += f" on {resource} {' '.join(map(str, numbers))}"
                 _add(table, f"    {tag}", "", _state(replica.get("state")), *busy, *host)
         table.add_section()
     return table

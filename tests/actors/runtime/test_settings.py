@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.host.capacity import capacity_of
+from greenroom.actors.host import capacity
+from greenroom.actors.host.capacity import capacity_of, count_gpus
 from greenroom.actors.runtime.settings import (
     FIELDS,
     HostSettings,
@@ -118,6 +119,8 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("num_cpus", "many", "num_cpus='many': must be a valid number"),
         ("num_cpus", "-1", "num_cpus='-1': must be greater than or equal to 0"),
         ("num_gpus", "nan", "num_gpus='nan': must be a finite number"),
+        ("num_gpus", "1.5", "num_gpus=1.5: must be a whole number of devices"),
+        ("resources", "TPU=0.5", "TPU=0.5: must be a whole number of devices"),
         ("memory", "4GB", "memory='4GB': must be a valid number"),
         ("resources", "disk", "resources='disk': expected names, each once, with amounts"),
         ("resources", "disk=", "resources='disk=': expected names, each once, with amounts"),
@@ -212,7 +215,7 @@ def test_the_host_has_what_the_settings_say_or_what_is_found() -> None:
     found = capacity_of(read_settings({}))
     assert found["num_cpus"] == len(os.sched_getaffinity(0))
     assert found["memory"] > 1024**2
-    assert found["num_gpus"] >= 0
+    assert found["num_gpus"] == 0, "they are counted once, by the host process"
     said = read_settings({}, num_cpus="0.5", num_gpus="2", memory="1e9", resources="disk=2,zone=a")
     expected = {"num_cpus": 0.5, "num_gpus": 2.0, "memory": 1e9, "disk": 2.0}
     assert capacity_of(said) == expected
@@ -220,12 +223,29 @@ def test_the_host_has_what_the_settings_say_or_what_is_found() -> None:
     assert read_settings({}, resources='{"zone": "a", "disk": 2}').resources == said.resources
 
 
-def test_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_smi(folder: Path, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(
         Path, "glob", lambda *_: [Path(f"/dev/nvidia{each}") for each in (0, 1, 2, "ctl")]
     )
-    assert capacity_of(read_settings({}))["num_gpus"] == 3
-    for visible, count in (("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3)):
+    assert count_gpus() == 3
+    fake_smi(tmp_path, "echo 0; echo 1; echo 2; echo 3")
+    assert count_gpus() == 4
+    for visible, count in (("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3,4", 4), ("-1", 0)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert capacity_of(read_settings({}))["num_gpus"] == count
+        assert count_gpus() == count
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    fake_smi(tmp_path, "exit 9")
+    assert count_gpus() == 3
+    monkeypatch.setattr(capacity, "SMI_TIMEOUT_S", 0.1)
+    fake_smi(tmp_path, "exec sleep 60")
+    assert count_gpus() == 3
