@@ -180,7 +180,7 @@ async def stand_next_door(port: int, key_file: Path) -> None:
     """Be a gate that leads nowhere until standard input ends."""
     loop = asyncio.get_running_loop()
     own = ProcessAddress(NEXT_DOOR, port)
-    gate = Gate(loop, own, KeyFiles(key_file), Admission(loop), lambda sock: sock.close())
+    gate = Gate(loop, own, KeyFiles(key_file), Admission(loop), lambda sock, _: sock.close())
     print("there", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     gate.close()

@@ -19,9 +19,7 @@ from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import identify
-from greenroom.actors.runtime.settings import LOCAL_NAMES as LOOPBACK
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.leader_lease import Lease
@@ -63,21 +61,14 @@ class Members:
         self._port: Port | None = None  # to other hosts' admins; made when there is one
         self._locating: dict[str, tuple[float, list[Callable[[Address], None]]]] = {}
         self.keys = KeyRotation(loop, cluster, settings)
-        self._beats: BeatListener | None = None
-        if settings.bind is not None and settings.bind not in LOOPBACK:
-            self._beats = BeatListener(
-                loop.asyncio,
-                (settings.bind, settings.admin_port),
-                KeyFiles(settings.cluster_key),
-                process.incarnation,
-                time.monotonic,
-                lambda incarnation: loop.guarded(self._beat, incarnation),
-            )
+        self._beats = BeatListener(
+            process.incarnation, lambda incarnation: loop.guarded(self._beat, incarnation)
+        )
+        loop.answer_beats(self._beats.answer)
 
     def close(self) -> None:
         """Stop listening to hosts."""
-        if self._beats is not None:
-            self._beats.close()
+        self._loop.answer_beats(lambda _beat: b"")
         if self._port is not None:
             self._port.detach()
 
@@ -183,14 +174,14 @@ class Members:
 
     def listen_to(self, incarnation: str, host: str) -> None:
         """Take the beats of one process as its host's."""
-        if host != self._own and self._beats is not None and incarnation not in self._hosts:
+        if host != self._own and incarnation not in self._hosts:
             self._hosts[incarnation] = host
             self._beats.expect(incarnation)
 
     def listen_no_more(self, incarnation: str) -> None:
         """Forget a process that beat and is dead; with the last of a host, that is lost."""
         host = self._hosts.pop(incarnation, None)
-        if host is None or self._beats is None:
+        if host is None:
             return
         self._beats.forget(incarnation)
         if host not in self._hosts.values():

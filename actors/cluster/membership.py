@@ -10,7 +10,7 @@ from typing import Any
 
 from greenroom.actors.cluster.election import LeaderElection
 from greenroom.actors.cluster.epoch_fence import EpochFence
-from greenroom.actors.cluster.heartbeats import Beater, beater_towards
+from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.cluster.key_rotation import KeyHolder
 from greenroom.actors.cluster.leader_lease import store_id
 from greenroom.actors.host.capacity import capacity_of
@@ -79,8 +79,7 @@ class Membership:
         self.report()
         if self._beater is not None:
             self._beater.close()
-        loop, own = self._port.loop.asyncio, self._process.incarnation
-        self._beater = beater_towards(address, process.incarnation, self._settings, loop, own)
+        self._beater = Beater(self._port.loop, address, self._process.incarnation)
 
     def lost_controller(self) -> None:
         """Stop reporting, until another controller is met."""

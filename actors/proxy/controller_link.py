@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.cluster.epoch_fence import Following
-from greenroom.actors.cluster.heartbeats import Beater, beater_towards
+from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.messages.control import Changed, Listen, MeetController
 from greenroom.actors.messages.queries import Address, Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer, nothing
@@ -69,13 +69,7 @@ class ControllerLink:
             self._unwatch_host = self._loop.watch_process(message.by, nothing)
         if self._beater is not None:
             self._beater.close()
-        self._beater = beater_towards(
-            message.controller,
-            message.process.incarnation,
-            self._settings,
-            self._loop.asyncio,
-            self._process.incarnation,
-        )
+        self._beater = Beater(self._loop, message.controller, self._process.incarnation)
         self.listen()
         self._met()
 

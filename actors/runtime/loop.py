@@ -85,6 +85,22 @@ class Transport(Protocol):
         on this host, where pidfds tell.
         """
 
+    def beat_link(self, target: Address, on_answer: Callable[[bytes], None]) -> BeatLink | None:
+        """Return a link for beats to another process, which answers each; None on this host."""
+
+    def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
+        """Answer beats so, of as many bytes, or b"" for none; before, each is its own answer."""
+
+
+class BeatLink(Protocol):
+    """A link for beats to one process of another host, which nothing else delays."""
+
+    def send(self, beat: bytes) -> None:
+        """Send ``BEAT_SIZE`` bytes. They may arrive late, or never."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
 
 class Loop:
     """One process's loop; ``schedule`` takes Thespian's description of a delivery.
@@ -210,6 +226,14 @@ class Loop:
         """
         cancel = None if at is None else self._watch_remote(at, on_exit, on_unreachable)
         return self._watch_here(process, on_exit) if cancel is None else cancel
+
+    def beat_link(self, target: Address, on_answer: Callable[[bytes], None]) -> BeatLink | None:
+        """Return a link for beats to the process at ``target``; None for one on this host."""
+        return self._transport.beat_link(target, partial(self.guarded, on_answer))
+
+    def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
+        """Answer the beats of other hosts' processes so from now on; b"" is no answer."""
+        self._transport.answer_beats(answer)
 
     def _watch_remote(
         self, at: Address, on_exit: Callback, on_unreachable: Callback | None

@@ -35,7 +35,7 @@ from greenroom.actors.messages.queries import Address, AskProxy, AskProxyReply, 
 from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.machine import MACHINE, Machine
 from greenroom.actors.transport.admission import Trouble
-from greenroom.actors.transport.endpoints import Way
+from greenroom.actors.transport.endpoints import Way, close_loop
 from greenroom.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ class ThreadPort(Port):
     def _run(self) -> None:
         self.loop.asyncio.run_forever()
         self.detach()
-        self.loop.asyncio.close()
+        close_loop(self.loop.asyncio)
 
 
 class Finder:

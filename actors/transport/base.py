@@ -46,6 +46,7 @@ from greenroom.actors.transport import endpoints as descriptors
 from greenroom.actors.transport import envelopes
 from greenroom.actors.transport.addresses import ProcessAddress, parse_address
 from greenroom.actors.transport.admission import Trouble
+from greenroom.actors.transport.beats import BeatLink
 from greenroom.actors.transport.cluster_key import ClusterKeyError
 from greenroom.actors.transport.connection import Unsent
 from greenroom.actors.transport.endpoints import (
@@ -55,6 +56,7 @@ from greenroom.actors.transport.endpoints import (
     Naming,
     RepairedMultiProcAdmin,
     Way,
+    close_loop,
     descriptors_of,
     keys_of,
     loop_for,
@@ -257,7 +259,7 @@ class Transport(Naming):
             self.links = Links(self.loop, own, self, keys, place.gate)
         except (OSError, ClusterKeyError):
             if self._is_own_loop:
-                self.loop.close()
+                close_loop(self.loop)
             raise
         descriptors.release_in_children(self)
         if place.is_logger or (place.parent is not None and own.is_admin):
@@ -512,6 +514,14 @@ class Transport(Naming):
 
         return cancel
 
+    def beat_link(self, target: Any, on_answer: Callable[[bytes], None]) -> BeatLink | None:
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
+        return self.links.beat_link(target.addressDetails, on_answer)
+
+    def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
+        self.links.answer_beats(answer)
+
     def trouble_with(self, gate: Any) -> Trouble:
         """Return why the host of an address could not be reached the last time."""
         return self.links.trouble_with(gate.addressDetails)
@@ -667,7 +677,7 @@ class Transport(Naming):
         self.links.close()
         self._is_closed = True
         if self._is_own_loop:
-            self.loop.close()
+            close_loop(self.loop)
 
     # --- Status -------------------------------------------------------------------------------
 

@@ -460,6 +460,21 @@ def loop_for(init: TransportInit__Base) -> tuple[asyncio.AbstractEventLoop, bool
     return asyncio.new_event_loop(), True
 
 
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop that is not running, and end what is left of its tasks."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)  # a coroutine may use a system of its own
+        try:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        finally:
+            asyncio._set_running_loop(outer)
+    loop.close()
+
+
 def descriptors_of(loop: asyncio.AbstractEventLoop) -> list[int]:
     """Return the numbers of the loop's own descriptors: its selector and its way to wake."""
     holders = (getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock"))

@@ -1,24 +1,23 @@
 """The one TCP port of a host: who is let in, and to which of the host's processes.
 
 Theory of operation. A host has one TCP port, its admin's, and many processes. The admin is its
-*gate*. A dialer and the gate shake hands by TLS (tls.py), so that nothing of a stranger is read but
-by OpenSSL. Inside, the dialer sends the number of the process that it wants, 8 bytes, and the gate
-answers one byte: whether there is such a process. If there is, the gate hands the connection, the
+*gate*. A dialer and the gate shake hands by TLS (tls.py), so nothing but OpenSSL reads what a
+stranger sends. Inside, the dialer says which process it wants and what for, and the gate answers
+with one byte: whether there is such a process. If there is, the gate hands the connection, the
 descriptor itself, over to that process through its *door*, a Unix socket. The dialer and that
 process begin a TLS session of their own on it; the gate relays nothing.
 
-Neither end sends a byte between the gate's answer and the second handshake but the dialer, so the
-gate never holds bytes that are for the process.
+Between the gate's answer and the second handshake only the dialer sends, so the gate never holds
+bytes that are for the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
@@ -29,18 +28,78 @@ from greenroom.actors.transport.sockets import (
     prepare_tcp,
     tcp_listener,
 )
-from greenroom.actors.transport.tls import Securing, TlsStream, describe, is_refusal
+from greenroom.actors.transport.tls import TlsStream, describe
 
-_NUMBER = struct.Struct(">Q")
-_ANSWER_SIZE = 1024  # more than its record; nothing follows it
+MESSAGES, BEATS = 1, 2  # what a connection is for
+_WANTED = struct.Struct(">QB")  # number of the process, what for
+_READ_SIZE = 1024  # more than the record of either; nothing follows it
 ACCEPTS_PER_PASS = 32
-# Half a processor at most, whoever comes: a TLS handshake costs some 300 us. But a burst is not
-# made to wait, for an honest peer may be the last in it.
+# Half a processor at most, whoever comes: a TLS handshake costs some 300 us. But a burst is taken
+# without pauses, because an honest peer may be the last in it.
 ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
+
+# A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a
+# host that vanished counts as dead.
+DIAL_TIMEOUT_S = 1.5
+
+
+class Arrivals:
+    """Connections from other hosts that have not shown the cluster's certificate yet."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, keys: KeyFiles, admission: Admission
+    ) -> None:
+        self._loop = loop
+        self._keys = keys
+        self._admission = admission
+        self._tasks: dict[TlsStream, asyncio.Task[None]] = {}
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of all sockets."""
+        return [stream.fileno() for stream in self._tasks]
+
+    def close(self) -> None:
+        """Drop all of them."""
+        for stream in list(self._tasks):
+            self._drop(stream)
+
+    def take(
+        self, sock: socket.socket, source: str, welcome: Callable[[TlsStream, str], Awaitable[None]]
+    ) -> None:
+        """Shake hands; then ``welcome(stream, source)``, within the time of a stranger.
+
+        What raises OSError is refused.
+        """
+        stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=True)
+        self._tasks[stream] = self._loop.create_task(self._let_in(stream, source, welcome))
+        self._admission.came(stream, source, lambda reason: self._turn_away(stream, source, reason))
+
+    async def _let_in(
+        self, stream: TlsStream, source: str, welcome: Callable[[TlsStream, str], Awaitable[None]]
+    ) -> None:
+        try:
+            await stream.secure()
+            await welcome(stream, source)
+        except OSError as error:
+            self._turn_away(stream, source, describe(error))
+        else:
+            self._left(stream)
+
+    def _turn_away(self, stream: TlsStream, source: str, reason: str) -> None:
+        self._drop(stream)
+        self._admission.refused(source, reason)
+
+    def _drop(self, stream: TlsStream) -> None:
+        self._left(stream).cancel()  # nothing, where it is the present task's last act
+        stream.close()
+
+    def _left(self, stream: TlsStream) -> asyncio.Task[None]:
+        self._admission.left(stream)
+        return self._tasks.pop(stream)
 
 
 class Gate:
-    """Listens at its process's own host and port; ``take`` gets the connections for that one."""
+    """Listens at its process's own host and port; ``take(sock, purpose)`` gets what is for it."""
 
     def __init__(
         self,
@@ -48,15 +107,12 @@ class Gate:
         own: ProcessAddress,
         keys: KeyFiles,
         admission: Admission,
-        take: Callable[[socket.socket], None],
+        take: Callable[[socket.socket, int], None],
         listener: socket.socket | None = None,
     ) -> None:
-        self._loop = loop
-        self._keys = keys
-        self._admission = admission
         self._own = own
         self._take = take
-        self._callers: dict[Securing | TlsStream, str] = {}  # with their addresses
+        self._arrivals = Arrivals(loop, keys, admission)
         self._listener = Listener(
             loop,
             listener or tcp_listener(own.host, own.port),
@@ -67,89 +123,45 @@ class Gate:
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets."""
-        return [self._listener.fileno(), *(caller.fileno() for caller in self._callers)]
+        return [self._listener.fileno(), *self._arrivals.descriptors()]
 
     def close(self) -> None:
-        """Listen no more, and drop everyone who has not been handed over."""
+        """Listen no more, and drop every connection that has not been handed over."""
         self._listener.close()
-        for caller in list(self._callers):
-            if isinstance(caller, Securing):
-                caller.cancel()
-            else:
-                self._leave(caller)
-                caller.close()
+        self._arrivals.close()
 
     def _accept(self, sock: socket.socket, name: object) -> bool:
+        assert isinstance(name, tuple), name
         try:
             prepare_tcp(sock)
         except OSError:  # gone already
             sock.close()
-            return True
-        assert isinstance(name, tuple), name
-        source = f"{name[0]}:{name[1]}"
-        stream = TlsStream(sock, self._keys.tls(), accepts=True)
-
-        def leave() -> None:
-            del self._callers[securing]
-            self._admission.left(securing)
-
-        def secured() -> None:
-            leave()
-            self._callers[stream] = source
-            self._admission.came(stream, source, lambda reason: self._turn_away(stream, reason))
-            self._loop.add_reader(stream.fileno(), self._readable, stream)
-            self._readable(stream)  # the number may have come with the end of the handshake
-
-        def failed(reason: str, _is_refusal: bool) -> None:
-            leave()
-            self._admission.refused(source, reason)
-
-        securing = Securing(self._loop, stream, on_secured=secured, on_failed=failed)
-        self._callers[securing] = source
-        self._admission.came(securing, source, securing.turn_away)
+        else:
+            self._arrivals.take(sock, f"{name[0]}:{name[1]}", self._ask)
         return True
 
-    def _leave(self, stream: TlsStream) -> str:
-        self._loop.remove_reader(stream.fileno())
-        self._admission.left(stream)
-        return self._callers.pop(stream)
-
-    def _turn_away(self, stream: TlsStream, reason: str) -> None:
-        self._admission.refused(self._leave(stream), reason)
+    async def _ask(self, stream: TlsStream, _source: str) -> None:
+        said = await stream.receive(_READ_SIZE)
+        if len(said) != _WANTED.size:
+            raise OSError(f"it said {len(said)} bytes instead of which process it wants")
+        number, purpose = _WANTED.unpack(said)
+        try:
+            self._hand_over(stream, number, purpose)
+        except OSError as error:
+            raise OSError(
+                f"it could not be handed over to process {number}: {error.strerror}"
+            ) from None
         stream.close()
 
-    def _readable(self, stream: TlsStream) -> None:
-        if stream not in self._callers:
-            return
-        try:
-            wanted = stream.recv(_ANSWER_SIZE)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._turn_away(stream, describe(error))
-            return
-        if len(wanted) != _NUMBER.size:
-            self._turn_away(stream, f"it said {len(wanted)} bytes instead of a process's number")
-            return
-        (number,) = _NUMBER.unpack(wanted)
-        try:
-            self._hand_over(stream, number)
-        except OSError as error:
-            reason = f"it could not be handed over to process {number}: {error.strerror}"
-            self._turn_away(stream, reason)
-        else:
-            self._leave(stream)
-            stream.close()
-
-    def _hand_over(self, stream: TlsStream, number: int) -> None:
+    def _hand_over(self, stream: TlsStream, number: int, purpose: int) -> None:
         """Give the connection to the process of that number.
 
-        OSError when that process exists and cannot take it now, or the caller is gone.
+        OSError when that process exists and cannot take it now, or the dialer is gone.
         """
         target = ProcessAddress(self._own.host, number)
         if target == self._own:
             stream.send(b"\1")
-            self._take(stream.detach().dup())
+            self._take(socket.socket(fileno=os.dup(stream.fileno())), purpose)
             return
         with local_socket(socket.SOCK_SEQPACKET) as door:
             try:
@@ -159,125 +171,65 @@ class Gate:
                 found = False
             stream.send(bytes([found]))
             if found:
-                socket.send_fds(door, [b"\0"], [stream.fileno()])
+                socket.send_fds(door, [bytes([purpose])], [stream.fileno()])
 
 
-# A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a
-# host that vanished counts as dead.
-DIAL_TIMEOUT_S = 1.5
+class UnreachableError(Exception):
+    """A process cannot be reached.
 
-
-class Dialing:
-    """One attempt to reach a process; one callback is called, once and not at once.
-
-    ``on_secured(stream)`` when the process has the connection, and has proven itself, at last; a
-    process that is busy may take its time. ``on_dead(reason, is_certain)`` when the host says that
-    it has no such process (then without a reason), its kernel that nothing listens at the port, or
-    nothing answers in time, which may be the network's fault. ``on_failed(reason, is_refusal)``
-    otherwise.
+    It is *certainly* dead when its host says that it has none of that number, for which there is no
+    ``reason`` to be told, or its kernel that nothing listens at the port. When nothing answers in
+    time, that may be the network's fault.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        target: ProcessAddress,
-        keys: KeyFiles,
-        *,
-        on_secured: Callable[[TlsStream], None],
-        on_dead: Callable[[str, bool], None],
-        on_failed: Callable[[str, bool], None],
-    ) -> None:
-        self._loop = loop
-        self._keys = keys
-        self._number = target.number
-        self._on_secured, self._on_dead, self._on_failed = on_secured, on_dead, on_failed
-        self._socket: socket.socket | None = sock
-        self._securing: Securing | None = None
-        failure = sock.connect_ex((target.host, target.port))
-        if failure in (0, errno.EINPROGRESS):
-            self._timer = loop.call_later(DIAL_TIMEOUT_S, self._timed_out)
-            loop.add_writer(sock.fileno(), self._connected)
-        else:
-            self._timer = loop.call_later(0, self._unconnected, failure)
+    def __init__(self, reason: str, *, is_certain: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_certain = is_certain
 
-    def fileno(self) -> int:
-        """Return the socket's number; -1 without one."""
-        return -1 if self._socket is None else self._socket.fileno()
 
-    def cancel(self) -> None:
-        """Give the attempt up."""
-        self._timer.cancel()
-        if self._securing is not None:
-            self._securing.cancel()
-        if self._socket is not None and self._socket.fileno() >= 0:
-            self._loop.remove_writer(self._socket.fileno())
-            self._loop.remove_reader(self._socket.fileno())
-            self._socket.close()
-        self._socket = None
+async def dial(
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    target: ProcessAddress,
+    purpose: int,
+    keys: KeyFiles,
+) -> TlsStream:
+    """Reach a process of another host, which has then proven itself; it may take its time.
 
-    def _timed_out(self) -> None:
-        self.cancel()
-        self._on_dead(f"no answer within {DIAL_TIMEOUT_S:g} s", False)
+    UnreachableError; or OSError when what was begun has failed, also by a refusal.
+    """
+    asking = loop.create_task(_ask(loop, sock, target, purpose, keys))
+    asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+    try:  # not by wait_for, which before Python 3.12 may take no notice of being canceled
+        await asyncio.wait({asking}, timeout=DIAL_TIMEOUT_S)
+    finally:
+        asking.cancel()
+    if not asking.done():
+        raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:g} s", is_certain=False)
+    try:
+        answer = asking.result()
+    except ConnectionRefusedError:
+        raise UnreachableError("nothing listens at its port", is_certain=True) from None
+    if answer == b"\0":
+        raise UnreachableError("", is_certain=True)
+    if answer != b"\1":
+        raise ConnectionResetError("it closed the connection")
+    stream = TlsStream(loop, sock, keys.tls(), accepts=False)
+    await stream.secure()
+    return stream
 
-    def _unconnected(self, failure: int) -> None:
-        if failure == errno.ECONNREFUSED:
-            self.cancel()
-            self._on_dead("nothing listens at its port", True)
-        else:
-            self._fail(os.strerror(failure))
 
-    def _fail(self, reason: str, *, is_refusal: bool = False) -> None:
-        self.cancel()
-        self._on_failed(reason, is_refusal)
-
-    def _connected(self) -> None:
-        assert self._socket is not None
-        failure = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if failure:
-            self._unconnected(failure)
-            return
-        self._loop.remove_writer(self._socket.fileno())
-        self._secure(self._at_gate)
-
-    def _secure(self, on_secured: Callable[[TlsStream], None]) -> None:
-        assert self._socket is not None
-        stream = TlsStream(self._socket, self._keys.tls(), accepts=False)
-        self._securing = Securing(
-            self._loop,
-            stream,
-            on_secured=lambda: on_secured(stream),
-            on_failed=lambda reason, is_refusal: self._fail(reason, is_refusal=is_refusal),
-        )
-
-    def _at_gate(self, stream: TlsStream) -> None:
-        self._securing = None
-        try:
-            stream.send(_NUMBER.pack(self._number))  # a new connection has room for it
-        except OSError as error:
-            self._fail(describe(error))
-            return
-        self._loop.add_reader(stream.fileno(), self._answered, stream)
-        self._answered(stream)
-
-    def _answered(self, stream: TlsStream) -> None:
-        try:
-            answer = stream.recv(_ANSWER_SIZE)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:  # such as an alert: the gate does not take this certificate
-            self._fail(describe(error), is_refusal=is_refusal(error))
-            return
-        self._loop.remove_reader(stream.fileno())
-        if answer == b"\1":
-            self._timer.cancel()
-            self._secure(self._reached)
-        elif answer == b"\0":
-            self.cancel()
-            self._on_dead("", True)  # there is no such process, which is nothing to be told of
-        else:
-            self._fail("it closed the connection")
-
-    def _reached(self, stream: TlsStream) -> None:
-        self._socket = None
-        self._on_secured(stream)
+async def _ask(
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    target: ProcessAddress,
+    purpose: int,
+    keys: KeyFiles,
+) -> bytes:
+    """Return what the gate answers; b"" when it ends the connection instead."""
+    await loop.sock_connect(sock, (target.host, target.port))
+    stream = TlsStream(loop, sock, keys.tls(), accepts=False)
+    await stream.secure()
+    stream.send(_WANTED.pack(target.number, purpose))  # a new connection has room for it
+    return await stream.receive(_READ_SIZE)

@@ -34,6 +34,7 @@ from greenroom.actors.transport.addresses import (
     parse_address,
 )
 from greenroom.actors.transport.admission import Admission, Listener, Trouble, listen_here
+from greenroom.actors.transport.beats import BeatLink, answer_beats
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.connection import MESSAGE_COST, Connection, Session, Stream, Unsent
 from greenroom.actors.transport.endpoints import Shortage
@@ -52,15 +53,24 @@ from greenroom.actors.transport.frames import (
     read_hello,
     split_body,
 )
-from greenroom.actors.transport.gate import Dialing, Gate
+from greenroom.actors.transport.gate import (
+    BEATS,
+    MESSAGES,
+    Arrivals,
+    Gate,
+    UnreachableError,
+    dial,
+)
 from greenroom.actors.transport.sockets import (
     Credentials,
+    discard,
     local_listener,
     own_connection,
     own_listener,
+    resend_evenly,
     tcp_socket,
 )
-from greenroom.actors.transport.tls import Securing, TlsStream
+from greenroom.actors.transport.tls import TlsStream, describe, is_refusal
 from greenroom.core.backoff import pause_s
 
 logger = logging.getLogger(__name__)
@@ -77,7 +87,7 @@ LOOK_AT_KEYS_S = 1.0
 class Cancelable(Protocol):
     """Something under way that can be given up."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """Give it up."""
 
 
@@ -202,11 +212,9 @@ class Links:
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets."""
         numbers = [connection.fileno() for connection in self._by_connection]
-        reaching = [peer.retry for peer in self._peers.values()]
-        numbers += [each.fileno() for each in reaching if isinstance(each, Dialing)]
         if self._remote is not None:
             numbers += self._remote.descriptors()
-        return [fd for fd in (*numbers, self._listener.fileno()) if fd >= 0]
+        return [fd for fd in {*numbers, self._listener.fileno()} if fd >= 0]
 
     def connections(self, address: ProcessAddress | None = None) -> list[Connection]:
         """Return all connections, or those with the process at ``address``."""
@@ -275,6 +283,20 @@ class Links:
         peer = self._peers.get(address.text)
         if peer is not None:
             self._write(peer)
+
+    def beat_link(
+        self, address: ProcessAddress, on_answer: Callable[[bytes], None]
+    ) -> BeatLink | None:
+        """Return a link for beats to a process of another host; None where there is no way."""
+        remote = self._remote
+        if remote is None or address.host in {self.address.host, LOOPBACK}:
+            return None
+        return BeatLink(self.loop, lambda: remote.dial_for_beats(address), on_answer)
+
+    def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
+        """Answer beats so from now on; until then each beat is its own answer."""
+        if self._remote is not None:
+            self._remote.answer_beat = answer
 
     def _write(self, peer: Peer) -> None:
         if peer.connection is not None:
@@ -608,14 +630,16 @@ class Remote:
     """The ways to and from processes of other hosts."""
 
     def __init__(self, links: Links, keys: KeyFiles, listener: socket.socket | None = None) -> None:
+        self.answer_beat: Callable[[bytes], bytes] = lambda beat: beat
         self._links = links
         self._loop = links.loop
         self._own = links.address
         self._keys = keys
         self._admission = links.admission
-        self._securing: set[Securing] = set()  # those who dialed us
+        self._arrivals = Arrivals(self._loop, keys, self._admission)
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
-        self._begun: dict[Connection, frozenset[bytes]] = {}  # with which certificates
+        self._dialing: set[socket.socket] = set()
+        self._begun: dict[TlsStream, Callable[[], object]] = {}  # and what ends each
         self._look: asyncio.TimerHandle | None = None
         self._gate: Gate | None = None
         self._door: Listener | None = None
@@ -628,24 +652,27 @@ class Remote:
             )
 
     def descriptors(self) -> list[int]:
-        """Return the numbers of all sockets that are no connection's."""
-        numbers = [each.fileno() for each in self._securing] + list(self._handed)
+        """Return the numbers of all sockets, of which some may be connections' too."""
+        numbers = [sock.fileno() for sock in self._dialing]
+        numbers += [stream.fileno() for stream in self._begun]
+        numbers += [*self._handed, *self._arrivals.descriptors()]
         if self._gate is not None:
             numbers += self._gate.descriptors()
         if self._door is not None:
             numbers.append(self._door.fileno())
-        return [fd for fd in numbers if fd >= 0]
+        return numbers
 
     def close(self) -> None:
-        """Let go of everything but the connections."""
+        """Let go of everything."""
         if self._gate is not None:
             self._gate.close()
         if self._door is not None:
             self._door.close()
-        for fd in list(self._handed):
-            self._close_handed(fd)
-        for each in self._securing:
-            each.cancel()
+        self._arrivals.close()
+        for sock in (*self._handed.values(), *self._dialing):
+            discard(self._loop, sock)
+        for stream in self._begun:
+            stream.close()
         if self._look is not None:
             self._look.cancel()
 
@@ -657,46 +684,39 @@ class Remote:
 
     def _read_handed(self, gate: socket.socket) -> None:
         try:
-            _, numbers, _, _ = socket.recv_fds(gate, 1, 1)
+            purpose, numbers, _, _ = socket.recv_fds(gate, 1, 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            numbers = []
-        self._close_handed(gate.fileno())
+            purpose, numbers = b"", []
+        del self._handed[gate.fileno()]
+        discard(self._loop, gate)
         for number in numbers:
             os.set_inheritable(number, False)  # recv_fds does not pass its flags on
-            self._take(socket.socket(fileno=number))
+            self._take(socket.socket(fileno=number), purpose[0])
 
-    def _close_handed(self, fd: int) -> None:
-        self._loop.remove_reader(fd)
-        self._handed.pop(fd).close()
-
-    def _take(self, sock: socket.socket) -> None:
+    def _take(self, sock: socket.socket, purpose: int) -> None:
         """Take a connection that the gate has let in."""
         sock.setblocking(False)
         try:
             host, port = sock.getpeername()
+            if purpose == BEATS:
+                resend_evenly(sock)
         except OSError:  # gone already
             sock.close()
             return
-        source = f"{host}:{port}"
-        stream = TlsStream(sock, self._keys.tls(), accepts=True)
+        welcome = self._welcome_beats if purpose == BEATS else self._welcome
+        self._arrivals.take(sock, f"{host}:{port}", welcome)
 
-        def leave() -> None:
-            self._securing.discard(securing)
-            self._admission.left(securing)
+    async def _welcome(self, stream: TlsStream, source: str) -> None:
+        self._begin(stream, None, source)
 
-        def secured() -> None:
-            leave()
-            self._begin(stream, None, source)
+    async def _welcome_beats(self, stream: TlsStream, _source: str) -> None:
+        task = self._loop.create_task(answer_beats(stream, self._answered))
+        self._note_begun(stream, task.cancel)
 
-        def failed(reason: str, _is_refusal: bool) -> None:
-            leave()
-            self._admission.refused(source, reason)
-
-        securing = Securing(self._loop, stream, on_secured=secured, on_failed=failed)
-        self._securing.add(securing)
-        self._admission.came(securing, source, securing.turn_away)
+    def _answered(self, beat: bytes) -> bytes:
+        return self.answer_beat(beat)  # of now: a link may have begun earlier
 
     # --- Out ----------------------------------------------------------------------------------
 
@@ -705,29 +725,50 @@ class Remote:
 
         OSError when there is no socket to be had.
         """
+        sock = tcp_socket(self._own.host)
+        self._dialing.add(sock)
+        peer.retry = self._loop.create_task(self._dial(peer, sock))
 
-        def secured(stream: TlsStream) -> None:
+    async def _dial(self, peer: Peer, sock: socket.socket) -> None:
+        try:
+            stream = await self._reach(sock, peer.address, MESSAGES)
+        except UnreachableError as error:
+            peer.retry = None
+            self._dead(peer, error.reason, is_certain=error.is_certain)
+        except OSError as error:
+            peer.retry = None
+            self._failed(peer, describe(error), is_refusal=is_refusal(error))
+        else:
             peer.retry = None
             self._begin(stream, peer, _gate_of(peer))
 
-        peer.retry = Dialing(
-            self._loop,
-            tcp_socket(self._own.host),
-            peer.address,
-            self._keys,
-            on_secured=secured,
-            on_dead=lambda reason, is_certain: self._dead(peer, reason, is_certain=is_certain),
-            on_failed=lambda reason, is_refusal: self._failed(peer, reason, is_refusal=is_refusal),
-        )
+    async def dial_for_beats(self, address: ProcessAddress) -> TlsStream:
+        """Reach a process that is to answer beats; see :func:`.gate.dial`."""
+        sock = tcp_socket(self._own.host)
+        self._dialing.add(sock)
+        resend_evenly(sock)
+        stream = await self._reach(sock, address, BEATS)
+        task = asyncio.current_task()
+        assert task is not None
+        self._note_begun(stream, task.cancel)
+        return stream
+
+    async def _reach(self, sock: socket.socket, to: ProcessAddress, purpose: int) -> TlsStream:
+        try:
+            stream = await dial(self._loop, sock, to, purpose, self._keys)
+        except BaseException:  # among them that it is canceled
+            discard(self._loop, sock)
+            raise
+        finally:
+            self._dialing.discard(sock)
+        return stream
 
     def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:
-        peer.retry = None
         if reason:
             self._admission.gave_up(_gate_of(peer), reason)
         self._links.died(peer, is_certain=is_certain)
 
     def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
-        peer.retry = None
         peer.failures += 1
         if is_refusal:
             self._admission.refused(_gate_of(peer), reason)
@@ -752,10 +793,15 @@ class Remote:
 
     def _begin(self, stream: TlsStream, peer: Peer | None, source: str) -> None:
         """Talk to a process that has proven to belong to the cluster."""
-        self._begun = {each: begun for each, begun in self._begun.items() if not each.is_closed}
         connection = self._links.start(stream, peer, source)
-        self._begun[connection] = stream.certificates
-        connection.read()  # what came behind the TLS handshake has been taken off the socket
+        self._note_begun(stream, lambda: self._links.renew(connection))
+        # What came behind the TLS handshake has been taken off the socket. Not now: handlers of
+        # messages run as callbacks of the loop, not in the task that dialed.
+        self._loop.call_soon(connection.read)
+
+    def _note_begun(self, stream: TlsStream, end: Callable[[], object]) -> None:
+        self._begun = {each: end for each, end in self._begun.items() if not each.is_closed}
+        self._begun[stream] = end
         if self._look is None:
             self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
 
@@ -763,10 +809,10 @@ class Remote:
         """End what was begun with a cluster file that was replaced; it is dialed again."""
         self._look = None
         taken = self._keys.tls().taken
-        self._begun = {each: begun for each, begun in self._begun.items() if not each.is_closed}
-        for connection, certificates in list(self._begun.items()):
-            if not certificates <= taken:
-                self._links.renew(connection)
+        self._begun = {each: end for each, end in self._begun.items() if not each.is_closed}
+        for stream, end in list(self._begun.items()):
+            if not stream.certificates <= taken:
+                end()
         if self._begun:
             self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
 

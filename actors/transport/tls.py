@@ -1,8 +1,10 @@
 """TLS between hosts: each end presents the cluster's certificate, and requires exactly it.
 
-OpenSSL works on memory; :class:`TlsStream` carries its bytes, and is to a connection what a socket
-is. Not asyncio's own TLS: the gate hands a connection on to another process between two TLS
-sessions, so no byte too many may be read.
+OpenSSL works on memory; :class:`TlsStream` carries its bytes. To a :class:`Connection` it is what a
+socket is. Until there is one, coroutines wait for it.
+
+Why not asyncio's own TLS: it would be a second kind of connection beside that of Unix sockets, and
+it hides how much a slow peer owes.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from greenroom.actors.transport.cluster_key import Tls
 from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.sockets import discard
 
 SEAL_SIZE = 256 * 1024  # what is encrypted at once, about
 _RECORD_SIZE = 16 * 1024  # the most that one read gives
@@ -23,7 +25,10 @@ _RECORD_SIZE = 16 * 1024  # the most that one read gives
 class TlsStream:
     """A socket that never blocks, and the TLS session over it."""
 
-    def __init__(self, sock: socket.socket, tls: Tls, *, accepts: bool) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, tls: Tls, *, accepts: bool
+    ) -> None:
+        self._loop = loop
         self._socket = sock
         self._tls = tls
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -38,25 +43,43 @@ class TlsStream:
         theirs = self._session.getpeercert(binary_form=True)
         return frozenset({self._tls.own, theirs or b""})
 
-    @property
-    def is_written(self) -> bool:
-        """Return whether all that was sent is on its way."""
-        return not self._sealed and not self._outgoing.pending
-
     def fileno(self) -> int:
         """Return the socket's number."""
         return self._socket.fileno()
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the socket was let go."""
+        return self._socket.fileno() < 0
+
     def close(self) -> None:
         """Let go of the socket, without a word."""
-        self._socket.close()
+        discard(self._loop, self._socket)
 
-    def detach(self) -> socket.socket:
-        """Return the socket, for another TLS session between other processes."""
-        return self._socket
+    async def secure(self) -> None:
+        """Shake hands. OSError, of which SSLError is one, when that fails."""
+        while not self._handshake():
+            await self._readable()
 
-    def handshake(self) -> bool:
-        """Go on with the handshake; return whether it is over. OSError, of which SSLError is one.
+    async def receive(self, size: int) -> bytes:
+        """Wait for what :meth:`recv` returns."""
+        while True:
+            try:
+                return self.recv(size)
+            except BlockingIOError:
+                await self._readable()
+
+    async def _readable(self) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self.fileno(), _set_done, ready)
+        try:
+            await ready
+        finally:
+            if not self.is_closed:
+                self._loop.remove_reader(self.fileno())
+
+    def _handshake(self) -> bool:
+        """Go on with the handshake; return whether it is over.
 
         What OpenSSL has verified is compared once more: the certificate is one of the cluster's
         own, and not one that a cluster's key has signed.
@@ -136,6 +159,11 @@ class TlsStream:
             self._sealed = self._sealed[written:]
 
 
+def _set_done(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
 ANOTHER_CLUSTER = (
     "it has another cluster's file, or a newer one since `greenroom rotate-key`: then copy the one "
     "in its state directory over this host's"
@@ -160,65 +188,3 @@ def describe(error: OSError) -> str:
 def is_refusal(error: OSError) -> bool:
     """Return whether an end refuses the other one, rather than that the connection ended."""
     return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
-
-
-_Callbacks: TypeAlias = "tuple[Callable[[], None], Callable[[str, bool], None]]"
-
-
-class Securing:
-    """A connection during the handshake of TLS; one callback is called, once and not at once.
-
-    ``on_failed(reason, is_refusal)`` when it failed, and the socket is closed. It was no refusal,
-    and may succeed when tried again, where the connection ended.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        stream: TlsStream,
-        *,
-        on_secured: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-    ) -> None:
-        self._loop = loop
-        self._stream = stream
-        # None when it is over: callbacks lead back here, and a flood must not wait for the
-        # collector of cycles.
-        self._callbacks: _Callbacks | None = (on_secured, on_failed)
-        loop.add_reader(stream.fileno(), self._advance)
-        loop.call_soon(self._advance)  # the dialer speaks first
-
-    def fileno(self) -> int:
-        """Return the socket's number."""
-        return self._stream.fileno()
-
-    def cancel(self) -> None:
-        """Give it up, without a word."""
-        if self._leave() is not None:
-            self._stream.close()
-
-    def turn_away(self, reason: str, *, is_refusal: bool = True) -> None:
-        """Close the connection and say why."""
-        callbacks = self._leave()
-        if callbacks is not None:
-            self._stream.close()
-            callbacks[1](reason, is_refusal)
-
-    def _leave(self) -> _Callbacks | None:
-        callbacks, self._callbacks = self._callbacks, None
-        if callbacks is not None:
-            self._loop.remove_reader(self._stream.fileno())
-        return callbacks
-
-    def _advance(self) -> None:
-        if self._callbacks is None:
-            return
-        try:
-            is_done = self._stream.handshake()
-        except OSError as error:
-            self.turn_away(describe(error), is_refusal=is_refusal(error))
-            return
-        if is_done:
-            callbacks = self._leave()
-            assert callbacks is not None
-            callbacks[0]()

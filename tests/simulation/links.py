@@ -5,21 +5,22 @@ that is cut waits, as with TCP, and arrives after the heal. Unless its sender gi
 it never arrives, the sender hears that it failed, and whoever watches the other end that it cannot
 be reached. A cut of the way back alone holds up what tells of arrivals, so what has arrived may
 have failed for its sender. Which of two ends gives up first, and whether any does before the heal,
-the seed decides; the other one is told when it can be. On a link that loses, messages are late, and
-of packets (beats) one in three is gone.
+the seed decides; the other one is told when it can be. On a link that loses, messages and beats are
+late. Of the beats that meet a cut, some arrive after it, when they mean nothing any more.
 
 Who has sent to a process that died on another host, or watches one, hears of it over these links.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.simulation.channels import Channel, Message
     from tests.simulation.world import SimProcess, Step, World
+
+Answered = Callable[[bytes], None]
 
 HOST = 1_000_000  # of numbers of addresses; those of a host's admin are below zero
 OUTSIDE = 90  # where clients are, whose links nobody cuts
@@ -28,7 +29,7 @@ GIVE_UP_S = (1.6, 3.7)  # after which a process counts another as unreachable
 LATE_S = (0.0, 2.0)  # for which the system of a dead process tries to deliver what that had sent
 LOST_PACKETS = 0.3
 RESEND_S = (0.2, 1.2)  # what is lost comes that much later
-INBOX = 200  # datagrams that a socket keeps
+OLD_BEATS = 0.3  # how many of those that met a cut come later
 
 
 def host_of(number: int) -> int:
@@ -62,7 +63,6 @@ class Links:
         self._cut: set[tuple[int, int]] = set()
         self._lossy_until: dict[tuple[int, int], float] = {}
         self._given_up: set[tuple[SimProcess, SimProcess]] = set()  # one by the other
-        self.sockets: dict[tuple[str, int], Socket] = {}
 
     # --- What goes wrong --------------------------------------------------------------------------
 
@@ -206,8 +206,6 @@ class Links:
 
     def died(self, process: SimProcess) -> None:
         """Tell other hosts' processes of the death of one, as far as links allow."""
-        for name in [name for name, each in self.sockets.items() if each.process is process]:
-            del self.sockets[name]
         for other in list(self._world.processes.values()):
             for number in process.numbers:
                 watch = other.watches.get(number)
@@ -262,63 +260,46 @@ class Links:
             for on_lost in list(watch.callbacks):
                 process.enqueue(lambda call=on_lost: call(is_certain))
 
-    # --- Packets ----------------------------------------------------------------------------------
+    # --- Beats ------------------------------------------------------------------------------------
 
-    def send_packet(self, process: SimProcess, packet: bytes, source: Any, target: Any) -> None:
-        """Send a datagram, which arrives or does not."""
+    def beat(self, process: SimProcess, number: int, beat: bytes, on_answer: Answered) -> None:
+        """Send a beat to the process of an address; its answer comes back, or does not."""
+        source, target = process.host, host_of(number)
+
+        def arrived() -> None:
+            entry = self._world.handlers.get(number)
+            if entry is not None and entry[0].alive:
+                entry[0].enqueue(lambda: answered(entry[0].answer_beat(beat)))
+
+        def answered(answer: bytes) -> None:
+            if answer:
+                self._carry_beat(target, source, lambda: process.enqueue(lambda: on_answer(answer)))
+
+        self._carry_beat(source, target, arrived)
+
+    def _carry_beat(self, source: int, target: int, arrived: Step, *, again: bool = True) -> None:
         world = self._world
-        one, other = process.host, int(target[0].rpartition(".")[2]) - 1
-        if self.is_cut(one, other):
-            return
-        if self._is_lossy(one, other) and world.rng.random() < LOST_PACKETS:
-            return
-        world.at(
-            world.clock() + world.delay(), lambda: self._packet_arrives(packet, source, target)
-        )
-
-    def _packet_arrives(self, packet: bytes, source: Any, target: Any) -> None:
-        found = self.sockets.get(target)
-        if found is not None and len(found.inbox) < INBOX:
-            found.inbox.append((packet, source))
-            if found.reader is not None and len(found.inbox) == 1:
-                found.process.enqueue(found.reader)
+        if not self.is_cut(source, target):
+            world.after(world.delay() + self.lateness(source, target), arrived)
+        elif again and world.rng.random() < OLD_BEATS:
+            old = lambda: self._carry_beat(source, target, arrived, again=False)  # noqa: E731
+            world.after(world.rng.uniform(*GIVE_UP_S), old)
 
 
-class Socket:
-    """A UDP socket of the running process."""
+class BeatLink:
+    """What a process beats over."""
 
-    def __init__(self, world: World) -> None:
-        assert world.current is not None
-        self.process = world.current
-        self.inbox: deque[tuple[bytes, Any]] = deque()
-        self.reader: Step | None = None
-        self._world = world
-        self._fd = next(world.fds)
-        world.sockets[self._fd] = self
+    def __init__(self, links: Links, process: SimProcess, number: int, on_answer: Answered) -> None:
+        self._links, self._process, self._number = links, process, number
+        self._on_answer = on_answer
+        self._is_closed = False
 
-    def setsockopt(self, *_: Any) -> None:
-        """Nothing is needed."""
-
-    def bind(self, name: tuple[str, int]) -> None:
-        port = name[1] or 40_000 + self._fd
-        self._name = (name[0], port)
-        self._world.links.sockets[self._name] = self
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def recvfrom(self, _size: int) -> tuple[bytes, Any]:
-        if not self.inbox:
-            raise BlockingIOError
-        return self.inbox.popleft()
-
-    def recv(self, size: int) -> bytes:
-        return self.recvfrom(size)[0]
-
-    def sendto(self, packet: bytes, target: Any) -> None:
-        self._world.links.send_packet(self.process, packet, self._name, target)
+    def send(self, beat: bytes) -> None:
+        self._links.beat(self._process, self._number, beat, self._answered)
 
     def close(self) -> None:
-        self._world.sockets.pop(self._fd, None)
-        if self._world.links.sockets.get(self._name) is self:
-            del self._world.links.sockets[self._name]
+        self._is_closed = True
+
+    def _answered(self, answer: bytes) -> None:
+        if not self._is_closed:
+            self._on_answer(answer)

@@ -15,7 +15,6 @@ import contextlib
 import os
 import random
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,7 +34,7 @@ from tests.simulation import hosts
 from tests.simulation.channels import Address
 from tests.simulation.checked_router import CheckedRouter
 from tests.simulation.coroutines import running_loop, yield_turn
-from tests.simulation.links import Socket
+from tests.simulation.links import BeatLink, host_of
 from tests.simulation.scripted_code import ScriptedCode
 from tests.simulation.shared_disk import ChangeLock
 from tests.simulation.world import Killed, SimProcess, World
@@ -82,6 +81,15 @@ class Transport:
 
     def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
         return self._world.links.watch(self.loop, target.resolved(), on_lost)
+
+    def beat_link(self, target: Any, on_answer: Callable[[bytes], None]) -> BeatLink | None:
+        number = target.resolved()
+        if host_of(number) == self.loop.host:
+            return None
+        return BeatLink(self._world.links, self.loop, number, on_answer)
+
+    def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
+        self.loop.answer_beat = answer
 
     def trouble_with(self, _gate: Any) -> Trouble:
         return Trouble("nobody answers")
@@ -322,7 +330,6 @@ def _library(world: World) -> list[tuple[Any, str, Any]]:
         (secrets, "token_hex", token_hex),
         (os, "_exit", end),
         (os, "kill", kill),
-        (socket, "socket", lambda *_: Socket(world)),
         (asyncio, "get_running_loop", partial(running_loop, world)),
         (asyncio, "sleep", yield_turn),
     ]
@@ -349,8 +356,6 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     in_actors = {
         "cluster.election.Bidding": hosts.bidding_in(bids),
         "cluster.key_rotation.KeyFiles": hosts.Keys,
-        "cluster.heartbeats.KeyFiles": hosts.Keys,
-        "cluster.members.KeyFiles": hosts.Keys,
         "cluster.leader_lease.FileStore": disk,
         "cluster.leader_lease.read_bids": bids_by_name,
         "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],

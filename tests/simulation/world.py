@@ -26,7 +26,7 @@ from typing import Any
 
 from greenroom.actors.messages.queries import Process
 from tests.simulation.channels import Address, Channel, Message
-from tests.simulation.links import HOST, Links, Socket, Watch, host_of
+from tests.simulation.links import HOST, Links, Watch, host_of
 
 Step = Callable[[], None]
 SOON_S = 0.002
@@ -92,6 +92,7 @@ class SimProcess:
         self.stopped: tuple[float, float] = (0.0, 0.0)  # from when until when, the last time
         self.pulse: Any = None  # as others see it
         self.watchers: dict[int, tuple[SimProcess, Step]] = {}  # who wants to know of its end
+        self.answer_beat: Callable[[bytes], bytes] = lambda beat: beat
         self._woken = False
         world.processes[self.pid] = self
 
@@ -116,16 +117,10 @@ class SimProcess:
         self.enqueue(call)
 
     def add_reader(self, fd: int, call: Step) -> None:
-        if (socket := self.world.sockets.get(fd)) is not None:
-            socket.reader = call
-        else:
-            self.world.watched[fd].watchers[fd] = (self, call)
+        self.world.watched[fd].watchers[fd] = (self, call)
 
     def remove_reader(self, fd: int) -> None:
-        if (socket := self.world.sockets.get(fd)) is not None:
-            socket.reader = None
-        else:
-            self.world.watched.pop(fd).watchers.pop(fd, None)
+        self.world.watched.pop(fd).watchers.pop(fd, None)
 
     # --- Turns ------------------------------------------------------------------------------------
 
@@ -247,7 +242,6 @@ class World:
         self.pids = itertools.count(100)
         self.numbers = itertools.count(1)
         self.fds = itertools.count(1)
-        self.sockets: dict[int, Socket] = {}
         self.links = Links(self)
         self.clocks: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))  # by host
         self.steps = 0

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from greenroom.actors.transport import links
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
+from greenroom.actors.transport.gate import MESSAGES
 from greenroom.core.cluster.key_rotation import KeyIds
 from tests.transport.worlds import DEADLINE_S, HERE, KEYS, THERE
 
@@ -39,7 +40,7 @@ def openssl(*arguments):
         pytest.skip("openssl is not installed")
     return subprocess.run(
         ["openssl", *map(str, arguments)],
-        input=b"\1" * 8,
+        input=b"\1" * 9,
         capture_output=True,
         timeout=DEADLINE_S,
         check=False,
@@ -74,6 +75,11 @@ def expired_file(folder):
     )
     path.chmod(0o600)
     return path
+
+
+def wanted(number, purpose=MESSAGES):
+    """Return what a dialer says to the gate."""
+    return number.to_bytes(8, "big") + bytes([purpose])
 
 
 def refusals(caplog):
@@ -253,21 +259,21 @@ class Member:
 def test_the_gate_says_whether_there_is_such_a_process(world, hosts, port):
     for number, answer in ((hosts[3].address.number, b"\1"), (port, b"\1"), (70_000, b"\0")):
         member = Member(world, port)
-        member.say(number.to_bytes(8, "big"))
+        member.say(wanted(number))
         assert member.hear(10) == answer
         member.sock.close()
 
 
 def test_a_member_that_asks_for_nothing_sensible_is_turned_away(world, hosts, port, caplog):
     member = Member(world, port)
-    member.say(b"\1" * 9)
-    world.until(lambda: "it said 9 bytes instead of a process's number" in caplog.text)
+    member.say(b"\1" * 8)
+    world.until(lambda: "it said 8 bytes instead of which process it wants" in caplog.text)
     member.sock.close()
 
 
 def test_a_member_that_breaks_the_rules_behind_the_gate_is_refused(world, hosts, port, caplog):
     member = Member(world, port)
-    member.say(hosts[3].address.number.to_bytes(8, "big"))
+    member.say(wanted(hosts[3].address.number))
     member.hear(1)
     member.secure()
     member.say(b"GET / HTTP/1.1\r\nHost: somewhere.example.com\r\n\r\n")
@@ -287,7 +293,7 @@ def test_whoever_stops_on_the_way_is_closed_in_time(world, hosts, port, caplog, 
         member = Member(world, port)
         sock = member.sock
         if stage != "at the gate":
-            member.say(other.address.number.to_bytes(8, "big"))
+            member.say(wanted(other.address.number))
             member.hear(1)
         if stage == "without a hello":
             member.secure()

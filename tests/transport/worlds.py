@@ -10,6 +10,7 @@ import time
 
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, create_key, make_key
+from greenroom.actors.transport.endpoints import close_loop
 from greenroom.actors.transport.links import Links
 
 DEADLINE_S = 30.0
@@ -126,4 +127,4 @@ class World:
     def close(self):
         for process in self.processes:
             process.links.close()
-        self.loop.close()
+        close_loop(self.loop)

@@ -48,6 +48,9 @@ class FakeLoop:
     def watch_process(self, *_: Any, **__: Any) -> None:
         """Nothing dies."""
 
+    def answer_beats(self, _answer: Any) -> None:
+        """Nothing beats."""
+
 
 def test_a_replica_is_asked_for_again_when_no_answer_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
