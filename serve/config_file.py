@@ -39,7 +39,8 @@ class ConfigFile:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"{path}: cannot be read: {error}") from None
+            told = getattr(error, "strerror", None) or error
+            raise InvalidRequestError(f"{path}: cannot be read: {told}") from None
         self._root, value = (_read_json if path.suffix == ".json" else _read_yaml)(path, text)
         with self.located():
             self.document = _expanded(value, environ)
@@ -50,14 +51,14 @@ class ConfigFile:
         try:
             yield
         except InvalidDocumentError as error:
-            told = (
-                f"{self.path}:{self._position(place)}: {told_at(place, text)}"
-                for place, text in error.problems
+            placed = sorted(
+                (*self._position(place), told_at(place, text)) for place, text in error.problems
             )
+            told = (f"{self.path}:{line}:{column}: {text}" for line, column, text in placed)
             raise InvalidRequestError("\n".join(told)) from error.__cause__
 
-    def _position(self, place: Place) -> str:
-        """Return "line:column" of a part's key, or of the nearest part around it."""
+    def _position(self, place: Place) -> tuple[int, int]:
+        """Return line and column of a part's key, or of the nearest part around it."""
         node, mark = self._root, None
         for part in place:
             if isinstance(node, yaml.MappingNode):
@@ -69,7 +70,7 @@ class ConfigFile:
             if not found:
                 break
             mark, node = found[0]
-        return "1:1" if mark is None else f"{mark.line + 1}:{mark.column + 1}"
+        return (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it ships no types

@@ -22,10 +22,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from greenroom.core import operations as ops
 from greenroom.core.config import RuntimeEnv
-from greenroom.core.errors import GreenroomError
+from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.admin import applications
 from greenroom.serve.build import BuiltApplication
-from greenroom.serve.code.importing import forget_modules, load_application
+from greenroom.serve.code.importing import forget_modules, load_application, read_arguments
 from greenroom.serve.schema import (
     DeploymentSchema,
     InvalidDocumentError,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.connection import Connection
 
 BUILD_TIMEOUT_S = 120.0
+_NOT_WRITTEN: Any = {"autoscaling_config": {"policy": {"code", "code_hash"}}}
 _LONGEST_OUTPUT = 2000  # characters of what a failed import printed
 
 
@@ -163,6 +164,69 @@ def plan(connection: Connection, built: Built, *, keep_others: bool = False) -> 
     operation = ops.PlanApplications(applications=built.applications, keep_others=keep_others)
     answer: dict[str, Any] = connection.request(operation)
     return answer
+
+
+# --- From code to a document ----------------------------------------------------------------------
+
+
+class Target(NamedTuple):
+    """An application to describe: its import path, and the arguments of its builder."""
+
+    import_path: str
+    arguments: Mapping[str, str]
+
+
+def read_targets(words: Sequence[str]) -> list[Target]:
+    """Read import paths, each with the ``key=value`` words that follow it."""
+    targets: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" not in word:
+            targets.append((word, []))
+        elif targets:
+            targets[-1][1].append(word)
+        else:
+            raise InvalidRequestError(f"{word!r}: expected MODULE:ATTRIBUTE before its arguments")
+    return [Target(path, read_arguments(pairs)) for path, pairs in targets]
+
+
+def described(targets: Sequence[Target], app_dir: Path) -> dict[str, Any]:
+    """Return a document of applications, with the options that are not the default.
+
+    One is served at "/" and called "default". Several are called by their modules.
+    """
+    described: list[dict[str, Any]] = []
+    for target in targets:
+        application = load_application(target.import_path, app_dir, target.arguments)
+        module = target.import_path.partition(":")[0].rpartition(".")[2]
+        taken = [each["name"] for each in described]
+        name = module if module not in taken else f"{module}-{len(taken) + 1}"
+        name, route = (name, f"/{name}") if len(targets) > 1 else ("default", "/")
+        built = applications.build_in(None, application, name, route)
+        parts = [_described_deployment(spec) for spec in built.deployments]
+        arguments = {"args": dict(target.arguments)} if target.arguments else {}
+        described.append(
+            {
+                "name": name,
+                "route_prefix": route,
+                "import_path": target.import_path,
+                **arguments,
+                "deployments": parts,
+            }
+        )
+    return {"applications": described}
+
+
+def _described_deployment(spec: ops.DeploymentSpec) -> dict[str, Any]:
+    config = spec.config.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_WRITTEN)
+    if "autoscaling_config" in config:
+        config.pop("num_replicas", None)
+    options = spec.actor_options.model_dump(mode="json", exclude_defaults=True)
+    return {
+        "name": spec.name,
+        **({} if spec.version is None else {"version": spec.version}),
+        **config,
+        **({"ray_actor_options": options} if options else {}),
+    }
 
 
 # --- In a process of its own ----------------------------------------------------------------------

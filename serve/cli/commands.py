@@ -26,7 +26,6 @@ from greenroom.core.operations import (
     EvictHost,
     GetDifferences,
     ListHistory,
-    PlanApplications,
     PromoteRollout,
     RebalanceHosts,
     RotateKey,
@@ -37,12 +36,8 @@ from greenroom.core.operations import (
 from greenroom.core.rollouts.judging import RULES
 from greenroom.serve.admin import applications
 from greenroom.serve.admin.session import delete_everything, wait_for_goal
-from greenroom.serve.cli.display import Progress, front_url, note_silent, problems_of
+from greenroom.serve.cli.display import Progress, note_silent, problems_of
 from greenroom.serve.cli.logs import Line, Logs
-from greenroom.serve.cli.starting import usage
-from greenroom.serve.code.importing import ImportFailedError, load_application, read_arguments
-from greenroom.serve.code.runtime_env import working_in
-from greenroom.serve.deployments import Application
 
 STATUS_TIMEOUT_S = 10.0
 ROTATE_TIMEOUT_S = 60.0
@@ -69,7 +64,8 @@ def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
-def _print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on standard output."""
     for line in lines:
         click.echo(line)
 
@@ -77,80 +73,8 @@ def _print_lines(lines: Iterable[str]) -> None:
 # --- Applications and their changes -------------------------------------------------------------
 
 
-class Source:
-    """An application as a command names it, with its name and the route that it is served at."""
-
-    def __init__(
-        self,
-        target: str,
-        *,
-        arguments: Sequence[str],
-        app_dir: str | None,
-        working_dir: str | None,
-        name: str,
-        route_prefix: str,
-    ) -> None:
-        self.target = target
-        self.runtime_env = None if working_dir is None else working_in(Path(working_dir))
-        self.app_dir = Path(app_dir or working_dir or ".")
-        self.name = name
-        self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
-        with usage():
-            self.arguments = read_arguments(arguments)
-            applications.check_target(name, self.route_prefix)
-            if working_dir is not None and not Path(working_dir).is_dir():
-                raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
-            if target.endswith((".yaml", ".yml")):
-                raise InvalidRequestError(f"{target!r}: files are not supported yet; name a module")
-
-    def load(self) -> Application:
-        """Import it; where the user's code fails, its traceback is shown."""
-        try:
-            return load_application(self.target, self.app_dir, self.arguments)
-        except ImportFailedError as error:
-            click.echo(error.traceback, err=True)
-            raise
-
-
-def deploy(settings: HostSettings, source: Source, *, plan: bool) -> None:
-    """Bring up an application on a system that runs; with ``plan`` only say what would change."""
-    application = source.load()
-    with connected(settings) as connection:
-        if not plan:
-            bring_up(connection, application, source)
-            return
-        name, route = source.name, source.route_prefix
-        built = applications.build_in(source.runtime_env, application, name, route)
-        applications.check_needs(connection, built)
-        operation = PlanApplications(applications=(built.served_at(route),), keep_others=True)
-        changes = connection.request(operation)["changes"]
-    _print_lines(lines_of(changes))
-    told = "; nothing was changed yet" if changes else " would change nothing"
-    click.echo(f"deploying {name!r}{told}")
-
-
-def bring_up(connection: Connection, application: Application, source: Source) -> None:
-    """Deploy an application and say where; where its constructor fails, show the traceback."""
-    text = f"deploying {source.name!r}"
-    failed = f"{source.name!r} could not be deployed"
-    with _constructor_errors(failed), Progress(text) as progress:
-        applications.deploy(
-            connection,
-            application,
-            source.name,
-            source.route_prefix,
-            on_wait=lambda told: progress.say(f"{text}: {told}" if told else text),
-            runtime_env=source.runtime_env,
-        )
-    where = " without a route"
-    if source.route_prefix is not None:
-        url = front_url(applications.read_report(connection, STATUS_TIMEOUT_S)) or ""
-        where = f" at {url.rstrip('/')}{source.route_prefix}"
-    click.echo(f"deployed {source.name!r}{where}")
-
-
 @contextlib.contextmanager
-def _constructor_errors(what: str) -> Iterator[None]:
+def constructor_errors(what: str) -> Iterator[None]:
     """Show the traceback of a constructor that raised, and fail with one line about ``what``."""
     try:
         yield
@@ -181,16 +105,16 @@ def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
         at = dt.datetime.fromtimestamp(entry["at"]).astimezone()
         who = f"{entry['user'] or '?'}@{entry['address']}"
         click.echo(f"{entry['id']:>4}  {at:%Y-%m-%d %H:%M:%S}  {who}  {entry['what']}")
-        _print_lines(f"      {line}" for line in lines_of(entry["changes"]))
+        print_lines(f"      {line}" for line in lines_of(entry["changes"]))
 
 
 def undo(settings: HostSettings, change_id: int | None) -> None:
     """Undo a change, say what that changed, and wait until it is done."""
     with connected(settings) as connection:
         undone = connection.request(UndoChange(change_id=change_id))
-        _print_lines(lines_of(undone["changes"]))
+        print_lines(lines_of(undone["changes"]))
         failed = f"change {undone['id']} could not be undone"
-        with _constructor_errors(failed), Progress(f"undoing change {undone['id']}"):
+        with constructor_errors(failed), Progress(f"undoing change {undone['id']}"):
             wait_for_goal(connection, undone["goal"])
     click.echo(f"undid change {undone['id']}: {undone['what']}")
 
@@ -286,7 +210,7 @@ def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
     if not found:
         click.echo(f"no shadow of {endpoint!r} is compared; see Client.shadow_traffic")
     for shadow, differences in found.items():
-        _print_lines(_differences(shadow, differences))
+        print_lines(_differences(shadow, differences))
 
 
 def _differences(shadow: str, found: Mapping[str, Any]) -> Iterator[str]:

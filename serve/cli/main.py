@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.settings import HostSettings
 
 
+EXIT_CHANGES = 3  # of a plan that would change something
+
+
 class _Group(click.Group):
     """Turns the errors that users can mend into one line and exit code 1."""
 
@@ -156,27 +159,79 @@ def run(
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
-    from greenroom.serve.cli import commands, running
+    from greenroom.serve.cli import deploying, running
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    source = commands.Source(**named)
+    source = deploying.Source(**named)
     running.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
 @_command(*_ANYWHERE)
 @_application
-@click.option("--plan", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--plan", is_flag=True, help="Show what would change; exit code 3 if anything.")
+@click.option("--keep-others", is_flag=True, help="Keep applications that FILE does not name.")
+@click.option("--if-version", type=int, help="Fail unless the state has this version.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds to wait [none].")
+@click.pass_context
 def deploy(
+    ctx: click.Context,
     named: dict[str, Any],
     plan: bool,
+    keep_others: bool,
+    if_version: int | None,
+    timeout: float | None,
     settings: HostSettings,
 ) -> None:
-    """Deploy an application on a system that runs."""
-    from greenroom.serve.cli import commands
+    """Deploy an application, or all that a FILE names, on a system that runs.
 
-    source = commands.Source(**named)
-    commands.deploy(settings, source, plan=plan)
+    FILE is YAML or JSON with Ray Serve's schema. Applications that it does not name are removed.
+    """
+    from pathlib import Path
+
+    from greenroom.serve.cli import deploying
+
+    flags = deploying.DeployFlags(
+        plan=plan, keep_others=keep_others, if_version=if_version, timeout_s=timeout
+    )
+    if deploying.is_file(named["target"]):
+        _refuse_with_file(ctx)
+        app_dir = Path(named["app_dir"] or ".")
+        has_changes = deploying.deploy_file(settings, Path(named["target"]), app_dir, flags)
+    else:
+        has_changes = deploying.deploy(settings, deploying.Source(**named), flags)
+    if has_changes:
+        sys.exit(EXIT_CHANGES)
+
+
+def _refuse_with_file(ctx: click.Context) -> None:
+    """Refuse flags that say what a configuration file says itself."""
+    for name in ("name", "route_prefix", "working_dir", "arguments"):
+        source = ctx.get_parameter_source(name)
+        if source is click.core.ParameterSource.COMMANDLINE and ctx.params[name]:
+            what = "KEY=VALUE" if name == "arguments" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{what}: a configuration file says that itself")
+
+
+@main.command()
+@click.argument("words", metavar="MODULE[:ATTRIBUTE] [KEY=VALUE]...", nargs=-1, required=True)
+@click.option("--output", "-o", metavar="FILE", help="Where to write it [standard output].")
+@click.option("--app-dir", default=".", metavar="DIR", help="Where to import from [.].")
+def build(words: tuple[str, ...], output: str | None, app_dir: str) -> None:
+    """Write a configuration file of applications, for greenroom deploy FILE."""
+    from pathlib import Path
+
+    from greenroom.serve.cli import deploying
+
+    deploying.build(words, Path(app_dir), None if output is None else Path(output))
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON schema of configuration files, for editors."""
+    from greenroom.serve.cli import deploying
+
+    deploying.schema()
 
 
 @_command(*_ANYWHERE)

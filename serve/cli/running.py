@@ -18,7 +18,8 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError
 from greenroom.serve.admin import applications
-from greenroom.serve.cli.commands import Source, bring_up, print_line
+from greenroom.serve.cli.commands import print_line
+from greenroom.serve.cli.deploying import Source, bring_up
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import check_same, interrupt_on_terminate
@@ -116,7 +117,7 @@ def run(
         undo.callback(starting.undo)
         if reload:
             sys.dont_write_bytecode = True  # two edits within a second would look the same to it
-        application = source.load()
+        built = source.build()
         starting.wait(given)
         connection = Connection.open(settings)
         undo.callback(connection.close)
@@ -124,7 +125,7 @@ def run(
         logs.skip()
         if not _exists(connection, source.name):
             undo.callback(_delete, connection, source.name)
-        bring_up(connection, application, source)
+        bring_up(connection, built)
         if non_blocking:
             undo.pop_all()
             connection.close()
@@ -155,7 +156,7 @@ def redeploy(connection: Connection, source: Source) -> None:
     click.echo("files have changed; deploying again")
     forget_modules(source.app_dir)
     try:
-        bring_up(connection, source.load(), source)
+        bring_up(connection, source.build())
     except (GreenroomError, TimeoutError) as error:
         click.echo(f"{error}; the earlier version serves on", err=True)
 

@@ -130,6 +130,17 @@ class FakeController:
         }
         return goal
 
+    def PlanApplications(self, request):
+        changed = [
+            {"kind": "application", "name": spec.name, "change": "added", "fields": {}}
+            for spec in request.applications
+            if spec.name not in self.applications
+        ]
+        return {"version": self.version, "changes": changed}
+
+    def ListMissing(self, request):
+        return list(request.digests)
+
     def DeleteApplication(self, request):
         self.hashes.pop(request.application, None)
         found = self.applications.pop(request.application, None)

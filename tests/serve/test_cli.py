@@ -274,7 +274,7 @@ def test_run_never_starts_a_system_elsewhere(invoke, system):
         (["demo", "size"], "'size': expected key=value"),
         (["demo", "--route-prefix", "x"], "route_prefix='x': must start with '/'"),
         (["demo", "--name", "a#b"], "must not contain '#'"),
-        (["config.yaml"], "files are not supported yet"),
+        (["config.yaml"], "only greenroom deploy takes files"),
         (["demo", "--reload", "--non-blocking"], "--reload watches until Ctrl-C"),
     ],
 )

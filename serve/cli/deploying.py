@@ -1,0 +1,217 @@
+"""``greenroom deploy`` and ``build``: from modules and configuration files to the controller."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.settings import HostSettings, differences
+from greenroom.core.config import HTTPOptions
+from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.serve import config_file
+from greenroom.serve.admin import applications, declarative
+from greenroom.serve.cli.commands import connected, constructor_errors, lines_of, print_lines
+from greenroom.serve.cli.display import Progress, front_url
+from greenroom.serve.cli.starting import usage
+from greenroom.serve.code.importing import ImportFailedError, load_application, read_arguments
+from greenroom.serve.code.runtime_env import working_in
+from greenroom.serve.deployments import Application
+from greenroom.serve.schema import ServeDeploySchema, read_document
+
+STATUS_TIMEOUT_S = 10.0
+
+
+class Source:
+    """An application as a command names it, with its name and the route that it is served at."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        arguments: Sequence[str],
+        app_dir: str | None,
+        working_dir: str | None,
+        name: str,
+        route_prefix: str,
+    ) -> None:
+        self.target = target
+        self.runtime_env = None if working_dir is None else working_in(Path(working_dir))
+        self.app_dir = Path(app_dir or working_dir or ".")
+        self.name = name
+        self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
+        with usage():
+            self.arguments = read_arguments(arguments)
+            applications.check_target(name, self.route_prefix)
+            if working_dir is not None and not Path(working_dir).is_dir():
+                raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
+            if is_file(target):
+                raise InvalidRequestError(f"{target!r}: only greenroom deploy takes files")
+
+    def load(self) -> Application:
+        """Import it; where the user's code fails, its traceback is shown."""
+        try:
+            return load_application(self.target, self.app_dir, self.arguments)
+        except ImportFailedError as error:
+            click.echo(error.traceback, err=True)
+            raise
+
+    def build(self) -> declarative.Built:
+        """Import and build it, as the only application of a document."""
+        name, route = self.name, self.route_prefix
+        built = applications.build_in(self.runtime_env, self.load(), name, route)
+        needs = tuple((each.app_name, each.deployment_name) for each in built.needs)
+        return declarative.Built((built.served_at(route),), built.folders, needs)
+
+
+def is_file(target: str) -> bool:
+    """Return whether what is to be deployed is a configuration file."""
+    return target.endswith(config_file.SUFFIXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployFlags:
+    """How ``greenroom deploy`` is to go about it."""
+
+    plan: bool = False
+    keep_others: bool = False
+    if_version: int | None = None
+    timeout_s: float | None = None
+
+
+def deploy(settings: HostSettings, source: Source, flags: DeployFlags) -> bool:
+    """Bring up an application beside the others, as :func:`deploy_file` does those of a file."""
+    flags = replace(flags, keep_others=True)
+    return _deploy(settings, repr(source.name), source.build(), flags)
+
+
+def deploy_file(settings: HostSettings, path: Path, app_dir: Path, flags: DeployFlags) -> bool:
+    """Make the applications those of a file; return whether a plan has found changes."""
+    with usage():
+        file = config_file.ConfigFile(path)
+        with file.located():
+            document = read_document(file.document)
+    try:
+        with file.located():
+            built = declarative.build_document(document, app_dir, path.parent)
+    except InvalidRequestError as error:
+        if isinstance(error.__cause__, ImportFailedError):
+            click.echo(error.__cause__.traceback, err=True)
+        raise
+    if document.http_options is not None:
+        _tell_http_options(settings, document.http_options)
+    return _deploy(settings, str(path), built, flags)
+
+
+def _tell_http_options(settings: HostSettings, options: HTTPOptions) -> None:
+    """Say which options of a file the system that runs does not have."""
+    running = None if settings.address is not None else system.running_environ(settings)
+    if running is None:
+        return
+    wanted = settings.with_http(settings.http.model_copy(update=_given(options)))
+    names = {f"http_{name}" for name in options.model_fields_set}
+    if told := differences(wanted, running, names):
+        click.echo(
+            f"http_options are not taken, for the system runs already: {'; '.join(told)}; restart "
+            "it with those",
+            err=True,
+        )
+
+
+def _given(options: HTTPOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.model_fields_set}
+
+
+def _deploy(
+    settings: HostSettings, what: str, built: declarative.Built, flags: DeployFlags
+) -> bool:
+    keep_others = flags.keep_others
+    with connected(settings) as connection:
+        if flags.plan:
+            planned = declarative.plan(connection, built, keep_others=keep_others)
+            print_lines(lines_of(planned["changes"]))
+            told = "; nothing was changed yet" if planned["changes"] else " would change nothing"
+            click.echo(f"deploying {what}{told} (version {planned['version']})")
+            return bool(planned["changes"])
+        answer = declarative.apply(
+            connection, built, keep_others=keep_others, if_version=flags.if_version
+        )
+        _wait_for_all(connection, built, answer["goals"], flags.timeout_s)
+        if not answer["changed"]:
+            click.echo(f"no change (version {answer['version']})")
+    return False
+
+
+def _wait_for_all(
+    connection: Connection,
+    built: declarative.Built,
+    goals: Mapping[str, str | None],
+    timeout_s: float | None,
+) -> None:
+    """Wait for every application; the errors of all that fail are told."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    routes = {spec.name: spec.route_prefix for spec in built.applications}
+    url = front_url(applications.read_report(connection, STATUS_TIMEOUT_S)) or ""
+    failed: list[str] = []
+    for name, goal in goals.items():
+        does, did = ("deploy", "deployed") if name in routes else ("delet", "deleted")
+        text = f"{does}ing {name!r}"
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.1)
+        try:
+            with constructor_errors(f"{name!r} could not be {did}"), Progress(text) as progress:
+                on_wait = _teller(progress, text)
+                applications.wait(connection, goal, name, on_wait, left)
+        except (GreenroomError, TimeoutError) as error:
+            failed.append(str(error))
+        else:
+            click.echo(f"{did} {name!r}" + (_where(url, routes[name]) if name in routes else ""))
+    if failed:
+        raise GreenroomError("\n".join(failed))
+
+
+def _teller(progress: Progress, text: str) -> Any:
+    return lambda told: progress.say(f"{text}: {told}" if told else text)
+
+
+def _where(url: str, route_prefix: str | None) -> str:
+    return " without a route" if route_prefix is None else f" at {url.rstrip('/')}{route_prefix}"
+
+
+def bring_up(connection: Connection, built: declarative.Built) -> None:
+    """Deploy applications beside the others, and say where they are."""
+    goals = declarative.apply(connection, built, keep_others=True)["goals"]
+    all_goals = {spec.name: goals.get(spec.name) for spec in built.applications}
+    _wait_for_all(connection, built, all_goals, None)
+
+
+# --- Writing configuration files ------------------------------------------------------------------
+
+
+def build(words: Sequence[str], app_dir: Path, output: Path | None) -> None:
+    """Write a configuration file of applications: import paths, each with its KEY=VALUE words."""
+    with usage():
+        targets = declarative.read_targets(words)
+        if output is not None and output.exists():
+            raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")
+    try:
+        text = config_file.written(declarative.described(targets, app_dir))
+    except ImportFailedError as error:
+        click.echo(error.traceback, err=True)
+        raise
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    output.write_text(text, encoding="utf-8")
+    click.echo(f"wrote {output}; deploy it with: greenroom deploy {output}")
+
+
+def schema() -> None:
+    """Print the JSON schema of configuration files."""
+    click.echo(json.dumps(ServeDeploySchema.model_json_schema(), indent=2))

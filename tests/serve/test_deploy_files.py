@@ -1,0 +1,159 @@
+"""``greenroom deploy FILE``, ``build`` and ``schema``, over a controller in this process."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from greenroom.serve.cli.main import main
+
+SOURCE = """
+from greenroom import serve
+
+@serve.deployment
+class Model:
+    def __init__(self, args=None):
+        self.args = args
+    def __call__(self):
+        return self.args
+
+@serve.deployment
+class Broken:
+    def __init__(self):
+        raise LookupError("no weights")
+    def __call__(self): ...
+
+app = Model.bind(1)
+broken = Broken.bind()
+build = lambda args: Model.bind(args)
+"""
+TWO = """
+applications:
+- {name: a, route_prefix: /a, import_path: "filed:build", args: {pw: "${PW}"}}
+- {name: b, route_prefix: /b, import_path: "filed:app"}
+"""
+
+
+@pytest.fixture
+def invoke(running, app_dir, monkeypatch):
+    (app_dir / "filed.py").write_text(SOURCE)
+    (app_dir / "two.yaml").write_text(TWO)
+    monkeypatch.chdir(app_dir)
+    monkeypatch.setenv("PW", "secret")
+    return lambda *words: CliRunner().invoke(main, words)
+
+
+def deploy_twice(invoke, target):
+    """Deploy; the second time after the fake has unpickled the class here, which changes it."""
+    for _ in range(2):
+        assert invoke("deploy", target).exit_code == 0
+
+
+def test_a_file_is_what_there_is(invoke, running):
+    invoke("deploy", "filed:app", "--name", "old")
+    result = invoke("deploy", "two.yaml")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "deployed 'a' at /a",
+        "deployed 'b' at /b",
+        "deleted 'old'",
+    ]
+    assert running.controller.instances["a#Model"]() == {"pw": "secret"}
+    assert set(running.controller.applications) == {"a", "b"}
+
+
+def test_the_same_file_again_changes_nothing(invoke):
+    deploy_twice(invoke, "two.yaml")
+    result = invoke("deploy", "two.yaml", "--timeout", "5")
+    assert (result.exit_code, result.stdout) == (0, "no change (version 2)\n")
+
+
+def test_others_can_be_kept_and_the_version_is_asked_for(invoke, running):
+    invoke("deploy", "filed:app", "--name", "old")
+    assert invoke("deploy", "two.yaml", "--keep-others", "--if-version", "1").exit_code == 0
+    (asked,) = running.controller.of("DeployApplications")[1:]
+    assert (asked.keep_others, asked.if_version) == (True, 1)
+    assert set(running.controller.applications) == {"old", "a", "b"}
+
+
+def test_a_plan_changes_nothing_and_its_exit_code_tells_of_changes(invoke, running):
+    result = invoke("deploy", "two.yaml", "--plan")
+    assert result.exit_code == 3
+    assert result.stdout.splitlines() == [
+        "+ application a",
+        "+ application b",
+        "deploying two.yaml; nothing was changed yet (version 0)",
+    ]
+    assert running.controller.applications == {}
+    invoke("deploy", "two.yaml")
+    result = invoke("deploy", "two.yaml", "--plan")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "deploying two.yaml would change nothing (version 1)\n",
+    )
+
+
+def test_every_application_that_fails_is_told_and_the_others_come_up(invoke, running, app_dir):
+    text = TWO + '- {name: c, route_prefix: /c, import_path: "filed:broken"}\n'
+    (app_dir / "three.yaml").write_text(text)
+    result = invoke("deploy", "three.yaml")
+    assert result.exit_code == 1
+    assert "deployed 'b' at /b" in result.stdout
+    assert 'raise LookupError("no weights")' in result.stderr
+    assert result.stderr.endswith("Error: 'c' could not be deployed: LookupError: no weights\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none.yaml"], "none.yaml: cannot be read: No such file or directory"),
+        (["two.yaml", "--name", "x"], "--name: a configuration file says that itself"),
+        (["two.yaml", "--working-dir", "."], "--working-dir: a configuration file says that"),
+        (["two.yaml", "a=b"], "KEY=VALUE: a configuration file says that itself"),
+        (["bad.json"], "bad.json:1:2: not JSON"),
+        (["two.yaml", "--timeout", "0"], "'--timeout': 0.0 is not in the range x>0"),
+    ],
+)
+def test_a_bad_file_is_an_error_of_usage(invoke, app_dir, words, told):
+    (app_dir / "bad.json").write_text("{")
+    result = invoke("deploy", *words)
+    assert result.exit_code == 2
+    assert told in result.stderr.replace("Invalid value for ", "")
+
+
+def test_an_unset_variable_is_named_and_its_value_never_shown(invoke, monkeypatch, app_dir):
+    (app_dir / "bad.yaml").write_text(TWO.replace("route_prefix: /a", "route_prefix: '${PW}'"))
+    result = invoke("deploy", "bad.yaml")
+    assert "bad.yaml:3:13: applications[0].route_prefix='${PW}': must start with" in result.stderr
+    assert "secret" not in result.output
+    monkeypatch.delenv("PW")
+    result = invoke("deploy", "two.yaml")
+    assert "two.yaml:3:66: applications[0].args.pw: the variable PW is not set" in result.stderr
+
+
+def test_where_the_users_module_fails_its_traceback_is_shown(invoke, app_dir):
+    (app_dir / "filed.py").write_text("raise LookupError('no file')\n")
+    result = invoke("deploy", "two.yaml")
+    assert result.exit_code == 1
+    assert "raise LookupError('no file')" in result.stderr
+    assert "two.yaml:3:31: applications[0].import_path: importing 'filed' failed" in result.stderr
+
+
+def test_run_takes_no_file(invoke):
+    result = invoke("run", "two.yaml")
+    assert (result.exit_code, "only greenroom deploy takes files" in result.stderr) == (2, True)
+
+
+def test_build_writes_a_file_that_deploys_to_the_same(invoke, running, app_dir):
+    deploy_twice(invoke, "filed:app")
+    result = invoke("build", "filed:app", "-o", "made.yaml")
+    assert result.stdout == "wrote made.yaml; deploy it with: greenroom deploy made.yaml\n"
+    assert invoke("deploy", "made.yaml").stdout == "no change (version 2)\n"
+    again = invoke("build", "filed:app", "-o", "made.yaml")
+    assert (again.exit_code, "made.yaml: it exists" in again.stderr) == (2, True)
+    assert invoke("build", "filed:app").stdout == (app_dir / "made.yaml").read_text()
+
+
+def test_the_schema_is_json(invoke):
+    schema = json.loads(invoke("schema").stdout)
+    assert schema["required"] == ["applications"]
