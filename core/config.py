@@ -266,16 +266,21 @@ class RuntimeEnv(Settings):
     """What surrounds a replica's code, under Ray's names.
 
     ``env_vars`` are set before user code is imported. ``working_dir`` is a folder or a zip, and
-    ``py_modules`` are packages, modules, zips or wheels. Users name them by paths. On their way to
-    the controller they are packed, and named by the sha256 of the zip instead.
+    ``py_modules`` are packages, modules, zips or wheels. ``pip`` and ``uv`` are lines of a
+    requirements file, for the one or the other to install. Users name folders and files by paths.
+    On their way to the controller they are packed: the names of folders become the sha256 of their
+    zips, and the name of a requirements file its lines.
     """
 
     env_vars: dict[str, str] = Field(default_factory=dict)
     working_dir: str | None = None
     py_modules: tuple[str, ...] = ()
+    pip: tuple[str, ...] | str = ()
+    uv: tuple[str, ...] | str = ()
 
     hints: ClassVar[Mapping[str, str]] = {
         "conda": "give pip or uv a list of requirements",
+        "packages": "it is the one field of pip and uv as a dict",
         "excludes": "copy what replicas need into a folder of its own",
     }
 
@@ -304,6 +309,31 @@ class RuntimeEnv(Settings):
             return tuple(cls._is_no_address(path) for path in paths)
         return paths
 
+    @field_validator("pip", "uv", mode="before")
+    @classmethod
+    def _are_lines(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):  # as Ray takes it
+            if given.keys() != {"packages"}:
+                raise ValueError(
+                    "expected a list of requirements, the path of a requirements file, or a dict "
+                    "with packages alone; write options of the installer as lines of the list"
+                )
+            given = given["packages"]
+        given = str(given) if isinstance(given, PurePath) else given
+        return requirement_lines(given) if isinstance(given, list | tuple) else given
+
+    @model_validator(mode="after")
+    def _has_one_installer(self) -> Self:
+        if self.pip and self.uv:
+            raise ValueError("pip and uv: give one of them")
+        return self
+
+    @property
+    def requirements(self) -> tuple[str, tuple[str, ...]] | None:
+        """What installs, and the lines that say what; None for nothing. Of a packed one."""
+        installer, lines = ("uv", self.uv) if self.uv else ("pip", self.pip)
+        return (installer, lines) if lines and isinstance(lines, tuple) else None
+
     @property
     def folders(self) -> tuple[str, ...]:
         """The folders and zips among it: the working_dir first."""
@@ -312,7 +342,8 @@ class RuntimeEnv(Settings):
     @property
     def unpacked(self) -> list[str]:
         """The paths that are still to be packed."""
-        return [path for path in self.folders if not re.fullmatch("[0-9a-f]{64}", path)]
+        files = [lines for lines in (self.pip, self.uv) if isinstance(lines, str)]
+        return [p for p in self.folders if not re.fullmatch("[0-9a-f]{64}", p)] + files
 
     def over(self, base: RuntimeEnv | None) -> RuntimeEnv:
         """Return a deployment's environment, where ``base`` is its application's.
@@ -322,8 +353,45 @@ class RuntimeEnv(Settings):
         if base is None:
             return self
         given = {name: getattr(self, name) for name in self.model_fields_set}
+        if self.pip or self.uv:
+            given |= {"pip": self.pip, "uv": self.uv}  # instead of the application's, by either
         env_vars = {**base.env_vars, **self.env_vars}
         return base.model_copy(update={**given, "env_vars": env_vars})
+
+
+# What a line of requirements may begin with, that names no package. Files and folders of the
+# client are not there on other hosts.
+_INSTALLER_OPTIONS = (
+    *("--index-url", "-i", "--extra-index-url", "--no-index", "--find-links", "-f"),
+    *("--no-binary", "--only-binary", "--prefer-binary", "--pre", "--trusted-host"),
+)
+# A name, perhaps extras, then versions, a URL or a condition, which the installer judges.
+_is_requirement = re.compile(
+    r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?\s*(\[[\w\s,.-]*\])?\s*"
+    r"(@\s*\S+.*|\(?([<>=!~]=|[<>]|===)\s*[\w.*+!-].*)?\s*(;.+)?(\s--hash=.+)*"
+).fullmatch
+
+
+def requirement_lines(given: Sequence[Any]) -> tuple[str, ...]:
+    """Return the lines of a requirements file without comments; ValueError names a bad one."""
+    lines = []
+    for each in given:
+        if not isinstance(each, str) or "\n" in each:
+            raise ValueError(f"{each!r}: expected a requirement, such as 'numpy>=2'")
+        line = re.sub(r"(^|\s)#.*$", "", each).strip()
+        if line.startswith("-"):
+            if re.split(r"[\s=]", line)[0] not in _INSTALLER_OPTIONS:
+                raise ValueError(
+                    f"{line!r}: of options, lines may have {', '.join(_INSTALLER_OPTIONS)}; files "
+                    "of this host are not there on others"
+                )
+        elif line and not _is_requirement(line):
+            raise ValueError(
+                f"{line!r} is no requirement: expected a name, perhaps with versions, such as "
+                "'numpy>=2', or 'name @ URL'"
+            )
+        lines += [line] if line else []
+    return tuple(lines)
 
 
 class ActorOptions(Settings):

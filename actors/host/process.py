@@ -60,7 +60,7 @@ from greenroom.actors.host.records import (
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.replica import folders
+from greenroom.actors.replica import environments, folders
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime import settings as binding
 from greenroom.actors.runtime.liveness import Pulse
@@ -456,12 +456,16 @@ class Host:
         # Else not all folders in use are known.
         if len(replicas) == len(self._records.with_role("replica")):
             folders.prune(self._settings.folders_dir, self._folders_in_use)
+            environments.prune(self._settings.environments_dir, self._environments_in_use)
         for process in self._unasked.end(self._system.admin, self._records):
             logger.warning("killed process %d: a replica that was never told which", process.pid)
 
     def _folders_in_use(self) -> set[str]:
         replicas = self._records.details("replica")
         return {digest for each in replicas for digest in each.get("folders", "").split(",")}
+
+    def _environments_in_use(self) -> set[str]:
+        return {each.get("environment", "") for each in self._records.details("replica")}
 
     def _rotate_logs(self) -> None:
         settings = self._settings

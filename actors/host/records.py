@@ -285,7 +285,10 @@ def records_of(settings: HostSettings) -> RunRecords:
 
 def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended, as far as the disk lets it."""
-    for folder in (settings.store_dir, settings.run_dir, settings.logs_dir, settings.folders_dir):
+    for folder in (
+        *(settings.store_dir, settings.run_dir, settings.logs_dir),
+        *(settings.folders_dir, settings.environments_dir),
+    ):
         shutil.rmtree(folder, ignore_errors=True)
     for left in (being_written(settings.status_file), settings.host_id_file):
         with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from greenroom.actors.messages.control import (
 )
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import environments
 from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
@@ -76,6 +77,7 @@ class Replica(LoopActor):
         self.user_code: UserCode | None = None
         self.queries: Queries | None = None
         self._arrivals: dict[str, Arrival] = {}  # by digest
+        self._environment = ""  # the name of the virtual environment
         self._trouble = ""  # that status is to show
 
     def may_beat(self) -> bool:
@@ -218,26 +220,49 @@ class Replica(LoopActor):
         except ValueError as error:
             self._loaded(Failure.of(DeployFailedError(str(error))))
             return
-        if env.folders:
-            self._fetch_folders(order, env)
-        else:
-            user_code.load(order.code, self.config["user_config"], self._loaded)
+        self._install(order, env)
 
     def _leave_record(self, order: StartReplica) -> None:
         """Let this host's processes know of this one."""
         redirect_output(self.settings, replica_log(order.replica))
+        env = RuntimeEnv(**order.runtime_env)
+        if env.requirements is not None:
+            self._environment = environments.name_of(*env.requirements)
         self.records.add(
             self.process,
             "replica",
             f"replica {order.replica}",
             tag=order.replica,
             address=getattr(self.myAddress.addressDetails, "text", ""),
-            folders=",".join(RuntimeEnv(**order.runtime_env).folders),
+            folders=",".join(env.folders),
+            environment=self._environment,
         )
+
+    def _install(self, order: StartReplica, env: RuntimeEnv) -> None:
+        """Go on when the packages that the code requires are here."""
+        if env.requirements is None:
+            self._fetch_folders(order, env)
+            return
+        installer, lines = env.requirements
+
+        def made(folder: Path | DeployFailedError) -> None:
+            self._trouble = ""
+            if isinstance(folder, DeployFailedError):
+                self._loaded(Failure.of(folder))
+            elif self.state == "starting":
+                environments.activate(folder)
+                self._fetch_folders(order, env)
+
+        self._trouble = f"{installer} installs {', '.join(lines)}"
+        folder = self.settings.environments_dir / self._environment
+        environments.Installation(self.loop, folder, installer, lines, made).begin()
 
     def _fetch_folders(self, order: StartReplica, env: RuntimeEnv) -> None:
         """Load the code when its folders are here."""
         missing = set(env.folders)
+        if not missing:
+            self._load(order)
+            return
 
         def ask(digest: str) -> None:
             self.loop.send(self.controller, FetchFolder(replica=order.replica, digest=digest))
@@ -252,8 +277,7 @@ class Replica(LoopActor):
             if not missing:
                 self._enter_folders(env)
                 import_starlette()  # modules are imported here, and may need it
-                if self.user_code is not None:
-                    self.user_code.load(order.code, self.config["user_config"], self._loaded)
+                self._load(order)
 
         self._arrivals = {
             digest: Arrival(
@@ -267,6 +291,10 @@ class Replica(LoopActor):
         }
         for arrival in self._arrivals.values():
             arrival.begin()
+
+    def _load(self, order: StartReplica) -> None:
+        if self.user_code is not None:
+            self.user_code.load(order.code, self.config["user_config"], self._loaded)
 
     def _enter_folders(self, env: RuntimeEnv) -> None:
         folders = [str(self.settings.folders_dir / digest) for digest in env.folders]

@@ -310,6 +310,11 @@ class HostSettings(BaseSettings):
         return self.state_dir / "folders"
 
     @property
+    def environments_dir(self) -> Path:
+        """Where the virtual environments of this host's replicas are."""
+        return self.own_dir / "environments"
+
+    @property
     def status_file(self) -> Path:
         """The status snapshot, beside the store."""
         return self.own_dir / "status.json"

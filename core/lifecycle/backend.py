@@ -290,11 +290,12 @@ class Backend:
         return self.retries.check_error
 
     def slow_starts(self, now: float) -> str:
-        """Return which constructor takes long, and for how long it has; else ''."""
+        """Return what takes long in a start, and for how long it has; else ''."""
         for replica in self._in(ReplicaState.STARTING):
             if replica.reported and now - replica.since >= SLOW_START_S:
                 took_s = now - replica.since
-                return f"the constructor of {replica.tag} has been running for {took_s:.0f} s"
+                told = f"the constructor of {replica.tag} has been running for {took_s:.0f} s"
+                return f"{replica.tag}: {replica.trouble}" if replica.trouble else told
         return ""
 
     def table(self) -> BackendTable:

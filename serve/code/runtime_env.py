@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from greenroom.core.config import RuntimeEnv
+from greenroom.core.config import RuntimeEnv, requirement_lines
 from greenroom.core.errors import InvalidRequestError
 
 MAX_ZIP_BYTES = 100 * 1024 * 1024
@@ -55,16 +56,32 @@ def pack_env(env: RuntimeEnv) -> PackedEnv:
     """Pack what a runtime_env names by paths; InvalidRequestError where that cannot be."""
     work = None if env.working_dir is None else pack(Path(env.working_dir))
     modules = [pack_module(Path(path)) for path in env.py_modules]
-    names = {
+    names: dict[str, Any] = {
         "working_dir": None if work is None else work.digest,
         "py_modules": tuple(module.digest for module in modules),
     }
     folders = modules if work is None else [work, *modules]
+    changes = {name: value for name, value in names.items() if value}
+    for installer in ("pip", "uv"):
+        if isinstance(file := getattr(env, installer), str):
+            changes[installer] = _requirements_in(installer, Path(file))
     return PackedEnv(
-        env.model_copy(update={name: value for name, value in names.items() if value}),
+        env.model_copy(update=changes),
         dict(folders),
         frozenset(Path(path).resolve() for path in env.folders),
     )
+
+
+def _requirements_in(installer: str, file: Path) -> tuple[str, ...]:
+    told = f"{installer}={str(file)!r}"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{told}: no requirements file can be read: {error}") from error
+    try:
+        return requirement_lines(re.sub(r"\\\n", " ", text).splitlines())
+    except ValueError as error:
+        raise InvalidRequestError(f"{told}: {error}") from error
 
 
 def pack(folder: Path) -> Folder:

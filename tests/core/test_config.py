@@ -33,7 +33,13 @@ def test_settings_have_the_contracts_defaults() -> None:
         "memory": 0,
         "resources": {},
         "label_selector": {},
-        "runtime_env": {"env_vars": {}, "working_dir": None, "py_modules": ()},
+        "runtime_env": {
+            "env_vars": {},
+            "working_dir": None,
+            "py_modules": (),
+            "pip": (),
+            "uv": (),
+        },
     }
     assert (HTTPOptions().host, HTTPOptions().port) == ("127.0.0.1", 8000)
 

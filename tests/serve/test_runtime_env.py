@@ -183,12 +183,33 @@ def test_a_zip_or_a_wheel_is_what_its_folder_is(folder: Path, tmp_path: Path) ->
         ({"working_dir": "nowhere"}, "working_dir='nowhere': no such folder"),
         ({"py_modules": ["nowhere"]}, "py_modules='nowhere': no such folder or file"),
         ({"working_dir": __file__}, "no such folder"),
+        ({"pip": "nowhere.txt"}, "pip='nowhere.txt': no requirements file can be read"),
+        ({"uv": "/etc/passwd"}, "uv='/etc/passwd': 'root:.* is no requirement"),
         ({"py_modules": ["/etc/passwd"]}, "py_modules='/etc/passwd': File is not a zip file"),
     ],
 )
 def test_paths_that_cannot_be_packed_are_refused(env: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequestError, match=told):
         pack_env(RuntimeEnv(**env))
+
+
+def test_requirements_are_lines_whatever_form_they_are_given_in(tmp_path: Path) -> None:
+    written = [
+        "--index-url https://example.org/simple",
+        "numpy",
+        "scipy[extra] >= 1.0, < 2 ; python_version > '3'",
+        "wheel @ https://example.org/wheel.whl",
+        "exact===1.0 --hash=sha256:00",
+        "any!=1.*",
+        "a~=1.0",
+    ]
+    file = tmp_path / "requirements.txt"
+    file.write_text("# all\n\n" + "\n".join(f"{line}  # why" for line in written))
+    assert RuntimeEnv(pip=written).pip == tuple(written)  # type: ignore[arg-type]
+    assert RuntimeEnv(pip={"packages": written}).pip == tuple(written)  # type: ignore[arg-type]
+    assert pack_env(RuntimeEnv(pip=str(file))).env.requirements == ("pip", tuple(written))
+    assert RuntimeEnv(pip=str(file)).unpacked == [str(file)]
+    assert RuntimeEnv(uv=["b"]).over(RuntimeEnv(pip=["a"])).requirements == ("uv", ("b",))  # type: ignore[arg-type]
 
 
 def test_an_application_s_environment_is_that_of_deployments_that_give_none() -> None:
@@ -215,6 +236,13 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none() ->
         ({"working_dir": "s3://bucket/x.zip"}, "expected a folder or a zip on this host"),
         ({"py_modules": "package"}, "py_modules='package': must be a valid tuple"),
         ([], "must be a valid dictionary"),
+        ({"pip": ["a"], "uv": ["b"]}, "pip and uv: give one of them"),
+        ({"pip": ["not a name"]}, "'not a name' is no requirement: expected a name, perhaps with"),
+        ({"pip": ["numpy=2"]}, "'numpy=2' is no requirement"),
+        ({"pip": ["./local.whl"]}, "'./local.whl' is no requirement"),
+        ({"pip": ["-r other.txt"]}, "'-r other.txt': of options, lines may have --index-url"),
+        ({"uv": [3]}, "3: expected a requirement"),
+        ({"pip": {"packages": ["a"], "pip_check": True}}, "or a dict with packages alone"),
     ],
 )
 def test_an_environment_that_cannot_be_is_refused_by_field_and_value(env: Any, told: str) -> None:

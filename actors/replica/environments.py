@@ -1,0 +1,269 @@
+"""Virtual environments for the packages that users' code requires: made once per host, and shared.
+
+Theory of operation. An environment is named by the hash of all it is made of: the requirements, the
+installer, the interpreter, and the packages that this process has loaded. The first replica that
+needs it takes a lock, makes it, and marks it as complete; others wait for the lock and find it. The
+installer inherits the lock, so nothing else touches a half-made environment before the installer
+has ended too, whatever was killed. What is not marked when the lock is free is made anew. A failure
+is kept for those that waited meanwhile, so that they do not each run into it again.
+
+A replica is forked with Greenroom loaded, and that takes no second start of an interpreter: the
+environment's packages come before the host's on ``sys.path``. Packages that are loaded already stay
+as they are, so they are constraints of the installation. Requirements that contradict them fail,
+and the error names both.
+
+The host process removes environments that no replica uses, but for the last ``KEPT_UNUSED``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from greenroom.actors.runtime.loop import Loop
+from greenroom.core.errors import DeployFailedError
+
+logger = logging.getLogger(__name__)
+
+LOCK_POLL_S = 0.05
+KEPT_UNUSED = 3
+COMPLETE = "greenroom-complete"  # a file in an environment that is whole
+_PIP = "pip-"  # begins the name of one that has pip, for all others
+_SHOWN_LINES, _SHOWN_CHARACTERS = 3, 600  # of an installer's errors
+
+
+def constraints() -> tuple[str, ...]:
+    """Return what an environment's packages must agree with, as lines of a constraints file.
+
+    What this process has loaded stays as it is; of the rest, Greenroom needs certain versions.
+    """
+    names = importlib.metadata.packages_distributions()
+    tops = {module.partition(".")[0] for module in sys.modules}
+    loaded = {name for top in tops for name in names.get(top, ())} - {"greenroom"}
+    lines = {name: f"{name}=={importlib.metadata.version(name)}" for name in loaded}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from its source
+        for line in importlib.metadata.requires("greenroom") or ():
+            name = re.match(r"[\w.-]+", line)
+            if name is not None and "extra ==" not in line:
+                lines.setdefault(name[0], line)
+    return tuple(sorted(lines.values()))
+
+
+def name_of(installer: str, lines: tuple[str, ...]) -> str:
+    """Return the name of the environment that has these requirements."""
+    made_of = (installer, lines, constraints(), sys.version, sys.base_prefix)
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()
+
+
+class Installation:
+    """Gets an environment for one replica; used on its loop.
+
+    ``on_made`` gets its folder, or a DeployFailedError.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        folder: Path,
+        installer: str,
+        lines: tuple[str, ...],
+        on_made: Callable[[Path | DeployFailedError], None],
+    ) -> None:
+        self._loop = loop
+        self._folder = folder
+        self._installer, self._lines = installer, lines
+        self._on_made = on_made
+        self._begun_at = time.time()
+
+    def begin(self) -> None:
+        """Look for it, and make it when it is not there."""
+        try:
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _try_lock(self._folder)
+        except OSError as error:
+            self._on_made(DeployFailedError(f"{self._folder.parent} cannot be used: {error}"))
+            return
+        if lock is None:
+            self._loop.call_later(LOCK_POLL_S, self.begin)
+        elif (self._folder / COMPLETE).exists():
+            os.utime(self._folder)
+            os.close(lock)
+            self._on_made(self._folder)
+        elif failure := self._failure_meanwhile():
+            os.close(lock)
+            self._on_made(DeployFailedError(failure))
+        else:  # not here: the loop must answer meanwhile
+            threading.Thread(target=self._make, args=(lock,), name="install", daemon=True).start()
+
+    def _failure_meanwhile(self) -> str:
+        """Return why another replica could not make it since this one has been waiting."""
+        path = _failure_file(self._folder)
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime >= self._begun_at:
+                return path.read_text(encoding="utf-8")
+        return ""
+
+    def _make(self, lock: int) -> None:
+        result: Path | DeployFailedError
+        try:
+            make(self._folder, self._installer, self._lines, lock)
+            result = self._folder
+        except (OSError, DeployFailedError) as error:
+            result = DeployFailedError(str(error))
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._folder, ignore_errors=True)
+                _failure_file(self._folder).write_text(str(error), encoding="utf-8")
+        finally:
+            os.close(lock)
+        self._loop.post(lambda: self._on_made(result))
+
+
+def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
+    """Make an environment; DeployFailedError with what the installer said. It holds ``lock``."""
+    logger.info("making the environment %s with %s: %s", folder.name, installer, " ".join(lines))
+    shutil.rmtree(folder, ignore_errors=True)
+    python = str(folder / "bin" / "python")
+    command = _uv(python) if installer == "uv" else _pip(folder.parent, python)
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], "venv", lock)
+    (folder / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "constraints.txt").write_text("\n".join(constraints()) + "\n", encoding="utf-8")
+    files = ["-r", str(folder / "requirements.txt"), "-c", str(folder / "constraints.txt")]
+    _run([*command, *files], installer, lock)
+    # For programs that user code starts by this interpreter: the host's packages come last there.
+    paths = [path for path in sys.path if _is_of_packages(path)]
+    host = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths)
+    (Path(_packages_of(folder)) / "greenroom-host.pth").write_text(host, encoding="utf-8")
+    (folder / COMPLETE).touch()
+
+
+def _uv(python: str) -> list[str]:
+    uv = shutil.which("uv")
+    if uv is None:
+        raise DeployFailedError("uv is not installed on this host; install it, or give pip")
+    return [uv, "pip", "install", "--python", python]
+
+
+def _pip(environments: Path, python: str) -> list[str]:
+    """Return what installs by pip: one of this host's, as to put it into each takes 3 s."""
+    version = hashlib.sha256((sys.version + sys.base_prefix).encode()).hexdigest()
+    folder = environments / f"{_PIP}{version}"
+    lock = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / COMPLETE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            _run([sys.executable, "-m", "venv", str(folder)], "venv", lock)
+            (folder / COMPLETE).touch()
+    finally:
+        os.close(lock)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--python", python, "install"]
+    return [*pip, "--disable-pip-version-check", "--no-input"]
+
+
+def _run(command: list[str], what: str, lock: int) -> None:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock,),
+        check=False,
+    )
+    if done.returncode:
+        output = done.stdout.decode(errors="replace").strip()
+        logger.error("%s failed:\n%s", what, output)
+        raise DeployFailedError(f"{what} failed: {_errors_in(output)}")
+
+
+def _errors_in(output: str) -> str:
+    """Return the last lines of an installer's output that tell of errors, as one line."""
+    lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
+    # In pip's words, the lines that tell of errors; uv says nothing else at its end.
+    errors = [
+        line
+        for line in lines
+        if (line.startswith("ERROR") and "ResolutionImpossible" not in line)
+        or re.search(r" depends on |^The user requested ", line)
+    ]
+    return "; ".join((errors or lines)[-_SHOWN_LINES:])[-_SHOWN_CHARACTERS:]
+
+
+def activate(folder: Path) -> None:
+    """Let this process, and those that it starts, use an environment's packages first."""
+    before = list(sys.path)
+    site.addsitedir(_packages_of(folder))
+    added = [path for path in sys.path if path not in before]
+    place = next((n for n, path in enumerate(before) if _is_of_packages(path)), len(before))
+    sys.path[:] = [*before[:place], *added, *before[place:]]
+    importlib.invalidate_caches()
+    programs = str(folder / "bin")
+    sys.executable = str(folder / "bin" / "python")
+    os.environ["VIRTUAL_ENV"] = str(folder)
+    os.environ["PATH"] = os.pathsep.join(filter(None, (programs, os.environ.get("PATH", ""))))
+
+
+def _packages_of(folder: Path) -> str:
+    return sysconfig.get_path("purelib", "venv", vars={"base": str(folder)})
+
+
+def _is_of_packages(path: str) -> bool:
+    return Path(path).name in {"site-packages", "dist-packages"}
+
+
+def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:
+    """Remove environments that no replica uses, but for those that were used last."""
+    found = [p for p in environments.glob("*") if p.is_dir() and not p.name.startswith(_PIP)]
+    unused = sorted(
+        (path for path in found if path.name not in in_use()),
+        key=lambda path: ((path / COMPLETE).exists(), path.stat().st_mtime),
+        reverse=True,
+    )
+    for path in unused[KEPT_UNUSED:]:
+        lock = _try_lock(path)
+        if lock is None:
+            continue
+        try:
+            if path.name not in in_use():  # with the lock, for a replica says first that it does
+                logger.info("removing the environment %s, which no replica uses", path.name)
+                shutil.rmtree(path, ignore_errors=True)
+                for left in (_failure_file(path), _lock_file(path)):
+                    left.unlink(missing_ok=True)
+        finally:
+            os.close(lock)
+
+
+def _failure_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.failure")
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Take an environment's lock; None while any process has it, the installer perhaps."""
+    path = _lock_file(folder)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except OSError:  # another process has it, or has just removed it
+        pass
+    os.close(fd)
+    return None

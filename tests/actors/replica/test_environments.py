@@ -1,0 +1,228 @@
+"""Virtual environments of replicas: made once, shared, left whole by kills, removed when unused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenroom import serve
+from greenroom.actors.replica import environments
+from greenroom.actors.replica.environments import COMPLETE, Installation
+from greenroom.serve.exceptions import DeployFailedError
+from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.wheels import write_wheel
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    write_wheel(folder, "parrot", "1.0", "WORD = 'one'\n")
+    write_wheel(folder, "parrot", "2.0", "WORD = 'two'\n")
+    write_wheel(folder, "greedy", "1.0", "", requires="pydantic==1.0")
+    write_wheel(folder, "pydantic", "1.0", "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    with running_system(tmp_path_factory.mktemp("environments") / "state") as running:
+        yield running
+
+
+@serve.deployment
+class Parrot:
+    def __init__(self) -> None:
+        import parrot  # type: ignore[import-not-found]  # noqa: PLC0415  # of its environment
+
+        self.word = parrot.WORD
+
+    def __call__(self) -> dict[str, Any]:
+        program = "import parrot, greenroom.core; print(parrot.WORD)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+        return {
+            "word": self.word,
+            "in a program": done.stdout.decode().strip(),
+            "where": os.environ["VIRTUAL_ENV"],
+        }
+
+
+def with_env(replicas: int = 1, **env: Any) -> Any:
+    options = {"num_replicas": replicas, "max_constructor_retry_count": 1}
+    return Parrot.options(actor_options={"runtime_env": env}, **options).bind()  # type: ignore[arg-type]
+
+
+def lines(wheels: Path, *requirements: str) -> list[str]:
+    return ["--no-index", f"--find-links {wheels}", *requirements]
+
+
+def test_replicas_share_one_environment_and_another_version_is_another(
+    system: RunningSystem, wheels: Path, tmp_path: Path
+) -> None:
+    with system.as_default():
+        handle = serve.run(with_env(3, pip=lines(wheels, "parrot==1.0")), route_prefix=None)
+        found = [handle.remote().result(20) for _ in range(6)]
+        assert {each["word"] for each in found} == {"one"}
+        assert {each["in a program"] for each in found} == {"one"}
+        assert len({each["where"] for each in found}) == 1
+        file = tmp_path / "requirements.txt"
+        file.write_text("# the newest\n" + "\n".join(lines(wheels, "parrot \\\n  >= 1")) + "\n\n")
+        handle = serve.run(with_env(pip=str(file)), route_prefix=None)
+        assert handle.remote().result(20)["word"] == "two"
+    made = [p for p in system.settings.environments_dir.iterdir() if (p / COMPLETE).exists()]
+    assert len([path for path in made if not path.name.startswith("pip-")]) == 2
+
+
+def test_what_cannot_be_installed_is_the_reason_and_names_the_package(
+    system: RunningSystem, wheels: Path
+) -> None:
+    with system.as_default():
+        absent = with_env(2, pip=lines(wheels, "no-such-package"))
+        with pytest.raises(DeployFailedError, match=r"pip failed: .*no-such-package"):
+            serve.run(absent, name="absent", route_prefix=None)
+        told = json.dumps(system.status()["applications"]["absent"])
+        assert "no-such-package" in told
+        # Nor what Greenroom itself has loaded, in another version.
+        greedy = with_env(pip=lines(wheels, "greedy"))
+        with pytest.raises(DeployFailedError, match=r"greedy 1.0 depends on pydantic==1.0"):
+            serve.run(greedy, name="contradicts", route_prefix=None)
+    left = {path.name for path in system.settings.environments_dir.iterdir() if path.is_dir()}
+    assert all((system.settings.environments_dir / name / COMPLETE).exists() for name in left)
+
+
+# --- Without a system -----------------------------------------------------------------------------
+
+
+class Loop:
+    """What an installation uses of a replica's loop; timers are due when the test says so."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later(self, _delay_s: float, callback: Callable[[], None]) -> None:
+        self.due.append(callback)
+
+    post = lambda self, callback: self.due.append(callback)  # noqa: E731
+
+    def run_until(self, done: list[Any]) -> None:
+        def step() -> bool:
+            due, self.due = self.due, []
+            for callback in due:
+                callback()
+            return bool(done)
+
+        wait_until(step, 10, "the installation ends")
+
+
+FAKE_UV = """#!/bin/sh
+echo "$@" >> {log}
+echo started
+while test -e {gate}; do sleep 0.01; done
+test -e {broken} || exit 0
+echo '  x No solution found:'
+echo '  because broken was not found'
+exit 1
+"""
+
+
+@pytest.fixture
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "uv"
+    program.parent.mkdir()
+    files = {name: tmp_path / name for name in ("log", "gate", "broken")}
+    program.write_text(FAKE_UV.format(**files))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return tmp_path
+
+
+def install(folder: Path, loop: Loop) -> list[Any]:
+    done: list[Any] = []
+    Installation(loop, folder, "uv", ("parrot",), done.append).begin()  # type: ignore[arg-type]
+    return done
+
+
+def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv: Path) -> None:
+    folder, loop = uv / "environments" / "a", Loop()
+    (uv / "gate").touch()
+    first = install(folder, loop)
+    wait_until((uv / "log").exists, 10, "the installer runs")
+    second = install(folder, loop)
+    (uv / "gate").unlink()
+    loop.run_until(first)
+    loop.run_until(second)
+    assert first == second == [folder]
+    (arguments,) = (uv / "log").read_text().splitlines()
+    assert arguments.startswith(f"pip install --python {folder}/bin/python -r ")
+    assert "pydantic==" in (folder / "constraints.txt").read_text()
+    (uv / "broken").touch()
+    (uv / "gate").touch()
+    other = uv / "environments" / "b"
+    third = install(other, loop)
+    wait_until(lambda: len((uv / "log").read_text().splitlines()) == 2, 10, "it runs again")
+    fourth = install(other, loop)
+    (uv / "gate").unlink()
+    loop.run_until(third)
+    loop.run_until(fourth)
+    assert str(third[0]) == str(fourth[0])
+    assert "uv failed: started; x No solution found:; because broken was not found" in str(third[0])
+    assert len((uv / "log").read_text().splitlines()) == 2
+    (uv / "broken").unlink()
+    fifth = install(other, loop)  # that has not waited for the failure
+    loop.run_until(fifth)
+    assert fifth == [other]
+
+
+def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv: Path) -> None:
+    folder = uv / "environments" / "a"
+    program = (
+        "import sys, time; from pathlib import Path; from greenroom.actors.replica.environments "
+        "import Installation\n"
+        "class Loop:\n"
+        "    post = call_later = lambda *_: None\n"
+        "Installation(Loop(), Path(sys.argv[1]), 'uv', ('parrot',), print).begin()\n"
+        "time.sleep(60)\n"
+    )
+    (uv / "gate").touch()
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder)])
+    wait_until((uv / "log").exists, 10, "the installer runs")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    loop = Loop()
+    done = install(folder, loop)
+    assert len(loop.due) == 1, "the installer that is left holds the lock"
+    (uv / "gate").unlink()
+    loop.run_until(done)
+    assert done == [folder]
+    assert (folder / COMPLETE).exists()
+    assert len((uv / "log").read_text().splitlines()) == 2, "what was not marked is made anew"
+
+
+def test_a_host_without_uv_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    loop = Loop()
+    done = install(tmp_path / "a", loop)
+    loop.run_until(done)
+    assert "uv is not installed on this host" in str(done[0])
+    assert not (tmp_path / "a").exists()
+
+
+def test_unused_environments_go_but_for_the_last(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"e{number}").mkdir()
+        if number:
+            (tmp_path / f"e{number}" / COMPLETE).touch()
+        os.utime(tmp_path / f"e{number}", (number, time.time() - 100 + number))
+    (tmp_path / "e1.lock").touch()
+    environments.prune(tmp_path, lambda: {"e1"})
+    left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert left == ["e1", "e3", "e4", "e5"], "one in use, and the three that were used last"
+    environments.prune(tmp_path / "nothing", list)
