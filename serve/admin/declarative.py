@@ -125,8 +125,9 @@ def _options(schema: DeploymentSchema, base: Path) -> dict[str, Any]:
 def _from(base: Path, env: RuntimeEnv) -> RuntimeEnv:
     """Return a runtime_env with paths relative to where we are, rather than to ``base``."""
     paths: dict[str, Any] = {"py_modules": tuple(str(base / path) for path in env.py_modules)}
-    if env.working_dir is not None:
-        paths["working_dir"] = str(base / env.working_dir)
+    for name in ("working_dir", "pip", "uv"):
+        if isinstance(path := getattr(env, name), str):  # of the latter, no list of requirements
+            paths[name] = str(base / path)
     return env.model_copy(
         update={name: paths[name] for name in paths.keys() & env.model_fields_set}
     )
