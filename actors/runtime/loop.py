@@ -254,10 +254,13 @@ class Loop:
         if fd is None:
             return self.call_later(0, on_exit).cancel
         self._pidfds[fd] = process
+        is_over = False
 
         def cancel() -> None:
-            if fd in self._pidfds:
+            nonlocal is_over
+            if not is_over and fd in self._pidfds:
                 self._let_go(fd)
+            is_over = True  # from now on another watch may have the descriptor's number
 
         def exited() -> None:
             cancel()

@@ -6,6 +6,7 @@ A pid alone is not an identity, because the kernel uses it again; a pid with its
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import secrets
@@ -60,8 +61,12 @@ def open_pidfd(process: Process) -> int | None:
     """Open a descriptor that becomes readable when the process ends; None when it is gone."""
     try:
         fd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
+    except OSError as error:
+        # The last two are for a thread that has the number by now, which is common where numbers
+        # are small, as in a container that was started again.
+        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+            return None
+        raise
     if is_alive(process):
         return fd
     os.close(fd)

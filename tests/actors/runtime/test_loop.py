@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from thespian.system.transport import SendStatus
 
+from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.loop import (
     GATHERED,
     MAX_BYTES_UNDER_WAY,
@@ -21,7 +23,7 @@ from greenroom.actors.runtime.loop import (
     Outbox,
     Outboxes,
 )
-from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.processes import identify, send_signal
 from tests.support.systems import wait_until
 
 DEADLINE_S = 30.0
@@ -161,6 +163,32 @@ def test_the_end_of_a_watched_process_is_noticed_once(loop):
     loop.watch_process(process, lambda: ended.append("late"))
     run_until(loop, lambda: ended[1:] == ["late"])
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_watch_that_is_cancelled_late_leaves_the_next_one_of_its_descriptor_alone(loop):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = identify(child.pid)
+        ended = []
+        cancel = loop.watch_process(process, lambda: ended.append("first"))
+        cancel()
+        loop.watch_process(process, lambda: ended.append("second"))  # the kernel's lowest number
+        cancel()
+        child.stdin.close()
+        run_until(loop, lambda: ended)
+    assert ended == ["second"]
+
+
+def test_a_process_whose_number_is_a_threads_by_now_has_ended(loop):
+    over, ended = threading.Event(), []
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        loop.watch_process(Process(thread.native_id, 1, "gone"), lambda: ended.append("gone"))
+        run_until(loop, lambda: ended)
+        assert not send_signal(Process(thread.native_id, 1, "gone"), signal.SIGKILL)
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""deploy/systemd: systemd accepts the unit, and its settings are Greenroom's."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from greenroom.actors.host.launcher import STOP_TIMEOUT_S
+from greenroom.actors.runtime.settings import FIELDS, variable
+from tests.support.container import ROOT
+
+UNIT = ROOT / "deploy" / "systemd" / "greenroom.service"
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("there is no systemd-analyze")
+    # It asks that the program is there.
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/greenroom/bin/greenroom", sys.executable))
+    done = subprocess.run(
+        [analyze, "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs() -> None:
+    text = UNIT.read_text()
+    names = re.findall(r"^Environment=(\w+)=", text, re.MULTILINE)
+    assert set(names) <= {variable(name) for name in FIELDS}
+    parser = configparser.ConfigParser(strict=False)
+    parser.read_string(text)
+    assert parser.getint("Service", "TimeoutStopSec") > STOP_TIMEOUT_S
+    assert parser["Service"]["KillMode"] == "process"
