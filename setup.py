@@ -32,7 +32,6 @@ setup(
         "pydantic-settings>=2.8",
         "click>=8.1",
         "rich>=13",
-        "prometheus-client>=0.20",
         "pyyaml>=6.0",  # imported by commands that read or write a configuration file
         "setproctitle>=1.3",
         "psutil>=5.9",
@@ -40,7 +39,10 @@ setup(
     ],
     extras_require={
         "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
-        "cluster": ["cryptography>=44"],  # makes cluster files: keygen, start --bind, rotate-key
+        "cluster": [
+            "cryptography>=44",
+            "prometheus-client>=0.20",
+        ],  # makes cluster files: keygen, start --bind, rotate-key
         "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
         "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "cryptography>=44"],
     },

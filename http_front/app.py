@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import falcon
 import falcon.asgi
@@ -28,12 +29,14 @@ import falcon.asgi
 from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import (
     GreenroomError,
     InvalidRequestError,
     NotRunningError,
     RouteNotFoundError,
 )
+from greenroom.core.metrics import CONTENT_TYPE
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
@@ -87,6 +90,7 @@ class Front:
         root_path = options.root_path.rstrip("/")
         self.exchanges = Exchanges(root_path, self.access_log)
         self.conversations = websocket.Conversations(link, options.request_timeout_s)
+        self._shown = SharedMetrics(self.exchanges.metrics)
         self._is_draining = False
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         pages = _pages(link)
@@ -143,6 +147,7 @@ class Front:
 
     async def start(self) -> None:
         """Begin; never raises, for a worker that cannot start would end all others too."""
+        self._shown.keep_showing(asyncio.get_running_loop().call_later)
         try:
             await self.link.start()
         except Exception:
@@ -150,6 +155,7 @@ class Front:
 
     async def stop(self) -> None:
         """End; never raises."""
+        self._shown.close()
         try:
             await self.link.stop()
         except Exception:
@@ -183,7 +189,7 @@ class Front:
             if visit.body is not None:
                 await visit.body.end()
 
-    def _falcon_app(self, pages: dict[str, Page]) -> falcon.asgi.App[Any, Any]:
+    def _falcon_app(self, pages: Mapping[str, object]) -> falcon.asgi.App[Any, Any]:
         app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[self])
         app.resp_options.default_media_type = None  # type: ignore[assignment]  # add no header
         for path, page in pages.items():
@@ -396,7 +402,25 @@ class Page:
     on_head = on_get
 
 
-def _pages(link: Link) -> dict[str, Page]:
+class MetricsPage:
+    """Prometheus' page: of all hosts, or of this one with ``?host=self``."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+        """Answer with the metrics; HTTP 400 for another host's name."""
+        query = _visit(req).exchange.scope["query_string"].decode("latin-1")
+        hosts = parse_qs(query, keep_blank_values=True).get("host", [])
+        if hosts not in ([], ["self"]):
+            raise InvalidRequestError(f"host={hosts[-1]!r}: must be 'self', or left out for all")
+        resp.data = await _within_patience(self._link.metrics(whole=not hosts))
+        resp.content_type = CONTENT_TYPE
+
+    on_head = on_get
+
+
+def _pages(link: Link) -> dict[str, Page | MetricsPage]:
     async def health() -> bytes:
         """Say whether this worker can take queries."""
         if not link.ready:
@@ -415,15 +439,12 @@ def _pages(link: Link) -> dict[str, Page]:
     async def routes() -> bytes:
         return json.dumps(await _within_patience(link.routes())).encode()
 
-    async def metrics() -> bytes:
-        return await _within_patience(link.metrics())
-
     text = "text/plain; charset=utf-8"
     return {
         "/-/healthz": Page(text, health),
         "/-/readyz": Page(text, readiness),
         "/-/routes": Page("application/json", routes),
-        "/-/metrics": Page("text/plain; version=0.0.4; charset=utf-8", metrics),
+        "/-/metrics": MetricsPage(link),
     }
 
 

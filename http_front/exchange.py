@@ -20,6 +20,7 @@ import math
 import os
 import pickle
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import perf_counter, time
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from urllib.parse import unquote
 
 from greenroom.actors.messages.queries import Query, beside
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.metrics import Family, Group
 from greenroom.core.validation import HOOKS
 from greenroom.http_front.access_log import AccessLog, Entry
 
@@ -65,6 +67,7 @@ class Exchanges:
         self.root_path = root_path
         self.access_log = access_log
         self.in_flight = 0
+        self.ended: Counter[int] = Counter()  # requests by the status of their response
         self.is_leaving = False  # responses ask clients to close their connections
         # A random prefix and a count: a uuid4 would cost more than reading the headers.
         self._prefix = os.urandom(8).hex()
@@ -75,6 +78,26 @@ class Exchanges:
         exchange = Exchange(self, scope)
         self.in_flight += 1
         return exchange
+
+    def metrics(self) -> list[Group]:
+        """Return what was counted, for a scrape of this host."""
+        ended = Family(
+            "greenroom_http_responses_total",
+            "counter",
+            "Requests that ended, by the response's status; 499 where the client left before it",
+            ("status",),
+            (),
+            {(str(status),): count for status, count in self.ended.items()},
+        )
+        ongoing = Family(
+            "greenroom_http_ongoing_requests",
+            "gauge",
+            "Requests that are being answered",
+            (),
+            (),
+            {(): self.in_flight},
+        )
+        return [({"pid": str(os.getpid())}, [ended, ongoing])]
 
     def request_id(self, offered: bytes | None) -> str:
         """Return ``offered`` if it is printable ASCII of at most 200 characters, else a new id."""
@@ -158,6 +181,7 @@ class Exchange:
     def end(self) -> None:
         """Count and log the request, which was answered or whose client has left."""
         self._exchanges.in_flight -= 1
+        self._exchanges.ended[self.status] += 1
         self._exchanges.access_log.add(
             Entry(
                 time(),

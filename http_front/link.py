@@ -29,6 +29,7 @@ from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.http_front.scraping import Scrapes
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -51,6 +52,7 @@ class Link:
         self._port: Port | None = None
         self._caller: Caller | None = None
         self._finder: Finder | None = None
+        self._scrapes: Scrapes | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._records: RunRecords | None = None
         self.next_id = itertools.count(1).__next__
@@ -115,9 +117,12 @@ class Link:
         answer: dict[str, tuple[str, ...]] | None = await self._ask_proxy("unready")
         return answer
 
-    async def metrics(self) -> bytes:
-        """Return the host's metrics as Prometheus text."""
-        return await self._ask_proxy("metrics") or b""
+    async def metrics(self, *, whole: bool) -> bytes:
+        """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
+        found = self._finder.found if self._finder is not None else None
+        if found is None or self._scrapes is None:
+            return b""
+        return await self._scrapes.text(found[0], whole=whole)
 
     async def _wait_connected(self) -> Caller | None:
         """Wait for the link: a worker just started takes connections before it has its own."""
@@ -134,6 +139,7 @@ class Link:
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)
         caller.on_ready = self._met
+        self._scrapes = Scrapes(port, settings.own_address)
         self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
         port.on(AnswerQueries, caller.answered)
         port.on(AttachCallerReply, lambda message, _: caller.attached(message))

@@ -82,6 +82,8 @@ absent.install()
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("greenroom")
+    if name == "metrics":  # a module, and users write serve.metrics.Counter
+        return importlib.import_module("greenroom.serve.metrics")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.

@@ -24,7 +24,6 @@ _INSTEAD = {
     "grpc_util": "HTTP: there is no gRPC",
     "http_adapters": "a handler that reads its request, or FastAPI with serve.ingress",
     "llm": "a class that loads the model's engine (vLLM, say), streams, and uses serve.batch",
-    "metrics": "prometheus_client in the replica, on a port of its own",
     "model_wrappers": "a class of your own that loads the model in its constructor",
     "pipeline": _GRAPHS,
     "request_router": "nothing: queries go to the replica with the fewest, or by shard_key",

@@ -199,6 +199,10 @@ class RunRecords:
         """Return what the live processes of a role have recorded besides."""
         return [more for _, each, more in self._read() if each == role]
 
+    def described(self) -> list[tuple[Process, str, dict[str, str]]]:
+        """Return the recorded live processes, with their roles and what they recorded besides."""
+        return list(self._read())
+
     def found(self) -> dict[Process, str]:
         """Return all processes of the system but the calling one, on record or not, with roles."""
         found = self.alive()

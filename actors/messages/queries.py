@@ -381,7 +381,8 @@ class CompareAnswers(Message):
 class AskProxy(Message):
     """Anyone to the proxy: what is known there; AskProxyReply answers.
 
-    ``what`` is "routes", "metrics", or "controller": its address, process and epoch, if known.
+    ``what`` is "routes", "unready", "metrics" (of the host, as core.metrics.Group), or
+    "controller": its address, process and epoch, if known.
     """
 
     request_id: str

@@ -18,7 +18,9 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.proxy.controller_link import ControllerLink
 from greenroom.actors.proxy.dispatcher import Dispatcher, QueryFailedError
+from greenroom.actors.proxy.host_metrics import HostMetrics
 from greenroom.actors.runtime.actor import LoopActor
+from greenroom.core.metrics import Group
 
 
 class Proxy(LoopActor):
@@ -31,6 +33,7 @@ class Proxy(LoopActor):
         super().__init__()
         self._dispatcher: Dispatcher | None = None
         self._link: ControllerLink | None = None
+        self._host_metrics: HostMetrics | None = None  # from the first scrape on
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -93,13 +96,18 @@ class Proxy(LoopActor):
         """Take what a replica has done."""
         self.dispatcher.finished(message)
 
+    def _metrics(self) -> list[Group]:
+        if self._host_metrics is None:
+            self._host_metrics = HostMetrics(self.records, self.settings.host_name)
+        return self._host_metrics.groups(self.dispatcher.metrics())
+
     def receiveMsg_AskProxy(self, message: AskProxy, sender: Address) -> None:
         """Answer questions of the HTTP front."""
         answers: dict[str, Callable[[], Any]] = {
             "routes": self.dispatcher.router.routes,
             "unready": self.dispatcher.router.unready,
             "controller": lambda: self.link.known,
-            "metrics": self.dispatcher.metrics,
+            "metrics": self._metrics,
         }
         value = answers[message.what]() if message.what in answers else None
         self.loop.send(sender, AskProxyReply(request_id=message.request_id, value=value))

@@ -31,6 +31,7 @@ from greenroom.actors.messages.queries import (
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports, TrafficReports
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer
+from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S, Mirroring
@@ -114,9 +115,9 @@ class Dispatcher:
             tickets.Refuse: self._refuse,
         }
 
-    def metrics(self) -> bytes:
-        """Return all metrics, in Prometheus' text format."""
-        return self._metrics.text(*self.router.load_by_endpoint())
+    def metrics(self) -> list[Family]:
+        """Return all metrics of the router."""
+        return self._metrics.families(*self.router.load_by_endpoint())
 
     # --- Tables ---------------------------------------------------------------------------------
 
@@ -124,7 +125,10 @@ class Dispatcher:
         """Take newer tables by key, None for what is gone; dispatch begins with the first."""
         for key, table in tables:
             if key.startswith(ENDPOINT_PREFIX):
-                self._run(self.router.set_endpoint(key.removeprefix(ENDPOINT_PREFIX), table, now))
+                name = key.removeprefix(ENDPOINT_PREFIX)
+                self._run(self.router.set_endpoint(name, table, now))
+                if table is None:
+                    self._metrics.forget("endpoint", name)
             elif key.startswith(ROLLOUT_PREFIX):
                 self._tallies.watch(key.removeprefix(ROLLOUT_PREFIX), table)
             else:
@@ -140,6 +144,7 @@ class Dispatcher:
     def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
         if table is None:
             self._tables.pop(tag, None)
+            self._metrics.forget("backend", tag)
         else:
             self._tables[tag] = table
             table = self._without_dead(table)
@@ -219,6 +224,8 @@ class Dispatcher:
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
         self._run(self.router.replica_lost(tag, unsent, time.monotonic()))
         if self._is_near(replica):
+            if tag not in self._leaving:
+                self._metrics.replica_died(backend_of(replica))
             process: Any = replica.process
             self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
         elif replica.process not in self._unreachable:

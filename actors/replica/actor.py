@@ -27,7 +27,7 @@ from greenroom.actors.messages.control import (
 )
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import environments
+from greenroom.actors.replica import environments, metrics
 from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
@@ -43,10 +43,12 @@ from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import Port
+from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.cluster import devices
 from greenroom.core.comparing.differences import Place, Plain
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import DeployFailedError
+from greenroom.core.metrics import Group
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class Replica(LoopActor):
         self._arrivals: dict[str, Arrival] = {}  # by digest
         self._environment = ""  # the name of the virtual environment
         self._trouble = ""  # that status is to show
+        self._begun_loading_at = 0.0
 
     def may_beat(self) -> bool:
         """See :meth:`LoopActor.may_beat`; answers go over links of their own."""
@@ -186,7 +189,7 @@ class Replica(LoopActor):
     # --- User code's life ---------------------------------------------------------------------
 
     def _begin_loading(self, order: StartReplica) -> None:
-        self.state = "starting"
+        self.state, self._begun_loading_at = "starting", time.monotonic()
         self.config, self.config_id = order.config, order.config_id
         self._load_id = order.config_id
         self._leave_record(order)
@@ -212,6 +215,7 @@ class Replica(LoopActor):
         limit = self.config["max_ongoing_requests"]
         comparisons = Comparisons(port, self._comparisons_found)
         self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
+        SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
         user_code.start()
         env = RuntimeEnv(**order.runtime_env)
         os.environ.update(env.env_vars)
@@ -221,6 +225,10 @@ class Replica(LoopActor):
             self._loaded(Failure.of(DeployFailedError(str(error))))
             return
         self._install(order, env)
+
+    def _metrics(self) -> list[Group]:
+        ongoing = 0 if self.queries is None else self.queries.running
+        return metrics.collect(ongoing, len(user_context.model_ids()))
 
     def _leave_record(self, order: StartReplica) -> None:
         """Let this host's processes know of this one."""
@@ -329,6 +337,7 @@ class Replica(LoopActor):
         self._applied_id = max(self._applied_id, self._load_id or 0)
         if self.state == "starting":
             self.state = "failed" if failure is not None else "running"
+            metrics.started(time.monotonic() - self._begun_loading_at)
             if self.queries is not None:
                 self.queries.accepting = failure is None
         self._report()

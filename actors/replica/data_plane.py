@@ -58,6 +58,7 @@ from greenroom.actors.messages.queries import (
     size_of,
 )
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import metrics
 from greenroom.actors.replica.comparisons import Comparisons, ResponseSampler
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.user_code import UserCode
@@ -90,6 +91,7 @@ class Run(Reply):
     """One query in user code, and how its answer travels."""
 
     __slots__ = (
+        "began_at",
         "feed",
         "feed_number",
         "is_delivered",
@@ -105,6 +107,7 @@ class Run(Reply):
         timeout_s = assignment.timeout_s
         deadline_at = None if timeout_s is None else time.monotonic() + timeout_s
         super().__init__(assignment, deadline_at)
+        self.began_at = time.monotonic()
         self.queries = queries
         self.proxy = proxy  # its incarnation
         self.sender: Sender | None = None
@@ -383,6 +386,7 @@ class Queries:
     def ended(self, run: Run) -> None:
         """Free the slot; tell the router."""
         self.running -= 1
+        metrics.ended(run.status, time.monotonic() - run.began_at)
         if run.timer is not None:
             run.timer.cancel()
         self._runs.pop(run.key, None)

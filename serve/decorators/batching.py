@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 from typing_extensions import Self
 
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import metrics
 from greenroom.actors.replica.context import RunningQuery
 from greenroom.core.batching import Batches
 from greenroom.core.errors import GreenroomError
@@ -300,7 +301,7 @@ class _Batching:
 class _Item:
     """One call, and what arrives for its caller: outcomes, and None at the end of a stream."""
 
-    __slots__ = ("arrived", "batch", "context", "owner", "query", "queue", "values")
+    __slots__ = ("added_at", "arrived", "batch", "context", "owner", "query", "queue", "values")
 
     def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: dict[str, Any]) -> None:
         self.queue = queue
@@ -310,6 +311,7 @@ class _Item:
         self.query = user_context.running.get()
         self.batch: _Running | None = None  # once it has begun
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.added_at = 0.0
 
     @property
     def group(self) -> Any:
@@ -445,7 +447,8 @@ class _Queue:
 
     def add(self, item: _Item) -> None:
         """Add an item that waits."""
-        self._batches.add(item, item.group, asyncio.get_running_loop().time())
+        item.added_at = asyncio.get_running_loop().time()
+        self._batches.add(item, item.group, item.added_at)
         self._arm()
 
     def remove(self, item: _Item) -> None:
@@ -491,6 +494,8 @@ class _Queue:
         self._timer = None
         now = asyncio.get_running_loop().time()
         while (items := self._batches.take(now)) is not None:
+            waits_s = [now - item.added_at for item in items]
+            metrics.batch_begun(self._batching.function.__qualname__, waits_s)
             task = _Running(self._batching, items).start()
             self._tasks.add(task)
             task.add_done_callback(self._ended)

@@ -13,12 +13,14 @@ import asyncio
 import functools
 import inspect
 import sys
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import metrics
 from greenroom.actors.replica.callables import users_traceback
 from greenroom.serve.decorators.per_instance import Outcome, PerInstance
 
@@ -150,18 +152,22 @@ class _Cache:
 
     async def _load(self, owner: tuple[Any, ...], model_id: str) -> Outcome:
         user_context.detach()  # others may wait for it, too
+        began_at, ok = time.monotonic(), False
         try:
             async with self._one_at_a_time:
                 limit = self._multiplexing.limit
                 while limit != UNLIMITED and len(self._models) >= limit:
                     await self._unload_first()
+                began_at = time.monotonic()
                 model = await self._multiplexing.function(*owner, model_id)
                 self._models[model_id] = model
+            ok = True
             return Outcome(model)
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
             return Outcome.failed(error)
         finally:
             del self._loads[model_id]
+            metrics.model_loaded(time.monotonic() - began_at, ok=ok)
             user_context.models_changed(self)
 
     async def unload_all(self) -> None:

@@ -126,5 +126,5 @@ class FakeLink:
     async def unready(self) -> dict[str, tuple[str, ...]] | None:
         return self.missed
 
-    async def metrics(self) -> bytes:
-        return b"# TYPE greenroom_fake gauge\ngreenroom_fake 1\n"
+    async def metrics(self, *, whole: bool) -> bytes:
+        return f"# TYPE greenroom_fake gauge\ngreenroom_fake {1 + whole}\n".encode()

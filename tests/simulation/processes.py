@@ -28,7 +28,6 @@ from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.transport.admission import Trouble
 from greenroom.core.cluster.state import State
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tickets import Observer
 from greenroom.core.silence import TICK_S, Doing
 from tests.simulation import hosts
 from tests.simulation.channels import Address
@@ -371,9 +370,9 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "controller.active.store_id": store_id,
         "controller.read_only.FileStore": disk,
         "cluster.membership.LeaderElection": hosts.LeaderElection,
-        "proxy.dispatcher.Metrics": Observer,
         "proxy.dispatcher.Router": lambda draw, host: CheckedRouter(Router(draw, host), simulation),
         "replica.actor.UserCode": partial(ScriptedCode, simulation),
+        "replica.actor.SharedMetrics": without_effect("keep_showing"),
         "replica.actor.redirect_output": nothing,
         "replica.comparisons.ThreadPoolExecutor": lambda *_: Thread(world),
         "replica.logging.configure": nothing,

@@ -126,10 +126,11 @@ def test_requests_errors_latencies_and_load_are_counted_by_endpoint_and_backend(
     client.create_endpoint(name, backend=tag, route=f"/{name}")
 
     def metrics() -> dict[str, float]:
-        label = f'backend="{tag}",endpoint="{name}"'
+        label = f'endpoint="{name}",backend="{tag}"'
+        host = f',host="{running.settings.host_name}"'
         lines = running.get("/-/metrics")[1].decode().splitlines()
         found = [line.split() for line in lines if label in line]
-        return {line[0].replace(label, ""): float(line[1]) for line in found}
+        return {line[0].replace(label, "").replace(host, ""): float(line[1]) for line in found}
 
     assert metrics()["greenroom_queued_requests{}"] == 0, "known before the first query"
     for method in ("__call__", "__call__", "fail", "teapot", "nope"):

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from greenroom import serve
 from tests.actors.noting import DEADLINE_S, Noting
+from tests.support.metrics import scraped, total
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 api = FastAPI()
@@ -560,12 +561,10 @@ def test_a_shadow_gets_no_copy_of_it(
         url = f"ws://127.0.0.1:{running.settings.http.port}/{name}"
         assert '"room":"1"' in run(first(f"{url}/rooms/1"))
 
-        def dropped() -> list[str]:
-            metrics = running.get("/-/metrics")[1].decode()
-            lines = [line for line in metrics.splitlines() if shadow in line and "dropped" in line]
-            return [line.rpartition(" ")[2] for line in lines if "total" in line]
+        def dropped() -> float:
+            return total(scraped(running), "greenroom_shadow_dropped_total", backend=shadow)
 
-        wait_until(lambda: dropped() == ["1.0"], 5, "its copy is dropped")
+        wait_until(lambda: dropped() == 1, 5, "its copy is dropped")
     finally:
         client.delete_endpoint(name)
         for tag in (main, shadow):

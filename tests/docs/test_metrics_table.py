@@ -1,0 +1,47 @@
+"""docs/monitoring.md names all metrics that there are, with their labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from greenroom.actors.host.records import RunRecords
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.proxy.host_metrics import HostMetrics
+from greenroom.actors.proxy.metrics import Metrics
+from greenroom.actors.replica import context
+from greenroom.actors.replica import metrics as of_replica
+from greenroom.actors.runtime.processes import this_process
+from greenroom.core.metrics import Group
+from greenroom.http_front.access_log import AccessLog
+from greenroom.http_front.exchange import Exchanges
+
+PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
+ROW = re.compile(r"^\| `(greenroom_\w+)` \| ([\w, ]+) \|", re.MULTILINE)
+
+
+def labels_by_name(groups: list[Group]) -> dict[str, set[str]]:
+    return {
+        family.name: {*labels, *family.labels} - {"host"}
+        for labels, families in groups
+        for family in families
+        if family.name.startswith("greenroom_")
+    }
+
+
+def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
+    replica = context.ReplicaContext(
+        app_name="a", deployment="d", replica_tag="r", backend="b", version=None
+    )
+    context.install(replica)
+    try:
+        of_replicas = of_replica.collect(0, 0)
+    finally:
+        context.install(None)
+    records = RunRecords(tmp_path)
+    process: Process = this_process()
+    records.add(process, "proxy")
+    host = HostMetrics(records, "h").groups(Metrics().families({}, {}))
+    worker = Exchanges("", AccessLog(tmp_path / "access.log")).metrics()
+    table = {name: set(labels.split(", ")) for name, labels in ROW.findall(PAGE.read_text())}
+    assert table == labels_by_name([*of_replicas, *host, *worker])

@@ -1,0 +1,25 @@
+"""What a scrape of a running system has, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.systems import RunningSystem
+
+
+def scraped(running: RunningSystem, query: str = "") -> dict[str, Metric]:
+    """Return all metrics by their names; a counter's is without ``_total``."""
+    text = running.get(f"/-/metrics{query}")[1].decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def total(families: dict[str, Metric], sample: str, **labels: str) -> float:
+    """Return the sum of the samples of this name that have the labels; 0 without any."""
+    wanted = labels.items()
+    return sum(
+        each.value
+        for family in families.values()
+        for each in family.samples
+        if each.name == sample and wanted <= each.labels.items()
+    )
