@@ -33,7 +33,6 @@ from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.folders import Arrival
 from greenroom.actors.replica.user_code import (
-    MAX_THREADS,
     Failure,
     UserCode,
     give_way_to_messages,
@@ -142,7 +141,7 @@ class Replica(LoopActor):
         self._trouble = ""
         if stuck.busy_s >= most_s * TELL_AFTER:
             self._trouble = (
-                f"all {MAX_THREADS} threads have been busy for {stuck.busy_s:.0f} s, and "
+                f"all {stuck.threads} threads have been busy for {stuck.busy_s:.0f} s, and "
                 f"{stuck.waiting} calls wait for one"
             )
             logger.warning("%s: %s", self.tag, self._trouble)
@@ -208,7 +207,7 @@ class Replica(LoopActor):
             self._loaded(failure)
             return
         give_way_to_messages()
-        self.user_code = user_code = UserCode(self.loop.post)
+        self.user_code = user_code = UserCode(self.loop.post, self.config["max_ongoing_requests"])
         user_code.allow_method_header = _allows_method_header(order.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
@@ -351,6 +350,7 @@ class Replica(LoopActor):
             self.queries.limit = config["max_ongoing_requests"]
         if self.user_code is not None:
             self.user_code.allow_method_header = _allows_method_header(config)
+            self.user_code.set_max_ongoing_requests(config["max_ongoing_requests"])
         failure = self._configure_logging(config) if logs_changed else None
         if failure is None and changed and self.user_code is not None:
             self.user_code.reconfigure(

@@ -2,8 +2,10 @@
 
 Theory of operation. The actor's message loop must answer within 100 ms whatever user code does, so
 user code never runs on it. Async code runs as tasks on the event loop of :class:`UserLoop`, sync
-code on at most min(32, max_ongoing_requests) threads, ``check_health`` on a thread of its own.
-Whatever user code raises, SystemExit and CancelledError too, ends its own call and nothing else.
+code on at most min(32, max_ongoing_requests) threads (threads.py), ``check_health`` on a thread of
+its own. A class without async methods and with ``max_ongoing_requests=1`` lives on a single thread,
+its constructor and ``check_health`` included. Whatever user code raises, SystemExit and
+CancelledError too, ends its own call and nothing else.
 
 The life of a query: :meth:`UserCode.run` makes a task of it, which reads the call, finds the method
 (:meth:`UserCode._method`), calls it on the loop or on a thread (:meth:`UserCode._invoke`), and
@@ -24,9 +26,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +49,7 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica.callables import Manners, http_methods, is_async, users_traceback
 from greenroom.actors.replica.context import Reply
+from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, Threads, outcome_of
 from greenroom.actors.runtime.logs import one_record
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import (
@@ -63,7 +65,6 @@ if TYPE_CHECKING:
     from greenroom.actors.replica.asgi import AsgiHost
 
 ASGI_APP = "__greenroom_asgi_app__"  # the attribute of a class whose requests an app answers
-MAX_THREADS = 32
 END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropped
 # The message thread waits for the interpreter lock at each of its twenty or so system calls per
 # message, and asks for it only after a switch interval in which no thread released it. User code
@@ -72,7 +73,6 @@ END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropp
 # computing threads a third of their speed.
 SWITCH_INTERVAL_S = 0.00002
 PR_SET_TIMERSLACK = 29  # prctl(2); without it, timed waits are 50 us late
-NO_KWARGS: dict[str, Any] = {}
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _NO_SOCKETS = (
     "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
@@ -118,14 +118,6 @@ class Failure(NamedTuple):
         return cls(text, trace, pickled, isinstance(error, UnusableCodeError))
 
 
-class Stuck(NamedTuple):
-    """How sync calls are stuck; zeros where they are not."""
-
-    busy_s: float = 0.0  # all threads are taken, calls wait, and none has ended for so long
-    waiting: int = 0
-    unwanted_s: float = 0.0  # so long all that may run is what no caller waits for any more
-
-
 OnDone = Callable[[Failure | None], None]
 
 
@@ -137,15 +129,18 @@ class UserCode:
     ``loop`` itself.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, post: Callable[[Callable[[], None]], None], max_ongoing_requests: int = MAX_THREADS
+    ) -> None:
         self.allow_method_header = True  # as the settings say; set by the replica's main thread
         self._post = post
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
-        self._threads = _Threads(self.loop)
+        self._threads = Threads(self.loop, min(MAX_THREADS, max_ongoing_requests))
         self._health_pool = ThreadPoolExecutor(1, "health")
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._callable: Any = None
+        self._has_own_thread = False  # where all of a class's code runs
         self._asgi: AsgiHost | None = None
         self._manners = Manners()
         self._http_methods: frozenset[str] = frozenset()
@@ -169,6 +164,10 @@ class UserCode:
         self._threads.end()
         self._health_pool.shutdown(wait=False)
 
+    def set_max_ongoing_requests(self, number: int) -> None:
+        """Run as many sync calls at once, up to MAX_THREADS; callable from any thread."""
+        self._threads.size = min(MAX_THREADS, number)
+
     # --- What the controller asks for ---------------------------------------------------------
 
     def load(self, code: bytes, user_config: Any, on_done: OnDone) -> None:
@@ -190,6 +189,8 @@ class UserCode:
             on_done(None)
         elif is_async(check):
             self._spawn(check(), on_done)
+        elif self._has_own_thread:
+            self._spawn(self._check_on_own_thread(check), on_done)
         else:  # not by way of the event loop, which user code may be blocking
 
             def finished(call: Future[tuple[Any, BaseException | None]]) -> None:
@@ -197,7 +198,12 @@ class UserCode:
                 failure = None if error is None else Failure.of(error)
                 self._post(lambda: on_done(failure))
 
-            self._health_pool.submit(_outcome_of, check, (), {}).add_done_callback(finished)
+            self._health_pool.submit(outcome_of, check, (), {}).add_done_callback(finished)
+
+    async def _check_on_own_thread(self, check: Any) -> None:
+        """Check the health between calls: a call may take longer than a check may."""
+        if not self._threads.taken:
+            await self._threads.run(check, ())
 
     def stuck(self, slots: int, now: float) -> Stuck:
         """Return how sync calls are stuck, where ``slots`` may run at once; from any thread."""
@@ -222,6 +228,10 @@ class UserCode:
             elif inspect.iscoroutinefunction(target.__init__):
                 self._callable = target.__new__(target)
                 await self._callable.__init__(*args, **kwargs)
+            elif self._threads.size == 1 and _is_sync(target):
+                self._has_own_thread = True
+                # In a list, because what can be awaited is awaited.
+                [self._callable] = await self._threads.run(lambda: [target(*args, **kwargs)], ())
             else:
                 self._callable = target(*args, **kwargs)
             self._http_methods = http_methods(type(self._callable))
@@ -507,6 +517,16 @@ def _unpickled(code: bytes) -> Any:
         ) from error
 
 
+def _is_sync(cls: type) -> bool:
+    """Return whether all methods of a class are sync, so that it needs no event loop."""
+    methods = [inspect.getattr_static(cls, name) for name in dir(cls)]
+    functions = [getattr(method, "__func__", method) for method in methods]  # of staticmethods too
+    return not hasattr(cls, ASGI_APP) and not any(
+        inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        for function in functions
+    )
+
+
 class _Lost:
     def __init__(self, text: str) -> None:
         self._text = text
@@ -568,79 +588,3 @@ class UserLoop:
             # The disk of the log may be full, and user code may have closed the file.
             with contextlib.suppress(OSError, ValueError):
                 print(one_record(traceback.format_exc()), file=sys.stderr)  # noqa: T201
-
-
-class _Threads:
-    """The threads of sync calls; on user code's loop, but for :meth:`stuck` and :meth:`_ended`.
-
-    A call that has begun cannot be ended. When its caller gives it up, it is *unwanted*, and holds
-    its thread and its slot until it returns.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        # It starts threads only when none is idle, so never more than the calls that were let in.
-        self._pool = ThreadPoolExecutor(MAX_THREADS, "user")
-        self._taken = 0  # calls that run, or wait for a thread
-        self._unwanted = 0
-        self._ended_at = self._full_at = self._abandoned_at = time.monotonic()
-
-    async def run(self, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
-        """Call on a thread; an awaitable that comes of it is awaited here."""
-        call = self._pool.submit(copy_context().run, _outcome_of, function, args, kwargs)
-        call.add_done_callback(self._ended)
-        future = asyncio.wrap_future(call, loop=self._loop)
-        self._taken += 1
-        if self._taken == MAX_THREADS + 1:
-            self._full_at = time.monotonic()
-        try:
-            result, error = await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not call.cancel():  # it runs; its answer is no longer wanted
-                self._unwanted += 1
-                self._abandoned_at = time.monotonic()
-                try:
-                    await future
-                finally:
-                    self._unwanted -= 1
-            raise
-        finally:
-            self._taken -= 1
-        if error is not None:
-            raise error
-        return await result if inspect.isawaitable(result) else result
-
-    async def iterate(self, iterator: Iterator[Any]) -> AsyncIterator[Any]:
-        """Run a generator on the threads, step by step."""
-        end = object()
-        try:
-            while (item := await self.run(next, (iterator, end))) is not end:
-                yield item
-        finally:
-            if hasattr(iterator, "close"):
-                await self.run(iterator.close, ())
-
-    def stuck(self, slots: int, now: float) -> Stuck:
-        """Return how calls are stuck, where ``slots`` may run at once."""
-        waiting = max(self._taken - MAX_THREADS, 0)
-        is_unwanted = self._unwanted >= min(slots, MAX_THREADS)
-        return Stuck(
-            busy_s=now - max(self._ended_at, self._full_at) if waiting else 0.0,
-            waiting=waiting,
-            unwanted_s=now - max(self._ended_at, self._abandoned_at) if is_unwanted else 0.0,
-        )
-
-    def end(self) -> None:
-        """End the threads when their calls have ended."""
-        self._pool.shutdown(wait=False)
-
-    def _ended(self, _call: object) -> None:
-        self._ended_at = time.monotonic()
-
-
-def _outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
-    """Call, and return the exception: asyncio's futures refuse StopIteration, and hang."""
-    try:
-        return function(*args, **kwargs), None
-    except BaseException as error:
-        return None, error

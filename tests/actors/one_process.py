@@ -96,7 +96,7 @@ class OneProcess:
     """One replica of ``target`` at the endpoint "e"; everything runs on ``loop``."""
 
     def __init__(self, target: Any, *, limit: int, **table: Any) -> None:
-        self.user_code = UserCode(lambda callback: callback())
+        self.user_code = UserCode(lambda callback: callback(), limit)
         self.loop = loop = self.user_code.loop
         self.proxy = self._make_proxy(Place(loop))
         port: Any = Place(loop)
