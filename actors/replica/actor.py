@@ -207,7 +207,8 @@ class Replica(LoopActor):
             self._loaded(failure)
             return
         give_way_to_messages()
-        self.user_code = user_code = UserCode(self.loop.post, self.config["max_ongoing_requests"])
+        self.user_code = user_code = UserCode(self.loop.post)
+        user_code.set_max_ongoing_requests(self.config["max_ongoing_requests"])
         user_code.allow_method_header = _allows_method_header(order.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)

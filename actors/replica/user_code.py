@@ -129,14 +129,12 @@ class UserCode:
     ``loop`` itself.
     """
 
-    def __init__(
-        self, post: Callable[[Callable[[], None]], None], max_ongoing_requests: int = MAX_THREADS
-    ) -> None:
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self.allow_method_header = True  # as the settings say; set by the replica's main thread
         self._post = post
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
-        self._threads = Threads(self.loop, min(MAX_THREADS, max_ongoing_requests))
+        self._threads = Threads(self.loop)
         self._health_pool = ThreadPoolExecutor(1, "health")
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._callable: Any = None

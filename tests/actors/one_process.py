@@ -96,7 +96,8 @@ class OneProcess:
     """One replica of ``target`` at the endpoint "e"; everything runs on ``loop``."""
 
     def __init__(self, target: Any, *, limit: int, **table: Any) -> None:
-        self.user_code = UserCode(lambda callback: callback(), limit)
+        self.user_code = UserCode(lambda callback: callback())
+        self.user_code.set_max_ongoing_requests(limit)
         self.loop = loop = self.user_code.loop
         self.proxy = self._make_proxy(Place(loop))
         port: Any = Place(loop)

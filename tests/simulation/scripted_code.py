@@ -54,6 +54,9 @@ class ScriptedCode:
         self.kind = b""
         self.user_config: Any = None
 
+    def set_max_ongoing_requests(self, number: int) -> None:
+        """Nothing is needed: no code here has threads."""
+
     def start(self) -> None:
         """Nothing is needed."""
 

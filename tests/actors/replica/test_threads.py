@@ -288,7 +288,8 @@ def test_what_a_constructor_raises_on_its_thread_is_told() -> None:
         told.append(failure)
         heard.set()
 
-    code = UserCode(lambda callback: callback(), 1)
+    code = UserCode(lambda callback: callback())
+    code.set_max_ongoing_requests(1)
     code.start()
     try:
         code.load(cloudpickle.dumps((Refuses, (), {})), None, take)
