@@ -87,7 +87,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 # --- Names, which become keys of the store and parts of file names --------------------------------
 
 MAX_NAME_BYTES = 75  # application#deployment#hash, with what a store puts before it, is one key
-HOOKS = frozenset({"reconfigure", "check_health"})  # methods of a class for its replica alone
+# Methods of a class that its replica calls, and nothing else.
+HOOKS = frozenset({"reconfigure", "check_health", "warmup"})
 MAX_TAG_BYTES = 150  # of a backend or an endpoint of its own, which stands alone
 
 

@@ -180,9 +180,12 @@ class Front:
         pages = self._pages if are_pages_here else self._health
         visit = _Visit(exchange, receive, send)
         try:
-            # Falcon would fail to decode a query that is not ASCII, and no page has one.
+            # Falcon reads that of a page, and would fail to decode one that is not ASCII.
+            query = scope["query_string"]
             path = pages.get(exchange.raw_path, "/")
-            inner = {**scope, "path": path, "query_string": b"", VISIT_KEY: visit}
+            has_query = path != "/" and query.isascii()
+            inner = {**scope, "path": path, VISIT_KEY: visit}
+            inner["query_string"] = query if has_query else b""
             await self._falcon(inner, _no_body, visit.send)
         finally:
             end_body(visit.reply)
@@ -388,15 +391,18 @@ def _check_odd_target(target: str, method: str, host: bytes | None) -> None:
 
 
 class Page:
-    """A page under ``/-/``: its content type, and a function that makes its content."""
+    """A page under ``/-/``: its content type, and a function that makes its content.
 
-    def __init__(self, content_type: str, make: Callable[[], Awaitable[bytes]]) -> None:
+    The function gets the application that the request names, "" for none.
+    """
+
+    def __init__(self, content_type: str, make: Callable[[str], Awaitable[bytes]]) -> None:
         self._content_type = content_type
         self._make = make
 
-    async def on_get(self, _: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the content."""
-        resp.data = await self._make()
+        resp.data = await self._make(req.get_param("application") or "")
         resp.content_type = self._content_type
 
     on_head = on_get
@@ -421,22 +427,23 @@ class MetricsPage:
 
 
 def _pages(link: Link) -> dict[str, Page | MetricsPage]:
-    async def health() -> bytes:
+    async def health(_: str) -> bytes:
         """Say whether this worker can take queries."""
         if not link.ready:
             raise NotRunningError(_UNHEALTHY)
         return b"success"
 
-    async def readiness() -> bytes:
-        """Say whether every application that was RUNNING once can serve."""
-        unready = await _within_patience(link.unready())
+    async def readiness(application: str) -> bytes:
+        """Say whether every application that was RUNNING once can serve; or whether one can."""
+        asked = _lacking_of(link, application) if application else link.unready()
+        unready = await _within_patience(asked)
         if unready is None or not link.ready:
             raise NotRunningError(_UNHEALTHY)
         if unready:
             raise NotRunningError(_missing(unready))
         return b"ready"
 
-    async def routes() -> bytes:
+    async def routes(_: str) -> bytes:
         return json.dumps(await _within_patience(link.routes())).encode()
 
     text = "text/plain; charset=utf-8"
@@ -446,6 +453,17 @@ def _pages(link: Link) -> dict[str, Page | MetricsPage]:
         "/-/routes": Page("application/json", routes),
         "/-/metrics": MetricsPage(link),
     }
+
+
+async def _lacking_of(link: Link, application: str) -> dict[str, tuple[str, ...]] | None:
+    """Return what an application lacks, as :meth:`Link.unready` does, also where it is new."""
+    lacking = await link.lacking()
+    if lacking is None:
+        return None
+    found = {name: tags for name, tags in lacking.items() if name.partition("#")[0] == application}
+    if not found:
+        raise NotRunningError(f"there is no application {application!r}")
+    return {name: tags or () for name, tags in found.items() if tags is None or tags}
 
 
 async def _within_patience(question: Awaitable[T]) -> T:

@@ -117,6 +117,14 @@ class Link:
         answer: dict[str, tuple[str, ...]] | None = await self._ask_proxy("unready")
         return answer
 
+    async def lacking(self) -> dict[str, tuple[str, ...] | None] | None:
+        """Return each endpoint -> backends that are to have replicas and have none.
+
+        None for an endpoint whose own record is lost, and where the router does not answer.
+        """
+        answer: dict[str, tuple[str, ...] | None] | None = await self._ask_proxy("lacking")
+        return answer
+
     async def metrics(self, *, whole: bool) -> bytes:
         """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
         found = self._finder.found if self._finder is not None else None

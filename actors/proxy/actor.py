@@ -106,6 +106,7 @@ class Proxy(LoopActor):
         answers: dict[str, Callable[[], Any]] = {
             "routes": self.dispatcher.router.routes,
             "unready": self.dispatcher.router.unready,
+            "lacking": self.dispatcher.router.lacking,
             "controller": lambda: self.link.known,
             "metrics": self._metrics,
         }

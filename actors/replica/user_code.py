@@ -169,7 +169,7 @@ class UserCode:
     # --- What the controller asks for ---------------------------------------------------------
 
     def load(self, code: bytes, user_config: Any, on_done: OnDone) -> None:
-        """Unpickle the code, construct its instance, call reconfigure."""
+        """Unpickle the code, construct its instance, call reconfigure, then warmup."""
         self._spawn(self._load(code, user_config), on_done)
 
     def reconfigure(self, user_config: Any, on_done: OnDone) -> None:
@@ -242,6 +242,17 @@ class UserCode:
                 await self._asgi.start()
             if user_config is not None:
                 await self._call_reconfigure(user_config)
+            await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        method = getattr(self._callable, "warmup", None)
+        if method is None or inspect.isroutine(self._callable):
+            return
+        try:
+            inspect.signature(method).bind()
+        except TypeError as error:
+            raise UnusableCodeError(f"warmup() is called without arguments: {error}") from None
+        await self._invoke("warmup", method, ())
 
     async def _reconfigure(self, user_config: Any) -> None:
         async with self._changing:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.logs import RenamedLogs
 from greenroom.actors.runtime.processes import command_line, send_signal
 from greenroom.core.silence import TICK_S, Doing, Silences
 
@@ -64,11 +65,13 @@ class Pulse:
         self._beats = 0
         self._patience_s = 0.0
         self._runs_user_code = runs_user_code
+        self._logs = RenamedLogs()
 
     def beat(self) -> None:
-        """Show that the loop goes on."""
+        """Show that the loop goes on; it is also when logs that were renamed are opened again."""
         self._beats += 1
         self._write()
+        self._logs.reopen()
 
     def keep_beating(self, loop: asyncio.AbstractEventLoop) -> None:
         """Beat on a loop while it runs, where there is no loop of ours."""

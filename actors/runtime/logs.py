@@ -116,6 +116,43 @@ def redirect_output(settings: HostSettings, name: str) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # no plain TextIO
 
 
+class RenamedLogs:
+    """Opens the logs of this process again where another program has renamed them, as logrotate.
+
+    Looked at once a second (liveness.py): what a process prints, and what its loggers write.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, os.stat_result]] = {}  # by descriptor: name and file
+
+    def reopen(self) -> None:
+        """Look, and open again; what cannot be opened now may be at the next look."""
+        handlers = [*OUR_LOGGER.handlers, logging.lastResort]  # the latter is a replica's own
+        streams = [getattr(handler, "stream", None) for handler in handlers]
+        for fd in {1, 2} | {stream.fileno() for stream in streams if stream is not None}:
+            with contextlib.suppress(OSError):
+                self._follow(fd)
+
+    def _follow(self, fd: int) -> None:
+        file = os.fstat(fd)
+        name, known = self._known.get(fd, ("", None))
+        if known is None or not os.path.samestat(known, file):
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            self._known[fd] = (name if name.endswith(".log") else "", file)
+        elif name and not _is_at(name, file):
+            fresh = open_private(Path(name))
+            os.dup2(fresh, fd, inheritable=fd in {1, 2})
+            os.close(fresh)
+            self._known[fd] = name, os.fstat(fd)
+
+
+def _is_at(path: str, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), file)
+    except FileNotFoundError:
+        return False
+
+
 def prune_replica_logs(
     logs_dir: Path, replicas: Iterable[Process], keep: int = KEPT_PER_DEPLOYMENT
 ) -> None:

@@ -116,7 +116,9 @@ class State:
         """Tell proxies to refuse what lost endpoints and backends would have served."""
         for kind, name in sorted(self.lost):
             if kind == BACKEND:
-                table = BackendTable(tag=name, unavailable=DAMAGED, is_expected=True)
+                table = BackendTable(
+                    tag=name, unavailable=DAMAGED, is_wanted=True, is_expected=True
+                )
                 self.long_poll.publish(BACKEND_PREFIX + name, table)
             elif kind == ENDPOINT:
                 lost = EndpointTable(name=name, route=self._lost_route(name), unavailable=DAMAGED)

@@ -312,6 +312,7 @@ class Backend:
             request_timeout_s=config.request_timeout_s,
             retryable=config.retryable,
             unavailable="it could not be started" if self.record.failure else "",
+            is_wanted=self.wanted > 0 or bool(self.record.failure),
             is_expected=self.record.was_running and self.wanted > 0,
         )
 

@@ -86,6 +86,18 @@ class Router:
                 unready[name] = missed
         return unready
 
+    def lacking(self) -> dict[str, tuple[str, ...] | None]:
+        """Return each endpoint -> its backends that are to have replicas and have none.
+
+        None for an endpoint that is lost. Unlike :meth:`unready`, whatever has not come up counts.
+        """
+        lacking: dict[str, tuple[str, ...] | None] = {}
+        for name, endpoint in self._endpoints.items():
+            found = [self._backends[tag] for tag in endpoint.split.tags if tag in self._backends]
+            tags = tuple(b.table.tag for b in found if b.table.is_wanted and not b.replicas)
+            lacking[name] = None if endpoint.table.unavailable else tags
+        return lacking
+
     @property
     def open_tickets(self) -> int:
         """How many tickets have not ended, answered ones included."""

@@ -31,8 +31,8 @@ class ReplicaTable:
 class BackendTable:
     """A backend's running replicas and limits. ``unavailable`` says why none is to be expected.
 
-    ``is_expected``: it was in full service once, and is to have replicas, so without any it is
-    missed.
+    ``is_wanted``: it is to have replicas. ``is_expected``: it was in full service once, besides, so
+    without any it is missed.
     ``retryable``: whether queries may be run again, by its author's word; None if that is not said.
     """
 
@@ -43,6 +43,7 @@ class BackendTable:
     request_timeout_s: float | None = None
     retryable: bool | None = None
     unavailable: str = ""
+    is_wanted: bool = False
     is_expected: bool = False
 
 

@@ -62,6 +62,7 @@ class FakeLink:
         self.next_id = itertools.count(1).__next__
         self.route_table = {"/": "echo"}
         self.missed: dict[str, tuple[str, ...]] | None = {}
+        self.lacks: dict[str, tuple[str, ...] | None] | None = {}
 
     async def start(self) -> None:
         self.started = True
@@ -125,6 +126,9 @@ class FakeLink:
 
     async def unready(self) -> dict[str, tuple[str, ...]] | None:
         return self.missed
+
+    async def lacking(self) -> dict[str, tuple[str, ...] | None] | None:
+        return self.lacks
 
     async def metrics(self, *, whole: bool) -> bytes:
         return f"# TYPE greenroom_fake gauge\ngreenroom_fake {1 + whole}\n".encode()

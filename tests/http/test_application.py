@@ -389,6 +389,29 @@ def test_readiness_names_the_applications_that_cannot_serve(app):
     assert app.ask(target="/-/readyz").status == 503
 
 
+def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
+    app.link.missed = {"other#D": ("other#D",)}
+    app.link.lacks = {
+        "shop#Shop": (),
+        "shop#Tax": (),
+        "new#Model": ("new#Model#2c0ffee",),
+        "plain": (),
+        "lost#Lost": None,
+    }
+
+    def asked(name):
+        answer = app.ask(target=f"/-/readyz?application={name}")
+        return answer.status, answer.text.partition("\n")[0]
+
+    assert asked("shop") == asked("plain") == (200, "ready")
+    assert asked("new") == (503, "cannot serve: application 'new' (no replica of Model)")
+    assert asked("lost") == (503, "cannot serve: application 'lost' (its record is damaged)")
+    assert asked("sho") == (503, "there is no application 'sho'")
+    assert asked("")[1].startswith("cannot serve: application 'other'")
+    app.link.lacks = None
+    assert "no route table yet" in asked("shop")[1]
+
+
 def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes(app):
     app.front.drain()
     for target in ("/-/healthz", "/-/readyz", "/"):

@@ -7,11 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from greenroom import serve
+from greenroom.actors.host.records import RunRecords
+from greenroom.actors.runtime.liveness import OtherPulse
 from greenroom.actors.runtime.logs import (
     LineFormatter,
     one_line,
@@ -170,6 +173,81 @@ def test_logs_that_cannot_be_copied_or_are_small_or_rotated_by_others_stay_as_th
     assert log.read_text() == "x" * 100
     assert f"{log} cannot be rotated" in caplog.text
     assert not (logs_dir / "proxy.log.new").exists()
+
+
+def test_a_log_that_another_program_renames_is_opened_again(logs_dir: Path) -> None:
+    settings = read_settings({}, state_dir=str(logs_dir.parent))
+    program = (
+        "import sys, os; from pathlib import Path\n"
+        "from greenroom.actors.runtime import logs\n"
+        "from greenroom.actors.runtime.settings import read_settings\n"
+        "settings = read_settings()\n"
+        "logs.configure_logging(settings, 'controller')\n"
+        "logs.redirect_output(settings, 'replica-x')\n"
+        "renamed, log = logs.RenamedLogs(), Path(settings.logs_dir, 'controller.log')\n"
+        "def say(text):\n"
+        "    renamed.reopen()\n"
+        "    logs.OUR_LOGGER.warning('%s', text)\n"
+        "    print(text)\n"
+        "say('first')\n"
+        "for name in ('controller', 'replica-x'):\n"
+        "    path = log.with_name(name + '.log')\n"
+        "    path.rename(str(path) + '-20260101')\n"
+        "say('second')\n"
+        "log.unlink()\n"
+        "say('third')\n"
+        "os.rename(settings.logs_dir, str(settings.logs_dir) + '-gone')\n"
+        "say('fourth')\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, env={**os.environ, **settings.to_environ()}
+    )
+    logs_dir = logs_dir.with_name(f"{logs_dir.name}-gone")
+
+    def lines(name: str) -> list[str]:
+        return [line.split()[-1] for line in (logs_dir / name).read_text().splitlines()]
+
+    assert lines("controller.log-20260101") == ["first"]
+    assert lines("controller.log") == ["third", "fourth"], "what cannot be opened again goes on"
+    assert lines("replica-x.log-20260101") == ["first"]
+    assert lines("replica-x.log") == ["second", "third", "fourth"]
+    assert (logs_dir / "replica-x.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_all_processes_of_a_host_go_on_in_new_logs_when_theirs_are_renamed(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state", GREENROOM_LOG_MAX_BYTES="0")
+    logs_dir = running.settings.logs_dir
+    running.start()
+    try:
+        running.deploy(serve.deployment(Talker).bind())
+        assert running.get("/")[0] == 200
+        (replica,) = logs_dir.glob("replica-*.log")
+        written = ["host.log", "front.log", "controller.log", "access.log", replica.name]
+        # From its second beat on, a process knows which logs are its own.
+        wait_until(lambda: min(beats(running)) >= 2, 10, "all processes know their logs")
+        for name in written:
+            (logs_dir / name).rename(logs_dir / f"{name}.1")
+
+        def is_back(name: str) -> bool:
+            assert running.get("/")[0] == 200
+            return (logs_dir / name).exists()
+
+        for name in written:
+            wait_until(partial(is_back, name), 10, f"{name} is opened again")
+        wait_until(replica.read_text, 5, "what the replica prints is in the new one")
+    finally:
+        running.stop()
+
+
+def beats(running: RunningSystem) -> list[int]:
+    found = map(OtherPulse.find, RunRecords(running.settings.run_dir).alive())
+    return [pulse.read().beats for pulse in found if pulse is not None]
+
+
+class Talker:
+    def __call__(self) -> str:
+        print("said")
+        return "said"
 
 
 def test_a_host_rotates_logs_of_the_size_that_it_is_told(tmp_path: Path) -> None:

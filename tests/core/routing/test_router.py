@@ -508,6 +508,17 @@ def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
     assert made.unready() == {"lost": ()}
 
 
+def test_what_is_wanted_and_has_no_replica_is_lacking_also_where_it_is_new() -> None:
+    made = router(backend("r1", is_wanted=True), backend(tag="new", is_wanted=True))
+    made.set_backend("idle", backend(tag="idle"), 0.0)
+    for name, to in (("e", "b"), ("new", "new"), ("idle", "idle")):
+        made.set_endpoint(name, endpoint(name, to=to), 0.0)
+    made.set_endpoint("lost", EndpointTable(name="lost", unavailable="damaged"), 0.0)
+    assert made.lacking() == {"e": (), "new": ("new",), "idle": (), "lost": None}
+    made.replica_lost("r1", [], 1.0)
+    assert made.lacking()["e"] == ("b",)
+
+
 # --- Which replica answers ----------------------------------------------------------------------
 
 

@@ -1,0 +1,119 @@
+"""warmup() runs after the constructor and reconfigure, and before the replica takes traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from greenroom import serve
+from greenroom.actors.replica.callables import http_methods
+from greenroom.actors.replica.user_code import Failure, UserCode
+from greenroom.serve.exceptions import DeployFailedError
+from tests.support.systems import RunningSystem
+
+STEPS: list[str] = []
+
+
+class Sync:
+    def __init__(self) -> None:
+        STEPS.append("constructor")
+
+    def reconfigure(self, config: Any) -> None:
+        STEPS.append(f"config {config}")
+
+    def warmup(self) -> None:
+        STEPS.append(f"warm {threading.current_thread().name.partition('_')[0]}")
+
+
+class Async(Sync):
+    async def warmup(self) -> None:
+        await asyncio.sleep(0)
+        STEPS.append("warm, awaited")
+
+
+class Raises(Sync):
+    def warmup(self) -> None:
+        raise ValueError("no weights")
+
+
+class TakesSomething(Sync):
+    def warmup(self, batch: int) -> None:  # type: ignore[override]
+        """Never called."""
+
+
+def function() -> None:
+    """Have an attribute of that name, as functions may."""
+
+
+function.warmup = "no method"  # type: ignore[attr-defined]
+
+
+def loaded(target: Any) -> Failure | None:
+    STEPS.clear()
+    code = UserCode(lambda callback: callback())
+    code.start()
+    failures: list[Failure | None] = []
+    done = threading.Event()
+
+    def on_done(failure: Failure | None) -> None:
+        failures.append(failure)
+        done.set()
+
+    code.load(cloudpickle.dumps((target, (), {})), "c" if target is not function else None, on_done)
+    assert done.wait(10)
+    code.end()
+    return failures[0]
+
+
+def test_it_runs_last_on_a_thread_or_on_the_loop() -> None:
+    assert loaded(Sync) is None
+    assert STEPS == ["constructor", "config c", "warm user"]
+    assert loaded(Async) is None
+    assert STEPS == ["constructor", "config c", "warm, awaited"]
+    assert loaded(function) is None
+
+
+def test_what_it_raises_is_a_failed_start() -> None:
+    failure = loaded(Raises)
+    assert failure is not None
+    assert failure.text == "ValueError: no weights"
+    assert not failure.lasts
+    failure = loaded(TakesSomething)
+    assert failure is not None
+    assert "warmup() is called without arguments: missing a required argument" in failure.text
+    assert failure.lasts
+
+
+def test_no_request_may_name_it() -> None:
+    assert http_methods(Sync) == frozenset()
+
+
+def test_a_replica_takes_no_traffic_before_it(own_system: RunningSystem) -> None:
+    class Warm:
+        def __init__(self) -> None:
+            self.is_warm = False
+
+        async def warmup(self) -> None:
+            await asyncio.sleep(0.3)
+            self.is_warm = True
+
+        def __call__(self) -> bool:
+            return self.is_warm
+
+    class Cold(Warm):
+        def warmup(self) -> None:  # type: ignore[override]
+            raise ValueError("no weights")
+
+    with own_system.as_default():
+        handle = serve.run(serve.deployment(Warm).bind(), route_prefix=None)
+        assert handle.remote().result(10) is True
+        cold = serve.deployment(max_constructor_retry_count=1)(Cold)
+        with pytest.raises((DeployFailedError, ValueError), match="no weights"):
+            serve.run(cold.bind(), name="cold", route_prefix=None)
+        late = serve.deployment(constructor_timeout_s=0.2, max_constructor_retry_count=1)(Warm)
+        with pytest.raises(DeployFailedError, match=r"constructor_timeout_s=0\.2"):
+            serve.run(late.bind(), name="late", route_prefix=None)
