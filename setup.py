@@ -28,7 +28,7 @@ setup(
         "httptools>=0.6.4",
         "websockets>=14",
         "starlette>=0.49.1",
-        "pydantic>=2.7",
+        "pydantic>=2.9",
         "pydantic-settings>=2.8",
         "click>=8.1",
         "rich>=13",
@@ -44,7 +44,13 @@ setup(
             "prometheus-client>=0.20",
         ],  # makes cluster files: keygen, start --bind, rotate-key
         "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "cryptography>=44"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "cryptography>=44",
+            "openapi-spec-validator>=0.7",
+        ],
     },
     entry_points={
         "console_scripts": ["greenroom=greenroom.serve.cli.main:main"],

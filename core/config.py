@@ -517,6 +517,11 @@ class BackendConfig(Settings):
         return values
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this host can connect to an address."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
 class HTTPOptions(Settings):
     """Where and how a host's HTTP front listens; durations in seconds.
 
@@ -610,6 +615,14 @@ class HTTPOptions(Settings):
         if self.pages_host is None and self.pages_port is None:
             return None
         return self.pages_host or LOOPBACK, self.pages_port or self.port
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether the admin API and the dashboard are served, where the pages are.
+
+        Not beside requests that other hosts send: there they take a place of their own.
+        """
+        return self.pages_address is not None or is_loopback(self.host)
 
     _read_middlewares = field_validator("middlewares", mode="before")(read_middlewares)
     _read_cors = field_validator("cors", mode="before")(read_cors)

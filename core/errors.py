@@ -25,6 +25,18 @@ class NotRunningError(GreenroomError):
     http_status = 503
 
 
+class UnauthorizedError(GreenroomError):
+    """A request to the HTTP API without a token that is in force."""
+
+    http_status = 401
+
+
+class ForbiddenError(GreenroomError):
+    """A request to the HTTP API that its token's role does not include, or of another site."""
+
+    http_status = 403
+
+
 class StartError(GreenroomError):
     """This host's system could not be started; the text says why."""
 
@@ -35,6 +47,7 @@ class DeployFailedError(GreenroomError):
     In the controller ``exception`` is user code's own, cloudpickled; at the client it is the cause.
     """
 
+    http_status = 422
     exception: bytes | None = None
 
 

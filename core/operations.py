@@ -4,7 +4,8 @@ Theory of operation. Each operation is one class: its fields, their allowed valu
 history, and what its answer waits for. The client makes an instance, which checks the values, and
 sends its key and fields. The controller makes an instance from those again, because it does not
 trust the client's checks. :mod:`greenroom.core.cluster.admin` carries the operations out. The
-Python client, the commands and an HTTP API are thin layers over this table.
+Python client, the commands and the HTTP API are thin layers over this table. Over HTTP each takes a
+token with its ``role`` or a higher one; see :mod:`greenroom.core.tokens`.
 
 Every operation is idempotent: repeating it changes nothing. Operations that take time return the id
 of a goal, or None when nothing changed.
@@ -35,12 +36,22 @@ from greenroom.core.rollouts.settings import (
     Steps,
 )
 from greenroom.core.series import MAX_STEPS
+from greenroom.core.tokens import Role
 from greenroom.core.validation import MAX_NAME_BYTES, MAX_TAG_BYTES, problems_in, wrong_with
 
 HTTP_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 RESERVED_PREFIX = "/-"
 _NEVER_ASKED_FOR = {"", ".", ".."}  # segments that clients take out of a path
 SUM_TOLERANCE = 1e-6
+
+_EXACT = ConfigDict(
+    frozen=True,
+    strict=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    val_json_bytes="base64",
+    ser_json_bytes="base64",
+)
 
 # --- What fields may be ---------------------------------------------------------------------------
 
@@ -129,7 +140,7 @@ Digests = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 class DeploymentSpec(BaseModel):
     """One deployment: its name within its application, its code and its settings."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = _EXACT
 
     name: NewName
     code: bytes = Field(repr=False)  # what a replica loads
@@ -156,11 +167,13 @@ class ApplicationSpec(BaseModel):
 class Operation(BaseModel):
     """Base of all operations. The first field is the name of what the operation is about."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = _EXACT
 
     key: ClassVar[str] = ""  # its name in the table, as create_backend
     is_read: ClassVar[bool] = False  # whether it changes nothing
     is_held_by_proxies: ClassVar[bool] = False  # whether its answer waits until every proxy knows
+    answers_goal: ClassVar[bool] = False  # whether its answer is a goal's id, or None for no change
+    role: ClassVar[Role | None] = "deployer"  # that asks for it over HTTP; None for no one
 
     def __init__(self, /, **fields: Any) -> None:
         """Check the values; one InvalidRequestError names every bad one."""
@@ -174,6 +187,20 @@ class Operation(BaseModel):
     def of(cls, **fields: Any) -> Self:
         """Make one of values as users give them, lists in place of tuples for example."""
         return cls(**fields)
+
+    @classmethod
+    def from_json(cls) -> type[Self]:
+        """Return the class that reads it from JSON or strings, with ValidationError for bad ones.
+
+        pydantic takes lists for tuples, and base64 for bytes, where it reads JSON itself. It does
+        not where a class has an ``__init__`` of its own.
+        """
+        plain = {
+            "__init__": BaseModel.__init__,
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+        }
+        return type(cls.__name__, (cls,), plain)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -211,6 +238,13 @@ class Read(Operation):
     """Base of the operations that change nothing."""
 
     is_read: ClassVar[bool] = True
+    role: ClassVar[Role | None] = "viewer"
+
+
+class GoalChange(Operation):
+    """Base of the operations that take time; answers the goal's id, None where nothing changed."""
+
+    answers_goal: ClassVar[bool] = True
 
 
 class EndpointChange(Operation):
@@ -219,7 +253,7 @@ class EndpointChange(Operation):
     is_held_by_proxies: ClassVar[bool] = True
 
 
-class CreateBackend(Operation):
+class CreateBackend(GoalChange):
     """Run code under a tag; answers the goal's id."""
 
     tag: NewTag
@@ -231,14 +265,14 @@ class CreateBackend(Operation):
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
 
 
-class UpdateBackendConfig(Operation):
+class UpdateBackendConfig(GoalChange):
     """Change the given settings and no others; answers the goal's id."""
 
     tag: str
     changes: Annotated[dict[str, Any], BeforeValidator(_as_dict)]
 
 
-class DeleteBackend(Operation):
+class DeleteBackend(GoalChange):
     """Stop a backend's replicas and forget it; refused while an endpoint names it."""
 
     tag: str
@@ -312,7 +346,7 @@ class GetDifferences(Read):
     endpoint: str
 
 
-class StartRollout(Operation):
+class StartRollout(GoalChange):
     """Move an endpoint's traffic to a backend step by step; answers the goal's id.
 
     The goal fails when the traffic goes back.
@@ -368,11 +402,13 @@ class DeployApplications(Operation):
 class PlanApplications(Read):
     """Answers what deploy_applications would change, as the history tells it, and the version."""
 
+    role: ClassVar[Role | None] = "deployer"  # it comes with code
+
     applications: tuple[ApplicationSpec, ...]
     keep_others: bool = False
 
 
-class DeleteApplication(Operation):
+class DeleteApplication(GoalChange):
     """Delete an application's deployments; answers the goal's id."""
 
     application: str
@@ -381,10 +417,12 @@ class DeleteApplication(Operation):
 class ListMissing(Read):
     """Answers which of these, code or folders by sha256, are not stored."""
 
+    role: ClassVar[Role | None] = "deployer"  # it comes with code
+
     digests: Digests
 
 
-class Deploy(Operation):
+class Deploy(GoalChange):
     """Bring up a deployment of its own, with the endpoint of its name; answers the goal's id.
 
     Refused unless ``prev_version`` is None or the version that is deployed.
@@ -396,7 +434,7 @@ class Deploy(Operation):
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
 
 
-class DeleteDeployment(Operation):
+class DeleteDeployment(GoalChange):
     """Delete a deployment of its own; answers the goal's id."""
 
     name: str
@@ -414,6 +452,8 @@ class ListDeployments(Read):
 
 class DeleteEverything(Operation):
     """Delete all applications, deployments, endpoints and backends; answers the goals' ids."""
+
+    role: ClassVar[Role | None] = "admin"
 
 
 class ListHistory(Read):
@@ -445,6 +485,8 @@ class DrainHost(Operation):
     At once where there is no other host to take it. With ``leave`` the host is then forgotten.
     """
 
+    role: ClassVar[Role | None] = "admin"
+
     host: str
     leave: bool = False
 
@@ -452,11 +494,15 @@ class DrainHost(Operation):
 class EvictHost(Operation):
     """Forget a host that is lost, and all that was there."""
 
+    role: ClassVar[Role | None] = "admin"
+
     host: str
 
 
 class RebalanceHosts(Operation):
     """Move replicas from hosts that have more of a backend; answers how many are to move."""
+
+    role: ClassVar[Role | None] = "admin"
 
 
 class ListHosts(Read):
@@ -469,6 +515,8 @@ class RotateKey(Operation):
     Answers {"hosts": [names of those], "away": [names of hosts that are lost and do not]}.
     """
 
+    role: ClassVar[Role | None] = "admin"
+
 
 class StopCluster(Operation):
     """Stop all replicas of the controller's host; answered True when they have drained.
@@ -476,10 +524,44 @@ class StopCluster(Operation):
     With ``forget`` instead have every host stop and delete its state; answered True at once.
     """
 
+    role: ClassVar[Role | None] = "admin"
+
     forget: bool = False
 
 
-_BASES = (Operation, Read, EndpointChange)
+# Tokens are made and revoked by commands of the system's user, and not over HTTP: one that leaks
+# must not make others.
+
+
+class CreateToken(Operation):
+    """Let requests over HTTP in that bear the token with this sha256.
+
+    ConflictError where the name is another token's.
+    """
+
+    role: ClassVar[Role | None] = None
+
+    name: NewName
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$", repr=False)]
+    holder_role: Role
+    expires_at: Annotated[float | None, Field(gt=0)] = None  # seconds since the epoch; None: never
+
+
+class RevokeToken(Operation):
+    """Forget a token; UnknownNameError where there is none of that name."""
+
+    role: ClassVar[Role | None] = None
+
+    name: str
+
+
+class ListTokens(Read):
+    """Answers the tokens, expired ones too, as dicts of core.records.TokenRecord's fields."""
+
+    role: ClassVar[Role | None] = None
+
+
+_BASES = (Operation, Read, GoalChange, EndpointChange)
 OPERATIONS: dict[str, type[Operation]] = {
     kind.key: kind for base in _BASES for kind in base.__subclasses__() if kind not in _BASES
 }

@@ -169,6 +169,17 @@ class HostRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenRecord:
+    """A token of the HTTP API, of which only the hash is kept."""
+
+    name: str
+    digest: str = field(repr=False)  # sha256, in hexadecimal digits
+    role: str
+    created_at: float  # seconds since the epoch
+    expires_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryRecord:
     """An acknowledged change. ``before`` and ``after`` are what it found and what it left.
 

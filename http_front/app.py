@@ -3,6 +3,7 @@
 From the outside in, a request passes :class:`Front`, which gives it an id, logs it and answers what
 nothing inside has answered; the middlewares, where the settings name any (:mod:`.middlewares`); and
 one Falcon app, which has our own pages under ``/-/`` and a sink that asks the router for all else.
+The admin API is another Falcon app (:mod:`.admin`), made when the first request to it comes.
 WebSockets leave this way before Falcon (:mod:`.websocket`), because Falcon would read ahead of user
 code. Plain requests go past all of it, with the same bytes as the result (:mod:`.short_way`).
 
@@ -46,6 +47,7 @@ from greenroom.http_front.exchange import (
     CLOSE,
     EXCHANGE_KEY,
     PAGES_KEY,
+    VISIT_KEY,
     App,
     Event,
     Exchange,
@@ -67,9 +69,11 @@ from greenroom.http_front.responses import (
 
 _logger = logging.getLogger(__name__)
 
+RESERVED = "/-/"  # below it is nothing of users'
+ADMIN = "/-/api/"  # where the admin API is beside requests
+OWN_ADMIN = "/api/"  # and at a place of its own, as Ray Serve has it
 HEALTH = ("/-/healthz", "/-/readyz")  # answered wherever requests are, and past the middlewares
 PAGE_TIMEOUT_S = 5.0
-VISIT_KEY = "greenroom.visit"
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
 
@@ -80,6 +84,7 @@ class Front:
     """The ASGI application of one worker; make it after the fork."""
 
     def __init__(self, settings: HostSettings, link: Link) -> None:
+        self._settings = settings
         self.options = options = settings.http
         self.link = link
         self.access_log = AccessLog(
@@ -95,11 +100,14 @@ class Front:
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         pages = _pages(link)
         self._falcon = self._falcon_app(pages)
+        self._admin: falcon.asgi.App[Any, Any] | None = None  # until it is asked for
+        self._admin_prefix = (root_path + ADMIN).encode()
+        self._own_admin_prefix = (root_path + OWN_ADMIN).encode()
         # A page has one spelling, below the root path: a proxy in front of us that was told to keep
         # it to itself knows it by these bytes.
         self._pages = {(root_path + path).encode(): path for path in pages}
         self._health = {raw: path for raw, path in self._pages.items() if path in HEALTH}
-        self._long_ways = {*self._pages, *(path.encode() for path in pages)}
+        self._long_ways = ((root_path + RESERVED).encode(), RESERVED.encode())
         self._app: App = self._answer
         self.has_middlewares = bool(options.middlewares or options.cors)
         if self.has_middlewares:
@@ -128,7 +136,7 @@ class Front:
         limit = self.options.max_body_bytes
         raw_path = scope["raw_path"]
         is_small = limit is None or len(body) <= limit
-        return is_small and raw_path[:1] == b"/" and raw_path not in self._long_ways
+        return is_small and raw_path[:1] == b"/" and not raw_path.startswith(self._long_ways)
 
     def admit(self, exchange: Exchange) -> None:
         """Raise a GreenroomError for a request that goes no further."""
@@ -177,20 +185,40 @@ class Front:
                 await websocket.refuse(error_reply_for(error, exchange), exchange, send)
             return
         are_pages_here = PAGES_KEY in scope or self.options.pages_address is None
-        pages = self._pages if are_pages_here else self._health
-        visit = _Visit(exchange, receive, send)
+        visit = Visit(exchange, receive, send, self._body_limits)
         try:
             # Falcon reads that of a page, and would fail to decode one that is not ASCII.
             query = scope["query_string"]
-            path = pages.get(exchange.raw_path, "/")
+            falcon_app, path = self._app_for(exchange, are_pages_here=are_pages_here)
             has_query = path != "/" and query.isascii()
             inner = {**scope, "path": path, VISIT_KEY: visit}
             inner["query_string"] = query if has_query else b""
-            await self._falcon(inner, _no_body, visit.send)
+            await falcon_app(inner, _no_body, visit.send)
         finally:
             end_body(visit.reply)
             if visit.body is not None:
                 await visit.body.end()
+
+    def _app_for(
+        self, exchange: Exchange, *, are_pages_here: bool
+    ) -> tuple[falcon.asgi.App[Any, Any], str]:
+        """Return the Falcon app that a request is for, and the path that it knows it by."""
+        raw_path = exchange.raw_path
+        if are_pages_here and self.options.has_admin:
+            if raw_path.startswith(self._admin_prefix):
+                return self._admin_app(), exchange.path.removeprefix("/-")
+            if PAGES_KEY in exchange.scope and raw_path.startswith(self._own_admin_prefix):
+                return self._admin_app(), exchange.path
+        pages = self._pages if are_pages_here else self._health
+        return self._falcon, pages.get(raw_path, "/")
+
+    def _admin_app(self) -> falcon.asgi.App[Any, Any]:
+        if self._admin is None:
+            from greenroom.http_front.admin.api import admin_app  # noqa: PLC0415  # few need it
+
+            self._admin = admin_app(self._settings, self.link)
+            self._admin.add_middleware(self)
+        return self._admin
 
     def _falcon_app(self, pages: Mapping[str, object]) -> falcon.asgi.App[Any, Any]:
         app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[self])
@@ -220,11 +248,10 @@ class Front:
             return
         follows: str = ""
         on_fed: Callable[[Any], None] | None = None
-        declared = exchange.head.get(b"content-length")
-        if declared is not None or b"transfer-encoding" in exchange.head:
-            body = visit.body = Body(visit.receive, declared, self._body_limits)
-            exchange.body = await body.begin()
-            if not body.is_complete:
+        if visit.has_body:
+            exchange.body = await visit.begin_body()
+            body = visit.body
+            if body is not None and not body.is_complete:
                 follows, on_fed = BODY, body.send_to
         number, most_s = self.link.next_id(), self.options.request_timeout_s
         query = query_for(exchange, number, most_s, follows=follows)
@@ -238,14 +265,34 @@ async def _no_body() -> Event:
 
 
 @dataclass(slots=True)
-class _Visit:
+class Visit:
     """A request while it is in Falcon, which reads its body by ``receive``."""
 
     exchange: Exchange
     receive: Receive
     send_on: Send
+    limits: BodyLimits
     body: Body | None = None
     reply: Reply | None = None  # that Falcon sends
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the client has announced a body."""
+        head = self.exchange.head
+        return b"content-length" in head or b"transfer-encoding" in head
+
+    async def begin_body(self) -> bytes:
+        """Return the body, or what of it goes with the query; see :meth:`Body.begin`."""
+        declared = self.exchange.head.get(b"content-length")
+        self.body = Body(self.receive, declared, self.limits)
+        return await self.body.begin()
+
+    async def whole_body(self) -> bytes:
+        """Return all of the body, for a resource of ours."""
+        if not self.has_body:
+            return b""
+        begun = await self.begin_body()
+        return begun + await self.body.rest() if self.body is not None else begun
 
     def respond(self, resp: falcon.asgi.Response, reply: Reply) -> None:
         """Make ``reply`` the response."""
@@ -266,8 +313,8 @@ class _Visit:
         await self.send_on(event)
 
 
-def _visit(req: falcon.Request | falcon.asgi.Request) -> _Visit:
-    visit: _Visit = req.scope[VISIT_KEY]  # type: ignore[union-attr]  # it is the asgi one
+def _visit(req: falcon.Request | falcon.asgi.Request) -> Visit:
+    visit: Visit = req.scope[VISIT_KEY]  # type: ignore[union-attr]  # it is the asgi one
     return visit
 
 

@@ -70,6 +70,13 @@ class Body:
             pieces.append(await self._next())
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    async def rest(self) -> bytes:
+        """Return what follows :meth:`begin`, for a reader of ours; raises as that does."""
+        pieces = []
+        while not self.is_complete:
+            pieces.append(await self._next())
+        return b"".join(pieces)
+
     def send_to(self, feed: Feed) -> None:
         """Send the rest to the replica from now on."""
         self._sending = asyncio.create_task(self._send(feed))

@@ -41,6 +41,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 EXCHANGE_KEY = "greenroom.exchange"  # in a scope: its Exchange
 PAGES_KEY = "greenroom.pages"  # in the scope of what came in where only our own pages are
+VISIT_KEY = "greenroom.visit"  # in the scope of what is in Falcon: its Visit
 CLOSE = (b"connection", b"close")
 CLIENT_LEFT = 499
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name

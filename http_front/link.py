@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
@@ -28,12 +28,17 @@ from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.core.errors import DeploymentUnavailableError, NotRunningError, error_from
 from greenroom.http_front.scraping import Scrapes
+
+if TYPE_CHECKING:  # few workers need it
+    from greenroom.actors.messages.admin import Request, RequestReply
+    from greenroom.actors.runtime.asking import ControllerRequests
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
+ASK_AGAIN_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 
 Outcome = HttpAnswer | FailedAnswer | Stream
@@ -55,6 +60,7 @@ class Link:
         self._scrapes: Scrapes | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._records: RunRecords | None = None
+        self._requests: ControllerRequests | None = None  # from the first one on
         self.next_id = itertools.count(1).__next__
 
     async def start(self) -> None:
@@ -131,6 +137,48 @@ class Link:
         if found is None or self._scrapes is None:
             return b""
         return await self._scrapes.text(found[0], whole=whole)
+
+    async def request(self, request: Request, timeout_s: float) -> Any:
+        """Have the controller carry out an operation, and return its answer or raise its error.
+
+        NotRunningError where no controller is found, TimeoutError where none answers in time.
+        """
+        await self._wait_connected()
+        requests = self._requests or self._follow_controller()
+        if requests is None:
+            raise NotRunningError("this host's actor system does not answer")
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        answer: asyncio.Future[RequestReply] = loop.create_future()
+        requests.ask(request, partial(_settle, answer))
+        try:
+            while True:
+                left_s = ends_at - loop.time()
+                await asyncio.wait([answer], timeout=max(0.0, min(left_s, ASK_AGAIN_S)))
+                if answer.done():
+                    break
+                if not requests.is_found:
+                    raise NotRunningError(
+                        "no controller was found: its host may be stopped or away"
+                    )
+                if loop.time() >= ends_at:
+                    raise TimeoutError(f"not answered within {timeout_s:g} s")
+                requests.ask_again(request.request_id)
+        finally:
+            requests.forget(request.request_id)
+        reply = answer.result()
+        if reply.error_kind:
+            raise error_from(reply.error_kind, reply.error)
+        return reply.value
+
+    def _follow_controller(self) -> ControllerRequests | None:
+        from greenroom.actors.runtime.asking import ControllerRequests  # noqa: PLC0415
+
+        if self._port is None or self._caller is None:
+            return None
+        self._requests = ControllerRequests(self._port)
+        self._requests.start()
+        return self._requests
 
     async def _wait_connected(self) -> Caller | None:
         """Wait for the link: a worker just started takes connections before it has its own."""

@@ -68,7 +68,7 @@ _OF_MORE = frozenset(
     )
 )
 _ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
-KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
+KINDS = ("backend", "endpoint", "application", *SOFT)
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
 SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
 

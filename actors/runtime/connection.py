@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import threading
 import time
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -17,12 +17,12 @@ from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.host.launcher import is_running
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.messages.queries import Address, AnswerQueries, AttachCallerReply
-from greenroom.actors.runtime.loop import Repeats
-from greenroom.actors.runtime.port import CONTROLLER, PROXY, Finder, ThreadPort
+from greenroom.actors.messages.queries import AnswerQueries, AttachCallerReply
+from greenroom.actors.runtime.asking import REPEAT_S, ControllerRequests, new_id
+from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, way_to
-from greenroom.core.errors import NotRunningError, StateNotSavedError, error_from
+from greenroom.core.errors import NotRunningError, error_from
 from greenroom.core.operations import ListHosts, Operation
 
 GONE_POLL_S = 0.05
@@ -31,18 +31,6 @@ LEAVE_TIMEOUT_S = 1.0
 UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
 LIST_EVERY_S = 30.0
 LISTED = 8  # so many other hosts that one of them is there, whatever has happened
-REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
-
-
-class _Pending:
-    """A request that is not answered yet."""
-
-    __slots__ = ("epoch", "reply", "request")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.reply: Future[RequestReply] = Future()
-        self.epoch = 0  # of the latest controller that it was sent to, where several may lead
 
 
 class Connection:
@@ -51,16 +39,14 @@ class Connection:
     def __init__(self, port: ThreadPort, *, is_remote: bool = False) -> None:
         self._port = port
         self._caller = Caller(port.loop, port.process)
-        self._pending: dict[str, _Pending] = {}
-        self._controller = Finder(port, CONTROLLER, lambda *_: self._met_controller())
+        self._waiting: dict[str, Future[RequestReply]] = {}
+        self._controller = ControllerRequests(port)
         self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
         self._asked_proxy = False
         self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too
         self._listing = ""  # the id of the request for the cluster's hosts
-        self._repeats = Repeats(port.loop)
         self._closed = False
         self._lock = threading.Lock()
-        port.on(RequestReply, self._replied)
         port.on(AnswerQueries, self._caller.answered)
         port.on(AttachCallerReply, lambda message, _: self._caller.attached(message))
 
@@ -79,6 +65,8 @@ class Connection:
     def start(self) -> None:
         """Look for the controller from now on."""
         self._port.loop.post(self._controller.start)
+        if self._is_remote:
+            self._port.loop.post(self._list_hosts)
 
     @property
     def queries(self) -> QueryClient:
@@ -99,14 +87,15 @@ class Connection:
         connection was closed.
         """
         self._check_open()
-        request_id = secrets.token_hex(16)
-        request = request_of(operation, request_id, user_name())
-        pending = self._pending[request_id] = _Pending(request)
-        self._port.loop.post(lambda: self._send(request_id))
+        request = request_of(operation, new_id(), user_name())
+        waiting: Future[RequestReply] = Future()
+        self._waiting[request.request_id] = waiting
+        self._controller.ask(request, partial(_settle, waiting))
         try:
-            reply = self._wait(pending.reply, request, timeout_s)
+            reply = self._wait(waiting, request, timeout_s)
         finally:
-            self._pending.pop(request_id, None)
+            del self._waiting[request.request_id]
+            self._controller.forget(request.request_id)
         if reply.error_kind:
             raise error_from(reply.error_kind, reply.error) from _cause(reply)
         return reply.value
@@ -114,8 +103,8 @@ class Connection:
     def close(self) -> None:
         """Disconnect; requests under way are abandoned, not undone, and calls of handles fail."""
         self._closed = True
-        for pending in list(self._pending.values()):
-            pending.reply.cancel()
+        for waiting in list(self._waiting.values()):
+            waiting.cancel()
         if not self._caller.left:
             left = threading.Event()
             self._port.loop.post(lambda: self._caller.leave(left.set))
@@ -138,7 +127,7 @@ class Connection:
             raise NotRunningError(f"{CLOSED}; open another, for example with Client.connect()")
 
     def _absence(self) -> str:
-        if self._controller.found is not None:
+        if self._controller.is_found:
             return ""
         return ", for no controller was found: the host that leads may be stopped, or cut off"
 
@@ -156,7 +145,7 @@ class Connection:
                 self._check_open()
                 raise
             except FutureTimeoutError:
-                self._port.loop.post(lambda: self._send_again(request.request_id))
+                self._controller.ask_again(request.request_id)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"{request.operation} was not answered within {timeout_s:g} s"
@@ -169,49 +158,20 @@ class Connection:
                     "status`, or start it with `greenroom start`"
                 )
 
-    def _met_controller(self) -> None:
-        self._resend_all()
-        if self._is_remote:
-            self._list_hosts()
-
     def _list_hosts(self) -> None:
         """Learn of the cluster's other hosts, for when the known ones are gone."""
-        if self._controller.found is not None:
-            self._listing = secrets.token_hex(16)
-            request = request_of(ListHosts(), self._listing)
-            self._port.loop.send(self._controller.found[0], request)
+        self._controller.forget(self._listing)
+        self._listing = new_id()
+        self._controller.ask(request_of(ListHosts(), self._listing), self._listed)
+        self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
 
-    def _send(self, request_id: str) -> None:
-        pending = self._pending.get(request_id)
-        if pending is None or self._controller.found is None:
-            return
-        pending.epoch = max(pending.epoch, self._controller.epoch)
-        self._repeats.send(request_id, self._controller.found[0], pending.request)
+    def _listed(self, reply: RequestReply) -> None:
+        self._port.learn_gates((reply.value or ())[:LISTED])
 
-    def _send_again(self, request_id: str) -> None:
-        """Send it again; a controller that is stopped may have a successor by now."""
-        self._controller.doubt()
-        self._send(request_id)
 
-    def _resend_all(self) -> None:
-        for request_id in list(self._pending):
-            self._send(request_id)
-
-    def _replied(self, message: RequestReply, sender: Address) -> None:
-        if message.request_id == self._listing:
-            self._port.learn_gates((message.value or ())[:LISTED])
-            self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
-            return
-        pending = self._pending.get(message.request_id)
-        if pending is None or pending.reply.done():
-            return
-        # A controller that cannot save may not know of its successor, which may have made the
-        # change. So only the latest one's word that nothing was changed is believed.
-        if message.error_kind == StateNotSavedError.__name__ and not self._controller.is_latest(
-            sender, pending.epoch
-        ):
-            return
-        pending.reply.set_result(message)
+def _settle(waiting: Future[RequestReply], reply: RequestReply) -> None:
+    if not waiting.done():  # closed meanwhile
+        waiting.set_result(reply)
 
 
 def user_name() -> str:

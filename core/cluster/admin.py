@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from greenroom.core import operations as ops
@@ -46,6 +46,7 @@ from greenroom.core.records import (
     EndpointRecord,
     Key,
     Release,
+    TokenRecord,
 )
 
 
@@ -323,6 +324,21 @@ def _subject(wanted: Definitions) -> Subject:
     return next(iter(wanted))
 
 
+# --- Tokens of the HTTP API -----------------------------------------------------------------------
+
+
+def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
+    cluster.tokens.create(
+        TokenRecord(
+            name=asked.name,
+            digest=asked.digest,
+            role=asked.holder_role,
+            created_at=now.wall,
+            expires_at=asked.expires_at,
+        )
+    )
+
+
 # --- From definitions to records ------------------------------------------------------------------
 
 
@@ -446,6 +462,9 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.DeleteEverything: _delete_everything,
     ops.ListHistory: lambda c, _asked, _: [described_entry(entry) for entry in c.history],
     ops.UndoChange: _undo_change,
+    ops.CreateToken: _create_token,
+    ops.RevokeToken: lambda c, asked, _: c.tokens.revoke(asked.name),
+    ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens],
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
     ops.RebalanceHosts: lambda c, _asked, _: c.hosts.rebalance(),
 }

@@ -29,6 +29,7 @@ from greenroom.core.records import APPLICATION, ENDPOINT, Key
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 from greenroom.core.series import Pair, Series
+from greenroom.core.tokens import TOKEN, Tokens
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
@@ -99,6 +100,7 @@ class Cluster:
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads)
         self.rollouts = Rollouts(state, records.get(ROLLOUT, {}))
+        self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
         self._recovery_ends_at = now + (EXPECTED_S if hosts else RECOVERY_S)

@@ -43,7 +43,7 @@ from greenroom.core.routing.tables import (
     EndpointTable,
 )
 
-SOFT = ("goal", "history", "rollout", "listener", "host")
+SOFT = ("goal", "history", "rollout", "listener", "host", "token")
 """Kinds of records that the cluster can do without when they are damaged; the status says so."""
 DAMAGED = "its record in the store is damaged; deploy it again"
 

@@ -376,6 +376,55 @@ def rotate_key(settings: HostSettings) -> None:
     commands.rotate_key(settings)
 
 
+@main.group()
+def token() -> None:
+    """Make, list and revoke tokens for the admin API over HTTP and the dashboard."""
+
+
+_token_command = functools.partial(token.command, cls=_Command, takes=_ANYWHERE, leaves_out=())
+
+
+@_token_command(name="create")
+@click.argument("name", required=False)
+@click.option(
+    "--role",
+    type=click.Choice(["viewer", "deployer", "admin"]),
+    required=True,
+    help="What it allows: to look; to deploy as well; or all, hosts included.",
+)
+@click.option(
+    "--expires",
+    metavar="TIME",
+    default="30d",
+    help="When it ends: 12h, 30d, 8w, or never [30d].",
+)
+def create_token(name: str | None, role: Any, expires: str, settings: HostSettings) -> None:
+    """Make a token and print it, once. NAME is what the history shows [one by its role].
+
+    Only its hash is kept. A deployer's runs code as the system's user.
+    """
+    from greenroom.serve.cli import tokens
+
+    tokens.create(settings, name, role, expires)
+
+
+@_token_command(name="list")
+def list_tokens(settings: HostSettings) -> None:
+    """Show the tokens: names, roles and when they end."""
+    from greenroom.serve.cli import tokens
+
+    tokens.show(settings)
+
+
+@_token_command(name="revoke")
+@click.argument("name")
+def revoke_token(name: str, settings: HostSettings) -> None:
+    """Forget the token NAME: requests with it are refused from now on."""
+    from greenroom.serve.cli import tokens
+
+    tokens.revoke(settings, name)
+
+
 @_command(*_ANYWHERE)
 def rebalance(settings: HostSettings) -> None:
     """Move replicas from hosts that have more of a deployment to those that have fewer.

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.long_poll import NOTHING_SEEN, News
 from greenroom.core.cluster.placement import anywhere
+from greenroom.core.cluster.state import SOFT
 from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.releases import numbered
 
-KINDS = ("backend", "endpoint", "application", "goal", "history", "rollout", "listener", "host")
+KINDS = ("backend", "endpoint", "application", *SOFT)
 BROKEN = b"raise"  # code that begins with this cannot start
 UNLOADABLE = BROKEN + b" at import"  # and no further try helps
 REFUSED = "refused"  # a user_config on which reconfigure raises

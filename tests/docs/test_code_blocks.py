@@ -101,6 +101,8 @@ def test_commands_and_flags_exist(page: Path) -> None:
     for line in commands(page):
         _, name, *words = shlex.split(line)
         command = main.commands.get(name)
+        if isinstance(command, click.Group):
+            command = command.commands.get(words[0])
         assert command is not None, line
         parameters = command.get_params(click.Context(command))
         known = {flag for each in parameters for flag in each.opts}

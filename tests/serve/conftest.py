@@ -81,6 +81,7 @@ class FakeController:
         self.backends = {}
         self.endpoints = {}
         self.failures = {}
+        self.tokens = {}
         self.version = 0
         self.hashes = {}
         self.report = {"controller": {"pid": 1, "host": "a"}, "hosts": [], "goals": []}
@@ -92,6 +93,22 @@ class FakeController:
     def answer(self, request):
         self.requests.append(request)
         return getattr(self, type(request).__name__)(request)
+
+    def CreateToken(self, request):
+        self.tokens[request.name] = {
+            "name": request.name,
+            "role": request.holder_role,
+            "digest": request.digest,
+            "created_at": 0.0,
+            "expires_at": request.expires_at,
+        }
+
+    def ListTokens(self, _request):
+        return list(self.tokens.values())
+
+    def RevokeToken(self, request):
+        if self.tokens.pop(request.name, None) is None:
+            raise errors.UnknownNameError(f"no token is named {request.name!r}; there are: none")
 
     def DeployApplications(self, request):
         names = [spec.name for spec in request.applications]

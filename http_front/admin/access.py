@@ -1,0 +1,124 @@
+"""Who may ask for what over HTTP: bearer tokens, and no help for a browser that was led here.
+
+Every request bears its token in the Authorization header, which browsers never add by themselves,
+so no page of another site can act in an operator's name. Besides, requests that such a page makes
+are refused, and so are names that a page could have given this address (DNS rebinding).
+
+The tokens' hashes are the controller's. A worker keeps a copy for REVOKED_WITHIN_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from greenroom.actors.messages.admin import Request
+from greenroom.core.errors import ForbiddenError, UnauthorizedError
+from greenroom.core.operations import ListTokens
+from greenroom.core.records import TokenRecord
+from greenroom.core.tokens import Role, holder, may
+from greenroom.http_front.link import Link
+
+REVOKED_WITHIN_S = 2.0
+CREATED_WITHIN_S = 0.2  # a token that is not known is looked for this often at most
+TIMEOUT_S = 5.0
+MAX_TOKEN_BYTES = 200
+
+Head = Mapping[bytes, bytes]
+
+
+class Access:
+    """Knows the tokens, as of lately; one in each worker."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._tokens: Sequence[TokenRecord] = ()
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    async def holder(self, head: Head, role: Role | None) -> str:
+        """Return the name of the token that a request bears.
+
+        UnauthorizedError where that is none or not in force, ForbiddenError where its role does not
+        include ``role``, NotRunningError where there is no controller to ask.
+        """
+        token = _bearer(head)
+        await self._read(REVOKED_WITHIN_S)
+        found = holder(self._tokens, token, time.time())
+        if found is None:
+            await self._read(CREATED_WITHIN_S)
+            found = holder(self._tokens, token, time.time())
+        if found is None:
+            raise UnauthorizedError(
+                "the token is unknown, expired or revoked; `greenroom token list` has those in "
+                "force"
+            )
+        if not may(found.role, role):
+            raise ForbiddenError(
+                f"token {found.name!r} has the role {found.role}; this takes "
+                + (f"the role {role}" if role else "the command greenroom")
+            )
+        return found.name
+
+    async def _read(self, within_s: float) -> None:
+        """Have the tokens as they were ``within_s`` ago at most."""
+        async with self._reading:
+            if time.monotonic() - self._read_at < within_s:
+                return
+            request = Request(request_id=secrets.token_hex(16), operation=ListTokens.key, fields={})
+            listed = await self._link.request(request, TIMEOUT_S)
+            self._tokens = [TokenRecord(**each) for each in listed]
+            self._read_at = time.monotonic()
+
+
+def _bearer(head: Head) -> str:
+    scheme, _, token = head.get(b"authorization", b"").partition(b" ")
+    token = token.strip()
+    if scheme.lower() != b"bearer" or not 0 < len(token) <= MAX_TOKEN_BYTES:
+        raise UnauthorizedError(
+            "a token is needed, as the header `Authorization: Bearer ...`; make one with "
+            "`greenroom token create`"
+        )
+    return token.decode("latin-1")
+
+
+def check_origin(head: Head, own_names: Sequence[str], *, is_local: bool) -> None:
+    """Raise ForbiddenError for what a browser sends in the name of a page that is not ours.
+
+    ``is_local``: whether only this host can connect. Then Host must be an address, localhost or one
+    of ``own_names``, for a page of another site may have a name that leads here. From elsewhere
+    that is a matter of the operator's DNS.
+    """
+    host = head.get(b"host", b"").decode("latin-1").lower()
+    name = _name(host)
+    if is_local and not (_is_address(name) or name in {"localhost", *own_names}):
+        raise ForbiddenError(
+            f"the Host header {host[:100]!r} is no name of this host; call it localhost, or by "
+            "its address"
+        )
+    site = head.get(b"sec-fetch-site")
+    if site is not None:
+        is_own = site in {b"same-origin", b"none"}
+    else:
+        origin = head.get(b"origin")
+        is_own = origin is None or urlsplit(origin.decode("latin-1")).netloc.lower() == host
+    if not is_own:
+        raise ForbiddenError("a page of another site may not use the admin API")
+
+
+def _name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

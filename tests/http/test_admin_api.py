@@ -1,0 +1,333 @@
+"""The admin API over HTTP: who may, what is asked of the controller, and what is answered."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from greenroom.actors.messages.admin import Request
+from greenroom.actors.runtime.settings import read_settings
+from greenroom.core import operations as ops
+from greenroom.core.cluster.admin import Now, carry_out
+from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.errors import DeployFailedError, NotRunningError, StateNotSavedError
+from greenroom.core.lifecycle.history import Author
+from greenroom.core.tokens import digest_of
+from tests.http.conftest import Answer, AppClient
+from tests.http.fake_link import FakeLink
+
+NOW = 1_000.0
+CODE = {"code": base64.b64encode(b"+/\xff?").decode(), "code_hash": "hash"}
+
+
+class ClusterLink(FakeLink):
+    """Asks a cluster in this process; ``failure`` is raised instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster({}, 1, NOW)
+        self.requests: list[Request] = []
+        self.reached: dict[str, bool | Exception] = {}
+        self.failure: Exception | None = None
+
+    async def request(self, request: Request, timeout_s: float) -> Any:
+        operation = ops.read_operation(request.operation, request.fields)
+        if not isinstance(operation, ops.ListTokens):
+            self.requests.append(request)
+        if self.failure is not None:
+            raise self.failure
+        if isinstance(operation, ops.WaitForGoal):
+            reached = self.reached.get(operation.goal_id, False)
+            if isinstance(reached, Exception):
+                raise reached
+            if not reached:
+                raise TimeoutError
+            return True
+        author = Author(request.user, "127.0.0.1", request.request_id)
+        return carry_out(self.cluster, operation, author, Now(NOW, time.time()))
+
+
+class Api:
+    """A front in this process, with a token of each role."""
+
+    def __init__(self, folder: Path) -> None:
+        self.front = AppClient(read_settings({}, state_dir=folder))
+        self.link = ClusterLink()
+        self.rebuild()
+        for role in ("viewer", "deployer", "admin"):
+            self.create_token(role)
+
+    def rebuild(self, **http: Any) -> None:
+        self.front.link = self.link
+        self.front.rebuild(**http)
+
+    def create_token(self, role: str, token: str = "", expires_at: float | None = None) -> None:
+        token = token or role
+        digest = digest_of(token)
+        asked = ops.CreateToken(name=token, digest=digest, holder_role=role, expires_at=expires_at)
+        carry_out(self.link.cluster, asked, Author(), Now(NOW, NOW))
+
+    def ask(
+        self, method: str, path: str, body: Any = None, *, token: str = "admin", **headers: str
+    ) -> Answer:
+        head = {"host": "localhost", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        if token:
+            head.setdefault("authorization", f"Bearer {token}")
+        content = b"" if body is None else json.dumps(body).encode()
+        pairs = tuple((name.encode(), value.encode()) for name, value in head.items())
+        return self.front.ask(method, "/-/api" + path, headers=pairs, body=content)
+
+    def problem(self, *args: Any, **options: Any) -> tuple[int, str]:
+        answer = self.ask(*args, **options)
+        assert answer["content-type"] == "application/problem+json"
+        told = answer.json
+        assert told["status"] == answer.status
+        assert told["type"] == f"urn:greenroom:problem:{told['title']}"
+        return answer.status, told["detail"]
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    made = Api(tmp_path)
+    yield made
+    made.front.front.access_log.close()
+
+
+def test_an_operation_that_reads_takes_its_fields_from_the_query_or_the_body(api: Api) -> None:
+    by_query = api.ask("GET", "/v1/get_series?span=hour&last=3")
+    by_body = api.ask("POST", "/v1/get_series", {"span": "hour", "last": 3})
+    assert by_query.status == by_body.status == 200
+    assert by_query.json == by_body.json
+    assert by_query.json["step_s"] == 10
+    assert by_query["cache-control"] == "no-store"
+    assert [each.fields["last"] for each in api.link.requests] == [3, 3]
+
+
+def test_a_change_is_carried_out_and_its_author_is_the_token(api: Api) -> None:
+    answer = api.ask("POST", "/v1/create_backend", {"tag": "m", **CODE}, token="deployer")
+    assert answer.status == 202
+    goal = answer.json["goal"]
+    assert goal
+    assert answer.json["reached"] is False
+    (request,) = api.link.requests
+    assert request.fields["code"] == b"+/\xff?"
+    (entry,) = api.ask("GET", "/v1/list_history").json
+    assert (entry["user"], entry["what"]) == ("token deployer", "create backend 'm'")
+    made = {"name": "e", "backend": "m", "route": "/e", "methods": ["get", "post"]}
+    assert api.ask("POST", "/v1/create_endpoint", made).json is None
+    assert api.ask("GET", "/v1/list_endpoints").json["e"]["methods"] == ["GET", "POST"]
+
+
+def test_a_change_of_nothing_has_no_goal_to_wait_for(api: Api) -> None:
+    api.ask("POST", "/v1/create_backend", {"tag": "m", **CODE})
+    api.ask("POST", "/v1/delete_backend", {"tag": "m"})
+    again = api.ask("POST", "/v1/delete_deployment", {"name": "none"})
+    assert (again.status, again.json) == (200, {"goal": None, "reached": True})
+
+
+def test_wait_waits_for_the_goal(api: Api) -> None:
+    goal = api.ask("POST", "/v1/create_backend", {"tag": "m", **CODE}).json["goal"]
+    repeat = ("POST", "/v1/create_backend?wait=2", {"tag": "m", **CODE})
+    assert api.ask(*repeat).status == 202
+    assert api.ask("GET", f"/v1/wait_for_goal?goal_id={goal}").json["reached"] is False
+    api.link.reached[goal] = True
+    assert (api.ask(*repeat).status, api.ask(*repeat).json["reached"]) == (200, True)
+    assert api.ask("GET", f"/v1/wait_for_goal?goal_id={goal}&wait=9").status == 200
+    api.link.reached[goal] = DeployFailedError("the constructor raised")
+    assert api.problem(*repeat) == (422, "the constructor raised")
+    assert api.problem("GET", f"/v1/wait_for_goal?goal_id={goal}&wait=1e9")[0] == 400
+    assert api.problem("GET", f"/v1/wait_for_goal?goal_id={goal}&wait=nan")[0] == 400
+
+
+def test_the_same_request_with_the_same_key_is_carried_out_once(api: Api) -> None:
+    api.ask("POST", "/v1/create_backend", {"tag": "a", **CODE})
+    api.ask("POST", "/v1/create_backend", {"tag": "b", **CODE})
+    first = api.ask("POST", "/v1/undo_change", {}, idempotency_key="k")
+    second = api.ask("POST", "/v1/undo_change", {}, idempotency_key="k")
+    assert first.json == second.json
+    assert len(api.ask("GET", "/v1/list_history").json) == 3
+    ids = {each.request_id for each in api.link.requests if each.operation == "undo_change"}
+    assert len(ids) == 1
+    api.ask("POST", "/v1/undo_change", {}, token="deployer", idempotency_key="k")
+    assert len({each.request_id for each in api.link.requests}) == len(api.link.requests) - 1
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "told"),
+    [
+        (("GET", "/v1/nothing"), 404, "no operation is named 'nothing'"),
+        (("GET", "/v1/create_backend"), 405, ""),
+        (("DELETE", "/v1/list_backends"), 405, ""),
+        (("GET", "/"), 404, ""),
+        (("GET", "/v2/list_backends"), 404, ""),
+        (("GET", "/v1/get_series?last=x"), 400, "get_series: last='x': must be a valid integer"),
+        (("GET", "/v1/get_series?a=1"), 400, "get_series: a='1': no such setting"),
+        (("GET", "/v1/get_series?last=1&last=2"), 400, "give each field once"),
+        (("GET", "/v1/get_backend_config?tag=none"), 404, "no backend is named 'none'"),
+        (("POST", "/v1/set_traffic"), 400, "set_traffic: endpoint: Field required"),
+        (("POST", "/v1/set_traffic?endpoint=e", {}), 400, "go into the body, as JSON"),
+        (("POST", "/v1/set_traffic", [1]), 400, "set_traffic: "),
+        (("POST", "/v1/set_traffic", {"endpoint": "e", "weights": {"m": 2}}), 400, "weights.m=2"),
+        (("POST", "/v1/create_backend", {**CODE, "tag": "m", "code": "!"}), 400, "code='!'"),
+        (("POST", "/v1/create_backend", {**CODE, "tag": "a#b"}), 400, "a name without '#'"),
+        (("POST", "/v1/create_token", {}), 404, "no operation is named 'create_token'"),
+    ],
+)
+def test_what_is_wrong_is_told_as_a_problem(
+    api: Api, call: tuple[Any, ...], status: int, told: str
+) -> None:
+    answered, detail = api.problem(*call)
+    assert answered == status
+    assert told in detail
+    assert not api.link.cluster.backends
+
+
+def test_json_that_is_none_is_told(api: Api) -> None:
+    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
+    answer = api.front.ask("POST", "/-/api/v1/set_traffic", headers=head, body=b"{'a': 1}")
+    assert answer.status == 400
+    assert "Invalid JSON" in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (NotRunningError("no controller was found"), 503),
+        (TimeoutError("not answered within 30 s"), 504),
+        (StateNotSavedError("the disk is full"), 507),
+    ],
+)
+def test_a_controller_that_cannot_is_told(api: Api, failure: Exception, status: int) -> None:
+    assert api.ask("GET", "/v1/list_backends").status == 200
+    api.link.failure = failure
+    answer = api.ask("GET", "/v1/list_backends")
+    assert answer.status == status
+    assert str(failure) in answer.json["detail"]
+    assert answer.all("retry-after") == (["5"] if status == 503 else [])
+
+
+# --- Who may --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "authorization", ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer nobody's"]
+)
+def test_without_a_token_in_force_nothing_is_answered(api: Api, authorization: str) -> None:
+    head = {"authorization": authorization} if authorization else {}
+    answer = api.ask("GET", "/v1/get_backend_config?tag=x", token="", **head)
+    assert (answer.status, answer["www-authenticate"]) == (401, 'Bearer realm="greenroom"')
+    assert not api.link.requests
+
+
+def test_a_token_ends_and_can_be_revoked(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.create_token("viewer", "short", expires_at=time.time() + 1000)
+    assert api.ask("GET", "/v1/list_backends", token="short").status == 200
+    with monkeypatch.context() as patch:
+        later = time.time() + 1001
+        patch.setattr("greenroom.http_front.admin.access.time.time", lambda: later)
+        assert api.ask("GET", "/v1/list_backends", token="short").status == 401
+    assert api.ask("GET", "/v1/list_backends", token="short").status == 200
+    api.link.cluster.tokens.revoke("short")
+    monkeypatch.setattr("greenroom.http_front.admin.access.REVOKED_WITHIN_S", 0)
+    assert api.ask("GET", "/v1/list_backends", token="short").status == 401
+
+
+def test_a_role_allows_what_the_table_says_and_all_below_it(api: Api) -> None:
+    calls = {
+        "viewer": ("GET", "/v1/list_backends"),
+        "deployer": ("POST", "/v1/delete_application", {"application": "none"}),
+        "admin": ("POST", "/v1/rebalance_hosts", {}),
+    }
+    for role, call in calls.items():
+        allowed = [each for each in calls if api.ask(*call, token=each).status != 403]
+        assert allowed == list(calls)[list(calls).index(role) :]
+    assert api.problem("POST", "/v1/evict_host", {"host": "h"}, token="deployer") == (
+        403,
+        "token 'deployer' has the role deployer; this takes the role admin",
+    )
+
+
+def test_every_operation_over_http_has_a_role_and_none_makes_tokens() -> None:
+    without = {key for key, kind in ops.OPERATIONS.items() if kind.role is None}
+    assert without == {"create_token", "revoke_token", "list_tokens"}
+
+
+def test_a_body_is_not_read_before_the_token_is_known(api: Api) -> None:
+    head = ((b"host", b"localhost"), (b"content-length", b"99999999"))
+    answer = api.front.ask("POST", "/-/api/v1/deploy", headers=head)  # no byte of it comes
+    assert answer.status == 401
+
+
+def test_a_body_over_the_limit_is_refused_and_a_large_one_is_read(api: Api) -> None:
+    code = base64.b64encode(b"x" * 3_000_000).decode()
+    assert api.ask("POST", "/v1/create_backend", {"tag": "m", **CODE, "code": code}).status == 202
+    assert len(api.link.requests[0].fields["code"]) == 3_000_000
+    api.rebuild(max_body_bytes=1000)
+    refused = api.ask("POST", "/v1/create_backend", {"tag": "n", **CODE, "code": code})
+    assert refused.status == 413
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "127.0.0.1:8000"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "evil.example"}, 403),  # a name that a page has made lead here
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost"}, 200),
+        ({"origin": "http://localhost:9", "host": "localhost:8000"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"sec_fetch_site": "same-origin", "origin": "http://localhost"}, 200),
+        ({"sec_fetch_site": "none"}, 200),
+    ],
+)
+def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], status: int) -> None:
+    assert api.ask("GET", "/v1/list_backends", **headers).status == status
+
+
+def test_no_token_is_in_the_access_log(api: Api) -> None:
+    api.ask("GET", "/v1/list_backends", token="deployer")
+    api.ask("GET", "/v1/list_backends?token=deployer", token="")
+    assert "deployer" not in json.dumps(api.front.log())
+
+
+# --- Where it is ----------------------------------------------------------------------------------
+
+
+def test_it_is_not_beside_requests_of_other_hosts(api: Api) -> None:
+    for http in ({}, {"pages_port": 8001}):
+        api.rebuild(host="0.0.0.0", **http)  # a front with pages of its own, at the other port
+        assert api.ask("GET", "/v1/list_backends").text == "ok"  # as the router answers
+
+
+def test_below_api_are_the_users_own_endpoints_beside_requests(api: Api) -> None:
+    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
+    assert api.front.ask("GET", "/api/v1/list_backends", headers=head).text == "ok"
+    assert api.front.ask("GET", "/%2D/api/v1/list_backends", headers=head).text == "ok"
+
+
+def test_it_is_below_the_root_path(api: Api) -> None:
+    api.rebuild(root_path="/gate")
+    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
+    for prefix in ("/gate", ""):
+        answer = api.front.ask("GET", f"{prefix}/-/api/v1/list_backends", headers=head)
+        assert (answer.status, answer.json) == (200, {})
+
+
+def test_the_openapi_document_is_valid_and_names_every_operation(api: Api) -> None:
+    document = api.ask("GET", "/openapi.json", token="").json
+    OpenAPIV31SpecValidator(document).validate()
+    named = {path.removeprefix("/api/v1/") for path in document["paths"]}
+    assert named == {key for key, kind in ops.OPERATIONS.items() if kind.role is not None}
+    assert "get" in document["paths"]["/api/v1/get_series"]
+    assert "get" not in document["paths"]["/api/v1/set_traffic"]
