@@ -58,12 +58,18 @@ def prepare(options: argparse.Namespace) -> dict[System, Venv]:
     venvs: dict[System, Venv] = {}
     root = options.venvs.absolute()
     root.mkdir(parents=True, exist_ok=True)
+    builds: dict[tuple[str, ...], Venv] = {}  # of Greenroom, by what is installed beside it
     if options.greenroom_python and not options.skip_greenroom:
         venvs[GREENROOM] = existing_greenroom(options.greenroom_python)
     elif not options.skip_greenroom:
-        venvs[GREENROOM] = prepare_greenroom(root)
+        venvs[GREENROOM] = builds[()] = prepare_greenroom(root)
     for peer in options.peers:
-        venvs[peer] = prepare_peer(peer, root)
+        if not peer.is_greenroom:
+            venvs[peer] = prepare_peer(peer, root)
+            continue
+        if peer.requirements not in builds:
+            builds[peer.requirements] = prepare_greenroom(root, peer)
+        venvs[peer] = builds[peer.requirements]
     if not venvs:
         raise BenchmarkError("--skip-greenroom without --peers leaves nothing to measure")
     return venvs

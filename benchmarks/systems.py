@@ -6,7 +6,7 @@ off.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class System:
     alive_path: str = "/echo"
     alive_method: str = "GET"
     victims: tuple[Victim, ...] = (USER_CODE,)
+    is_greenroom: bool = False
 
 
 GREENROOM = System(
@@ -64,11 +65,48 @@ GREENROOM = System(
     },
     echo_path="/",
     alive_path="/",
+    is_greenroom=True,
     victims=(
         Victim(name="replica", where=("applications", "*", "deployments", "*", "replicas", "pid")),
         Victim(name="controller", where=("controller", "pid")),
         Victim(name="router", where=("hosts", "proxy", "pid")),
         Victim(name="gunicorn worker", where=("hosts", "front", "workers")),
+    ),
+)
+
+
+def _running(app: str) -> tuple[str, ...]:
+    return tuple(app if word == "greenroom_app:app" else word for word in GREENROOM.command)
+
+
+SYNC = replace(GREENROOM, name="greenroom-sync", command=_running("greenroom_app:sync"))
+# Without the short way, so that Falcon answers.
+THROUGH_FALCON = replace(
+    GREENROOM,
+    name="greenroom-falcon",
+    environment=GREENROOM.environment | {"GREENROOM_HTTP_SHORT_WAY": "off"},
+)
+FASTAPI = replace(
+    GREENROOM,
+    name="greenroom-fastapi",
+    requirements=("fastapi",),
+    command=_running("greenroom_fastapi:app"),
+    echo_path="/echo",
+    alive_path="/echo",
+)
+
+UVICORN = System(
+    name="uvicorn-fastapi",
+    requirements=("fastapi", "uvicorn[standard]==0.54.0"),
+    command=(
+        "{bin}/uvicorn",
+        "--app-dir",
+        "{apps}",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "fastapi_app:api",
     ),
 )
 
@@ -140,4 +178,17 @@ FALCON = System(
     ),
 )
 
-PEERS = {system.name: system for system in (RAY, LITSERVE, BENTOML, MOSEC, FALCON)}
+PEERS = {
+    system.name: system
+    for system in (
+        RAY,
+        LITSERVE,
+        BENTOML,
+        MOSEC,
+        FALCON,
+        UVICORN,
+        SYNC,
+        THROUGH_FALCON,
+        FASTAPI,
+    )
+}

@@ -1,4 +1,4 @@
-"""The echo as a Greenroom deployment."""
+"""The echo as a Greenroom deployment, async and sync."""
 
 import os
 
@@ -13,4 +13,16 @@ class Echo:
         return await request.json()
 
 
+@serve.deployment
+class SyncEcho:
+    def __call__(self, request):
+        if request.method == "GET":
+            return {"pid": os.getpid()}
+        try:
+            request.json().send(None)  # it never waits: so small a body has come with the request
+        except StopIteration as done:
+            return done.value
+
+
 app = Echo.bind()
+sync = SyncEcho.bind()
