@@ -30,7 +30,8 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports, TrafficReports
-from greenroom.actors.runtime.loop import Loop, Outbox, Timer
+from greenroom.actors.proxy.silent_hosts import SilentHosts
+from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
 from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
@@ -103,6 +104,7 @@ class Dispatcher:
         # host lost, is for the controller to judge. Until then they are left out, whatever the
         # tables say, and tried again now and then.
         self._unreachable: set[Hashable] = set()
+        self._silent = SilentHosts(loop, self._host_changed)
         self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
 
         self._mirror_timer: Timer | None = None  # armed while mirrored queries are due
@@ -111,6 +113,7 @@ class Dispatcher:
         self._perform: dict[type, Callable[[Any], None]] = {
             tickets.Assign: self._assign,
             tickets.Cancel: self._cancel,
+            tickets.Withdraw: self._withdraw,
             tickets.Compare: self._compare,
             tickets.Refuse: self._refuse,
         }
@@ -187,7 +190,14 @@ class Dispatcher:
             weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
         gone = lambda: self._replica_lost(replica)  # noqa: E731
-        unwatch = self._loop.watch_process(process, gone, replica.address)
+        unwatch_process = self._loop.watch_process(process, gone, replica.address)
+        is_near, host = self._is_near(replica), replica.host
+        unfollow = nothing if is_near else self._silent.follow(host, replica.address)
+
+        def unwatch() -> None:
+            unwatch_process()
+            unfollow()
+
         self._loop.send(replica.address, self._introduction(replica))
         return _Link(replica, outbox, unwatch)
 
@@ -231,6 +241,11 @@ class Dispatcher:
         elif replica.process not in self._unreachable:
             self._unreachable.add(replica.process)
             self._try_later(replica)
+
+    def _host_changed(self, host: str, is_silent: bool) -> None:
+        """Have the router do without the replicas of a host while it does not answer."""
+        change = self.router.host_silent if is_silent else self.router.host_answers
+        self._run(change(host, time.monotonic()))
 
     def _try_later(self, replica: ReplicaTable) -> None:
         self._loop.call_later(TRY_AGAIN_S, lambda: self._try(replica))
@@ -418,6 +433,11 @@ class Dispatcher:
         link = self._links.get(effect.replica)
         if link is not None:
             link.outbox.put(effect.ticket.number)
+
+    def _withdraw(self, effect: tickets.Withdraw) -> None:
+        link = self._links.get(effect.replica)
+        if link is not None:
+            link.outbox.put(effect.number)
 
     def _refuse(self, effect: tickets.Refuse) -> None:
         caller = self._callers.get(str(effect.caller))

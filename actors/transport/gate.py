@@ -149,7 +149,7 @@ class Gate:
             self._hand_over(stream, number, purpose)
         except OSError as error:
             raise OSError(
-                f"it could not be handed over to process {number}: {error.strerror}"
+                f"it could not be handed over to process {number}: {describe(error)}"
             ) from None
         stream.close()
 

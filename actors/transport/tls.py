@@ -176,6 +176,8 @@ def describe(error: OSError) -> str:
         if "expired" in error.verify_message:
             return f"its certificate is refused: {error.verify_message}"
         return f"its certificate is not this cluster's ({error.verify_message}): {ANOTHER_CLUSTER}"
+    if isinstance(error, ssl.SSLEOFError):
+        return "it ended the connection"
     if isinstance(error, ssl.SSLError) and error.reason:
         _, is_alert, alert = error.reason.partition("_ALERT_")
         if is_alert and ("CERTIFICATE" in alert or alert in {"UNKNOWN_CA", "DECRYPT_ERROR"}):

@@ -50,6 +50,8 @@ class RoutedReplica:
     models: frozenset[str] = frozenset()  # multiplexed ones, that it has or loads
     heard_at: float = float("-inf")  # when it said something of a ticket, the last time
     is_suspect: bool = False
+    is_silent: bool = False  # its host does not answer
+    withdrawn: set[int] = field(default_factory=set)  # what it may still run, and others do
     level: int = -1  # where it stands in its backend's levels; -1 is nowhere
 
     def seems_suspect(self, numbers: Iterable[int], now: float) -> bool:
@@ -80,7 +82,7 @@ class Levels:
 
     def place(self, replica: RoutedReplica) -> None:
         """Put a replica where its load belongs; to be called after each change of its load."""
-        load, levels = len(replica.ongoing), self._levels
+        load, levels = len(replica.ongoing) + len(replica.withdrawn), self._levels
         if replica.level == load:
             return
         tag = replica.table.tag
@@ -161,7 +163,7 @@ class RoutedBackend:
 
     def set_level(self, replica: RoutedReplica, now: float) -> None:
         """Choose a replica by the load it has now, if it may be chosen."""
-        if replica.draining or replica.saturated_until > now:
+        if replica.draining or replica.is_silent or replica.saturated_until > now:
             self._levels_of(replica).remove(replica)
         else:
             self._levels_of(replica).place(replica)
@@ -298,6 +300,7 @@ class ReplicaSlots:
         self._own_host = own_host
         self.by_tag: dict[str, RoutedReplica] = {}
         self._resting: list[RoutedReplica] = []
+        self._silent: set[str] = set()  # hosts
 
     def add(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> None:
         """Let a replica get tickets; a retired one may be back with those it has.
@@ -310,14 +313,25 @@ class ReplicaSlots:
             replica = RoutedReplica(table, backend.table.tag, is_near=is_near)
             self.by_tag[table.tag] = replica
         replica.retired = False
+        replica.is_silent = table.host in self._silent
         backend.replicas[table.tag] = replica
         backend.set_level(replica, now)
 
     def forget_if_done(self, replica: RoutedReplica) -> None:
         """Forget a retired replica that holds nothing any more."""
-        is_done = replica.retired and not (replica.ongoing or replica.unconfirmed)
+        is_done = replica.retired and not (
+            replica.ongoing or replica.unconfirmed or replica.withdrawn
+        )
         if is_done and self.by_tag.get(replica.table.tag) is replica:
             del self.by_tag[replica.table.tag]
+
+    def set_silent(self, host: str, *, is_silent: bool) -> list[RoutedReplica]:
+        """Note whether a host answers; return its replicas."""
+        (self._silent.add if is_silent else self._silent.discard)(host)
+        found = [replica for replica in self.by_tag.values() if replica.table.host == host]
+        for replica in found:
+            replica.is_silent = is_silent
+        return found
 
     def rest(self, replica: RoutedReplica, now: float) -> None:
         """Leave a replica that has rejected a ticket alone for a moment."""

@@ -38,6 +38,7 @@ from greenroom.core.routing.tickets import (
     QueryLike,
     Refuse,
     Ticket,
+    Withdraw,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes
 
@@ -423,6 +424,7 @@ class Router:
             return []
         before, ticket = len(replica.ongoing), None
         for number, status in outcomes:
+            replica.withdrawn.discard(number)
             ticket = replica.ongoing.pop(number, None)
             if ticket is None:
                 continue
@@ -458,6 +460,7 @@ class Router:
             return []
         before = len(replica.ongoing)
         for number, status in outcomes:
+            replica.withdrawn.discard(number)
             if (ticket := replica.ongoing.pop(number, None)) is not None:
                 self._end(ticket, ticket.abandoned or status, now)
         replica.saturated_until = 0.0
@@ -470,6 +473,7 @@ class Router:
         if replica is None:
             return []
         replica.draining |= draining
+        replica.withdrawn.difference_update(numbers)
         self._replicas.rest(replica, now)
         tickets = [t for n in numbers if (t := replica.ongoing.pop(n, None)) is not None]
         for ticket in tickets:
@@ -507,9 +511,50 @@ class Router:
         replica = self._replicas.by_tag.get(tag)
         if replica is None:
             return []
+        numbers = list(numbers)
+        replica.withdrawn.difference_update(numbers)
         found = [replica.ongoing.pop(n, None) or replica.unconfirmed.pop(n, None) for n in numbers]
         effects = self._after_release(replica, now)
         return effects + self._retry_or_fail([t for t in found if t is not None], set(), now)
+
+    # --- A host does not answer -----------------------------------------------------------------
+
+    def host_silent(self, host: str, now: float) -> Effects:
+        """Give the replicas of a host that does not answer no new queries.
+
+        What they have goes to others where it may be retried. The rest waits for them: they may
+        answer yet, or be lost. Where there are no others, all of it waits.
+        """
+        silent = self._replicas.set_silent(host, is_silent=True)
+        for replica in silent:
+            if not replica.retired:
+                self._backends[replica.backend].set_level(replica, now)
+        return [effect for replica in silent for effect in self._move(replica, now)]
+
+    def host_answers(self, host: str, now: float) -> Effects:
+        """Use the replicas of a host again."""
+        again = self._replicas.set_silent(host, is_silent=False)
+        return [effect for replica in again for effect in self._after_release(replica, now)]
+
+    def _move(self, replica: RoutedReplica, now: float) -> Effects:
+        """Send to others what a replica has, where there are others and it may be retried."""
+        backend = self._backends.get(replica.backend)
+        if backend is None or all(each.is_silent for each in backend.replicas.values()):
+            return []
+        effects: Effects = []
+        moved: list[Ticket] = []
+        for ticket in [*replica.ongoing.values(), *replica.unconfirmed.values()]:
+            if ticket.is_mirrored or ticket.abandoned or self._why_not_retried(ticket):
+                continue
+            if replica.ongoing.pop(ticket.number, None) is not None:
+                replica.withdrawn.add(ticket.number)
+                effects.append(Withdraw(replica.table.tag, ticket.number))
+            else:
+                del replica.unconfirmed[ticket.number]
+            ticket.answered = 0
+            self._tickets.renumber(ticket)
+            moved.append(ticket)
+        return effects + self._put_back(moved, now)
 
     def _retry_or_fail(self, tickets: list[Ticket], not_run: set[int], now: float) -> Effects:
         effects: Effects = []

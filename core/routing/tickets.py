@@ -130,6 +130,13 @@ class Cancel(NamedTuple):
     ticket: Ticket
 
 
+class Withdraw(NamedTuple):
+    """Tell the replica to drop what it has by this number, which is no ticket's any more."""
+
+    replica: str
+    number: int
+
+
 class Compare(NamedTuple):
     """Tell the replica that has, or had, the ticket where its answer is to be compared."""
 
@@ -148,7 +155,7 @@ class Refuse(NamedTuple):
     allowed: tuple[str, ...] = ()
 
 
-Effect = Assign | Cancel | Compare | Refuse
+Effect = Assign | Cancel | Withdraw | Compare | Refuse
 Effects = list[Effect]
 
 
@@ -230,6 +237,14 @@ class OpenTickets:
             tickets = self.by_caller[caller] = {}
         tickets[ticket.number if caller is None else query.id] = ticket
         return ticket
+
+    def renumber(self, ticket: Ticket) -> None:
+        """Give a caller's ticket another number: what is still said of the old one is ignored."""
+        is_timed = self._timed.pop(ticket.number, None) is not None
+        ticket.number = next(self._numbers)
+        if is_timed and ticket.deadline_at is not None:
+            self._timed[ticket.number] = ticket
+            heapq.heappush(self._heap, (ticket.deadline_at, ticket.number))
 
     def end(self, ticket: Ticket) -> None:
         """Forget a ticket."""

@@ -6,9 +6,21 @@ import time
 from collections import Counter
 
 from tests.support.cluster import Cluster, ClusterHost
+from tests.support.load import Tally
 
 NOTICED_S, REPLACED_S = 3.0, 10.0  # the promise
 SLACK_S = 4.0  # what asking for the status, and a busy machine, may add
+BUSY_S = 1.0  # what a busy machine may add to a GET
+
+
+SLOWEST_S = 1.0  # of all GETs on the others
+
+
+def check(*tallies: Tally) -> None:
+    """Whatever happened to a host, no GET on the others failed, or waited for it for long."""
+    shown = [tally.summary() for tally in tallies]
+    assert not [tally.failures for tally in tallies if tally.failures], shown
+    assert max(tally.slowest_s for tally in tallies) < SLOWEST_S + BUSY_S, shown
 
 
 def wait_for_loss(cluster: Cluster, lost: ClusterHost, witness: ClusterHost) -> float:
@@ -40,8 +52,7 @@ def test_a_host_that_dies_is_replaced_and_the_others_fail_nothing(serving: Clust
     with a.load() as end_at_a, c.load() as end_at_c:
         b.crash()
         wait_for_loss(serving, b, c)
-        tallies = [end_at_a(), end_at_c()]
-    assert not [tally.failures for tally in tallies if tally.failures], tallies
+        check(end_at_a(), end_at_c())
     b.reboot()
     b.start()
     serving.wait_for(lambda: c.hosts()["b"] == "RUNNING", 10, "all know that it is back")
@@ -60,8 +71,7 @@ def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(
         b.heal()
         serving.wait_for(lambda: a.hosts()["b"] == "RUNNING", 10, "it is back")
         serving.wait_for(lambda: is_spread(a), 30, "three run, and no more")
-        tallies = [end_at_a(), end_at_b(), end_at_c()]
-    assert not [tally.failures for tally in tallies if tally.failures], tallies
+        check(end_at_a(), end_at_b(), end_at_c())
     running = set(a.replicas("default#Who"))
     serving.wait_for(
         lambda: {b.get("/")[1], c.get("/")[1], a.get("/")[1]} <= running, 10, "only those answer"
@@ -71,8 +81,10 @@ def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(
 def test_a_cut_of_one_direction_is_a_cut_and_does_not_flap(serving: Cluster) -> None:
     a, b, c = serving.hosts
     for way in ("sent", "received"):
-        b.link(**{way: {"is_cut": True}})
-        wait_for_loss(serving, b, c)
+        with a.load() as end_at_a:
+            b.link(**{way: {"is_cut": True}})
+            wait_for_loss(serving, b, c)
+            check(end_at_a())
         end = time.monotonic() + 4
         while time.monotonic() < end:
             assert a.hosts()["b"] == "LOST"
@@ -80,6 +92,36 @@ def test_a_cut_of_one_direction_is_a_cut_and_does_not_flap(serving: Cluster) -> 
         b.heal()
         serving.wait_for(lambda: a.hosts()["b"] == "RUNNING", 10, "it is back")
         serving.wait_for(lambda: is_spread(a), 30, "three run, and no more")
+
+
+def test_a_host_that_is_stopped_is_replaced_and_waited_for_by_no_get(serving: Cluster) -> None:
+    a, b, c = serving.hosts
+    with a.load() as end_at_a, c.load() as end_at_c:
+        thaw = b.freeze()
+        try:
+            wait_for_loss(serving, b, c)
+        finally:
+            thaw()
+        check(end_at_a(), end_at_c())
+    serving.wait_for(lambda: a.hosts()["b"] == "RUNNING", 20, "it is back")
+    serving.wait_for(lambda: is_spread(a), 30, "three run, and no more")
+
+
+def test_a_suspicion_that_was_wrong_costs_nothing(serving: Cluster) -> None:
+    a, b, _ = serving.hosts
+    replicas = a.replicas("default#Who")
+    with a.load() as end_at_a:
+        for change, said in [(b.cut, "does not answer"), (b.heal, "answers again")] * 3:
+            told = a.log("proxy.log").count(f"host b {said}")
+            change()
+            serving.wait_for(
+                lambda told=told, said=said: a.log("proxy.log").count(f"host b {said}") > told,
+                5,
+                said,
+            )
+        assert a.hosts()["b"] == "RUNNING"
+        check(end_at_a())
+    assert a.replicas("default#Who") == replicas
 
 
 def test_thirty_percent_loss_neither_flaps_hosts_nor_doubles_replicas(serving: Cluster) -> None:

@@ -267,15 +267,23 @@ class Links:
         source, target = process.host, host_of(number)
 
         def arrived() -> None:
-            entry = self._world.handlers.get(number)
-            if entry is not None and entry[0].alive:
-                entry[0].enqueue(lambda: answered(entry[0].answer_beat(beat)))
+            process = self._answering(number)
+            if process is not None:
+                process.enqueue(lambda: answered(process.answer_beat(beat)))
 
         def answered(answer: bytes) -> None:
             if answer:
                 self._carry_beat(target, source, lambda: process.enqueue(lambda: on_answer(answer)))
 
         self._carry_beat(source, target, arrived)
+
+    def _answering(self, number: int) -> SimProcess | None:
+        """Return the process of an address; for an admin's the host's proxy."""
+        if number > 0:
+            entry = self._world.handlers.get(number)
+            return entry[0] if entry is not None and entry[0].alive else None
+        here = (p for p in self._world.processes.values() if p.host == host_of(number))
+        return next((p for p in here if p.role == "proxy"), None)
 
     def _carry_beat(self, source: int, target: int, arrived: Step, *, again: bool = True) -> None:
         world = self._world

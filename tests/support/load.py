@@ -13,13 +13,14 @@ from typing_extensions import Self
 
 @dataclass
 class Tally:
-    """What came back. ``gaps`` are the longest pauses between two good answers, in seconds."""
+    """What came back; ``longest_gap_s`` is the longest pause between two good answers."""
 
     ok: int = 0
     failures: list[tuple[float, int, str]] = field(default_factory=list)  # (at, connection, what)
     texts: list[str] = field(default_factory=list)  # the bodies of error answers
     last_ok_at: float = 0.0
     longest_gap_s: float = 0.0
+    slowest_s: float = 0.0  # of all answers
 
     def note_ok(self, now: float) -> None:
         """Count a 200."""
@@ -33,7 +34,8 @@ class Tally:
         kinds = Counter(what for _, _, what in self.failures)
         failed = f"{len(self.failures)} failed {dict(kinds)}"
         texts = f" {self.texts[:3]}" if self.texts else ""
-        return f"{self.ok} ok, {failed}{texts}, gap {self.longest_gap_s:.2f} s"
+        pauses = f"gap {self.longest_gap_s:.2f} s, slowest {self.slowest_s:.2f} s"
+        return f"{self.ok} ok, {failed}{texts}, {pauses}"
 
 
 class GetLoad:
@@ -88,10 +90,12 @@ class GetLoad:
     ) -> bool:
         """Send one request; False when the server asks to close the connection."""
         writer.write(self._request)
+        asked_at = time.monotonic()
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head[9:12])
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         body = await reader.readexactly(length)
+        self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - asked_at)
         if status == 200:
             self.tally.note_ok(time.monotonic())
         else:

@@ -129,8 +129,8 @@ class WatchedRouter:
         return [*(effects or []), *events]
 
 
-def replica(tag: str, life: int = 1) -> ReplicaTable:
-    return ReplicaTable(tag=tag, address=f"address of {tag}", process=(tag, life))
+def replica(tag: str, life: int = 1, host: str = "") -> ReplicaTable:
+    return ReplicaTable(tag=tag, address=f"address of {tag}", process=(tag, life), host=host)
 
 
 def backend(*replicas: str, tag: str = "b", limit: int = 2, **settings: Any) -> BackendTable:

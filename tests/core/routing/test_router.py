@@ -3,7 +3,7 @@ import pytest
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, Refuse
+from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Withdraw
 from tests.core.routing.queries import (
     Ended,
     Query,
@@ -605,3 +605,102 @@ def test_the_first_query_that_waits_where_no_replica_is_says_so_once() -> None:
     made = router(backend())
     effects = [e for i in (1, 2, 3) for e in made.submit("c", Query(i), 0.0)]
     assert only(Starved, effects) == [Starved("b")]
+
+
+# --- A host does not answer ---------------------------------------------------------------------
+
+
+def on_two_hosts(limit: int = 2) -> WatchedRouter:
+    replicas = (replica("r1", host="h1"), replica("r2", host="h2"))
+    return router(BackendTable(tag="b", replicas=replicas, max_ongoing_requests=limit))
+
+
+def test_a_silent_host_gets_nothing_new_and_others_get_what_may_be_retried() -> None:
+    made = on_two_hosts(limit=3)
+    submit(made, 1)
+    submit(made, 2)
+    submit(made, 3, retryable=False)  # at r1, as query 1
+    effects = made.host_silent("h1", 1.0)
+    (withdrawn,) = only(Withdraw, effects)
+    assert (withdrawn.replica, assigned(effects)) == ("r1", [("r2", 1)])
+    assert withdrawn.number not in numbers(effects)
+    assert only(Refuse, effects) == []
+    assert assigned(submit(made, 4, now=1.0)) == [("r2", 4)]
+    assert submit(made, 5, now=1.0) == [], "r2 is full, and r1 gets none"
+    assert made.host_silent("h1", 1.1) == []
+
+
+def test_a_host_that_answers_again_is_used_as_far_as_it_has_room() -> None:
+    made = on_two_hosts(limit=1)
+    (first,) = numbers(submit(made, 1))
+    made.host_silent("h1", 1.0)
+    submit(made, 2, 3, now=1.0)
+    assert made.host_answers("h1", 2.0) == [], "it may still run the first query"
+    effects = made.finished("r1", [(first, 499)], 2.1)
+    assert [replica for replica, _ in assigned(effects)] == ["r1"]
+
+
+def test_what_a_silent_host_says_late_of_a_query_that_moved_counts_for_nothing() -> None:
+    made = on_two_hosts()
+    (first,) = numbers(submit(made, 1))
+    (moved,) = numbers(made.host_silent("h1", 1.0))
+    made.host_answers("h1", 2.0)
+    assert made.answered("r1", [(first, 200)], 2.1) == []
+    made.delivered("r1", [first])
+    assert made.open_tickets == 1
+    assert statuses(made.finished("r2", [(moved, 200)], 2.2)) == [200]
+    assert made.is_empty
+
+
+def test_an_answer_that_may_be_stuck_in_a_silent_host_is_asked_for_again() -> None:
+    made = on_two_hosts()
+    (first,) = numbers(submit(made, 1))
+    made.answered("r1", [(first, 200)], 0.5)
+    assert assigned(made.host_silent("h1", 1.0)) == [("r2", 1)]
+
+
+def test_all_waits_where_every_host_is_silent() -> None:
+    made = on_two_hosts()
+    submit(made, 1, 2)
+    made.host_silent("h1", 1.0)
+    assert made.host_silent("h2", 1.0) == []
+    assert submit(made, 3, now=1.0) == []
+    assert made.busy() == {"b": (1, 2)}
+    assert assigned(made.host_answers("h1", 2.0)) == [("r1", 3)]
+
+
+def test_a_query_that_moved_keeps_its_deadline() -> None:
+    made = on_two_hosts()
+    submit(made, 1, timeout_s=3.0)
+    made.host_silent("h1", 1.0)
+    assert refused(made.expire(2.9)) == []
+    assert refused(made.expire(3.1))[0][:2] == (1, "QueryTimeoutError")
+
+
+def test_retries_from_a_silent_host_are_within_the_budget() -> None:
+    made = on_two_hosts(limit=100)
+    submit(made, *range(100))
+    moved = len(only(Withdraw, made.host_silent("h1", 1.0)))
+    made.host_answers("h1", 2.0)
+    for _ in range(10):
+        for host in ("h2", "h1"):
+            moved += len(only(Withdraw, made.host_silent(host, 3.0)))
+            made.host_answers(host, 3.0)
+    assert moved <= 100
+    assert made.open_tickets == 100
+
+
+def test_a_replica_that_comes_to_a_silent_host_gets_nothing() -> None:
+    made = router(backend())
+    made.host_silent("h1", 0.0)
+    table = BackendTable(tag="b", replicas=(replica("r1", host="h1"),), max_ongoing_requests=1)
+    submit(made, 1)
+    assert assigned(made.set_backend("b", table, 1.0)) == []
+    assert assigned(made.host_answers("h1", 2.0)) == [("r1", 1)]
+
+
+def test_a_silent_host_that_is_lost_ends_what_may_not_be_retried() -> None:
+    made = on_two_hosts()
+    submit(made, 1, retryable=False)
+    assert made.host_silent("h1", 1.0) == []
+    assert refused(made.replica_lost("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Ticket
+from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Ticket, Withdraw
 from tests.core.routing.queries import (
     Dropped,
     Ended,
@@ -32,6 +32,11 @@ CALLERS = st.sampled_from(["c1", "c2"])
 INDEX = st.integers(0, 50)
 
 
+def host_of(replica: str) -> str:
+    """Return the host of a replica: every other one is on each of two."""
+    return "even" if int(replica[1:]) % 2 == 0 else "odd"
+
+
 class RouterModel(RuleBasedStateMachine):
     """What replicas hold is told by the effects alone, as the shell performs them."""
 
@@ -44,6 +49,8 @@ class RouterModel(RuleBasedStateMachine):
         self.replicas: dict[str, dict[str, Any]] = {tag: {} for tag in BACKENDS}  # in the tables
         self.held: dict[str, dict[int, Ticket]] = {}  # by replica, dead ones excluded
         self.unconfirmed: dict[str, dict[int, Ticket]] = {}  # answered, and not known to be there
+        self.withdrawn: dict[str, set[int]] = {}  # what replicas may still run, and others do
+        self.silent: set[str] = set()  # hosts
         self.dead: set[str] = set()
         self.draining: set[str] = set()
         self.resting: dict[str, float] = {}  # until when; they rejected a query
@@ -68,7 +75,8 @@ class RouterModel(RuleBasedStateMachine):
                 assert effect.replica in self.replicas[tag], "only replicas of the newest table"
                 held = self.held.setdefault(effect.replica, {})
                 held[effect.ticket.number] = effect.ticket
-                assert len(held) <= self.limits[tag]
+                assert self.load(effect.replica) <= self.limits[tag]
+                assert host_of(effect.replica) not in self.silent
                 if effect.ticket.is_mirrored:
                     assert effect.ticket.attempts == 1, "a mirrored query runs once"
                     continue
@@ -82,6 +90,9 @@ class RouterModel(RuleBasedStateMachine):
                     got.append(effect.kind)
             elif isinstance(effect, Cancel):
                 assert effect.ticket.number in self.held[effect.replica]
+            elif isinstance(effect, Withdraw):
+                del self.held[effect.replica][effect.number]
+                self.withdrawn.setdefault(effect.replica, set()).add(effect.number)
             elif isinstance(effect, Retried):
                 self.retries[effect] += 1
             else:
@@ -103,7 +114,8 @@ class RouterModel(RuleBasedStateMachine):
     @rule(tag=st.sampled_from(BACKENDS))
     def add_replica(self, tag: str) -> None:
         life = next(self.lives)
-        self.replicas[tag][f"{tag}{life}"] = replica(f"{tag}{life}", life)
+        name = f"{tag}{life}"
+        self.replicas[tag][name] = replica(name, life, host=host_of(name))
         self.publish(tag)
 
     @rule(tag=st.sampled_from(BACKENDS), index=INDEX)
@@ -249,6 +261,31 @@ class RouterModel(RuleBasedStateMachine):
             self.draining.add(tag)
         self.run(self.router.rejected(tag, numbers, self.now, draining=draining))
 
+    @rule(host=st.sampled_from(["even", "odd"]))
+    def silence(self, host: str) -> None:
+        self.silent.add(host)
+        effects = self.router.host_silent(host, self.now)
+        for unconfirmed in self.unconfirmed.values():  # those sent to others have other numbers
+            for number in [n for n, ticket in unconfirmed.items() if ticket.number != n]:
+                del unconfirmed[number]
+        self.unconfirmed = {tag: known for tag, known in self.unconfirmed.items() if known}
+        self.run(effects)
+
+    @rule(host=st.sampled_from(["even", "odd"]))
+    def hear(self, host: str) -> None:
+        self.silent.discard(host)
+        self.run(self.router.host_answers(host, self.now))
+
+    @rule(index=INDEX, answered=st.booleans())
+    def tell_of_withdrawn(self, index: int, answered: bool) -> None:
+        tags = list(self.withdrawn)
+        if tags:
+            tag = tags[index % len(tags)]
+            outcomes = [(number, 499) for number in self.withdrawn.pop(tag)]
+            self.resting.pop(tag, None)
+            tell = self.router.answered if answered else self.router.finished
+            self.run(tell(tag, outcomes, self.now))
+
     @rule(index=INDEX, unsent=st.booleans())
     def die(self, index: int, unsent: bool) -> None:
         tags = [tag for each in self.replicas.values() for tag in each] + list(self.held)
@@ -257,6 +294,7 @@ class RouterModel(RuleBasedStateMachine):
         tag = tags[index % len(tags)]
         tickets = self.held.pop(tag, {})
         self.unconfirmed.pop(tag, None)
+        self.withdrawn.pop(tag, None)
         self.dead.add(tag)
         for replicas in self.replicas.values():
             replicas.pop(tag, None)
@@ -311,13 +349,21 @@ class RouterModel(RuleBasedStateMachine):
                 limit = self.limits[tag]
                 slots = max(limit // 2, 1) if is_mirrored and tag in with_traffic else limit
                 for each in self.replicas[tag] if queued else ():
-                    held = len(self.held.get(each, ()))
-                    assert held >= slots or self.may_get_none(each)
+                    assert self.load(each) >= slots or self.may_get_none(each)
+
+    def load(self, replica: str) -> int:
+        return len(self.held.get(replica, ())) + len(self.withdrawn.get(replica, ()))
 
     def may_get_none(self, replica: str) -> bool:
+        if host_of(replica) in self.silent:
+            return True
         return replica in self.draining or self.resting.get(replica, 0.0) > self.now
 
     def teardown(self) -> None:
+        for host in list(self.silent):
+            self.hear(host)
+        while self.withdrawn:
+            self.tell_of_withdrawn(0, False)
         for tag in BACKENDS:
             self.add_replica(tag)
         for _ in range(200):
