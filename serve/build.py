@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
-from greenroom.serve.code.packing import pack_code, packed
+from greenroom.serve.code.packing import pack_target, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
 from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
@@ -123,8 +122,10 @@ class _Builder:
         name = self._free_name(deployment.name)
         deployment = deployment.options(**self._options.get(name, {}))
         what = f"deployment {name!r}"
-        options, sent = self._with_env(deployment.actor_options)
-        code = pack_code(what, deployment.func_or_class, args, kwargs, deployment.version, sent)
+        env = self._packed_env(deployment.actor_options)
+        target, version = deployment.func_or_class, deployment.version
+        code, env = pack_target(what, target, args, kwargs, version, env)
+        self.folders |= env.folders
         self.specs.append(
             DeploymentSpec(
                 name=name,
@@ -132,20 +133,18 @@ class _Builder:
                 code_hash=code.hash,
                 version=deployment.version,
                 config=packed(what, deployment.config),
-                actor_options=options,
+                actor_options=deployment.actor_options.model_copy(update={"runtime_env": env.env}),
             )
         )
         handle = DeploymentHandle(name, self._application_name)
         self._handles[id(application)] = handle
         return handle
 
-    def _with_env(self, options: ActorOptions) -> tuple[ActorOptions, frozenset[Path]]:
-        """Return the options with their packed environment, and the paths that are in it."""
+    def _packed_env(self, options: ActorOptions) -> PackedEnv:
         env = options.runtime_env.over(self._runtime_env)
         key = env.model_dump_json()
         packed = self._packed[key] = self._packed.get(key) or pack_env(env)
-        self.folders |= packed.folders
-        return options.model_copy(update={"runtime_env": packed.env}), packed.paths
+        return packed
 
     def _resolved(self, value: Any, owner: str) -> Any:
         """Return ``value`` with handles for Applications, in new containers where any was."""

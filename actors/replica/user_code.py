@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import importlib
 import inspect
 import os
 import pickle
@@ -89,6 +90,14 @@ def give_way_to_messages() -> None:
     """Let this thread, the message loop's, have the interpreter soon whatever user code does."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def named_target(module: str, qualname: str) -> Any:
+    """Import the class or function of a deployment, which its module has by this name."""
+    found = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    return getattr(found, "func_or_class", found)
 
 
 class _RefusedError(InvalidRequestError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -33,7 +32,7 @@ from greenroom.serve.checks import (
     check_path,
     check_timeout,
 )
-from greenroom.serve.code.packing import pack_code, packed, packed_changes
+from greenroom.serve.code.packing import Code, pack_code, pack_target, packed, packed_changes
 from greenroom.serve.code.runtime_env import pack_env, working_in
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
@@ -109,8 +108,10 @@ class Client:
         """
         check_name("tag", tag)
         what = f"backend {tag!r}"
-        options, folders, sent = self._packed_options(working_dir, actor_options)
-        code = pack_code(what, _callable(what, func_or_class), init_args, {}, version, sent)
+        target = _callable(what, func_or_class)
+        code, options, folders = self._packed_code(
+            what, target, init_args, {}, version, working_dir, actor_options
+        )
         return self._goal(
             ops.CreateBackend.of(
                 tag=tag,
@@ -315,8 +316,10 @@ class Client:
         if route is not None:
             may_name = made_config.allow_method_header
             check_answers_http(what, target, allow_method_header=may_name)
-        options, folders, sent = self._packed_options(working_dir, actor_options)
-        code = pack_code(what, target, tuple(init_args), dict(init_kwargs or {}), version, sent)
+        kwargs = dict(init_kwargs or {})
+        code, options, folders = self._packed_code(
+            what, target, tuple(init_args), kwargs, version, working_dir, actor_options
+        )
         spec = {
             "name": name,
             "code": code.pickled,
@@ -400,20 +403,25 @@ class Client:
                 f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
             )
 
-    def _packed_options(
+    def _packed_code(
         self,
+        what: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        version: str | None,
         working_dir: str | os.PathLike[str] | None,
         actor_options: ActorOptions | Mapping[str, Any] | None,
-    ) -> tuple[dict[str, Any], tuple[bytes, ...], frozenset[Path]]:
-        """Return the options with their packed environment, zips to be sent, and their paths."""
+    ) -> tuple[Code, dict[str, Any], tuple[bytes, ...]]:
+        """Return the code, the options with their packed environment, and zips to be sent."""
         options = _made(ActorOptions, actor_options)
         env = options.runtime_env
         if working_dir is not None:
             env = working_in(check_path("working_dir", working_dir), env)
-        packed_env = pack_env(env)
+        code, packed_env = pack_target(what, target, args, kwargs, version, pack_env(env))
         missing = applications.missing_of(self._connection, packed_env.folders)
         options = options.model_copy(update={"runtime_env": packed_env.env})
-        return options.model_dump(), missing, packed_env.paths
+        return code, options.model_dump(), missing
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)

@@ -25,6 +25,7 @@ import functools
 import hashlib
 import io
 import re
+import sys
 import threading
 import types
 import typing
@@ -35,6 +36,8 @@ from typing import Any
 
 import cloudpickle
 from cloudpickle import cloudpickle as internals
+
+from greenroom.actors.replica.user_code import named_target
 
 # --- Pickling parts of user code that do not pickle by themselves ---------------------------------
 #
@@ -66,6 +69,24 @@ def app_part(value: Any) -> Any:
     if cls.__qualname__ == "State":  # its __getattr__ recurses while it has none
         return cls, (state["_state"],)
     return _part_with_locks(cls, state)
+
+
+def deployed_reference(value: Any) -> Any:
+    """Return how to pickle a deployment's class or function by its name; None where it is not.
+
+    cloudpickle takes it for one without a name, because its module has the deployment by that name.
+    """
+    if not isinstance(value, type | types.FunctionType):
+        return None
+    if _is_by_value(value.__module__, value.__qualname__):
+        return None
+    module, qualname = value.__module__, value.__qualname__
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    if getattr(found, "func_or_class", None) is not value:
+        return None
+    return named_target, (module, qualname)
 
 
 def _part_with_locks(cls: type, state: dict[str, Any]) -> Any:
@@ -253,7 +274,7 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             return types.CodeType, _parts_of(obj)
-        if (reduced := app_part(obj)) is not None:
+        if (reduced := app_part(obj) or deployed_reference(obj)) is not None:
             return reduced
         if isinstance(obj, types.ModuleType):
             return _without_place(self.dispatch_table[types.ModuleType](obj))

@@ -6,6 +6,10 @@ value. The application's folders are those of its deployments' top-level package
 the script's own; every ``.py`` module loaded from such a folder is registered with cloudpickle, for
 good. Installed packages, the standard library and Greenroom itself stay references. Folders are
 only added, and modules imported since the last call are found by the count of modules.
+
+What replicas have a copy of, by a runtime_env, travels as references, and is imported there. Code
+that cannot travel by value, because its module has a lock or a pool, is treated as if it had such
+an environment: :func:`pack_target` adds the modules of its folder.
 """
 
 from __future__ import annotations
@@ -28,7 +32,13 @@ from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.autoscaling.config import AutoscalingPolicy
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.code.fingerprint import PROTOCOL, app_part, fingerprint
+from greenroom.serve.code.fingerprint import (
+    PROTOCOL,
+    app_part,
+    deployed_reference,
+    fingerprint,
+)
+from greenroom.serve.code.runtime_env import PackedEnv, with_modules
 
 _app_dirs: set[Path] = set()
 _sent: frozenset[Path] = frozenset()
@@ -114,7 +124,54 @@ def pack_code(
     except Exception as error:  # any object may refuse in any way
         roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
         raise InvalidRequestError(f"{what} cannot be pickled: {_blame(roots, error)}") from error
+    mark += _hash_of_installed(func_or_class)
     return Code(pickled, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
+
+
+def _hash_of_installed(target: Callable[..., Any]) -> str:
+    """Return the hash of an installed module, of whose code a reference says nothing; else ""."""
+    module = sys.modules.get(getattr(target, "__module__", None) or "__main__")
+    file = Path(str(getattr(module, "__file__", None)))
+    if module is None or is_users(module) or not file.is_file():
+        return ""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def pack_target(
+    what: str,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    version: str | None,
+    env: PackedEnv,
+) -> tuple[Code, PackedEnv]:
+    """Pickle code for replicas with an environment; return it with the environment that it needs.
+
+    That has the modules of the code's own folder besides, where the code cannot travel by value.
+    Raises InvalidRequestError naming what is in the way.
+    """
+    try:
+        return pack_code(what, target, args, kwargs, version, env.paths), env
+    except InvalidRequestError:
+        folder = _importable_from(target)
+        if folder is None or folder in env.paths:
+            raise
+        try:
+            code = pack_code(what, target, args, kwargs, version, env.paths | {folder})
+        except InvalidRequestError:
+            code = None  # an argument, say, cannot be pickled either way
+        if code is None:
+            raise
+        return code, with_modules(env, folder)
+
+
+def _importable_from(target: Callable[..., Any]) -> Path | None:
+    """Return the folder of the user's from which code can be imported by its name, if there is."""
+    module = sys.modules.get(getattr(target, "__module__", None) or "__main__")
+    is_named = "<locals>" not in getattr(target, "__qualname__", "<locals>")
+    if module is None or module.__name__ == "__main__" or not (is_named and is_users(module)):
+        return None
+    return _app_dir(module).resolve()
 
 
 def _settle_annotations(func_or_class: Callable[..., Any]) -> str:
@@ -175,7 +232,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
     def reducer_override(self, obj: Any) -> Any:
-        reduced = app_part(obj)
+        reduced = app_part(obj) or deployed_reference(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
 

@@ -72,6 +72,19 @@ def pack_env(env: RuntimeEnv) -> PackedEnv:
     )
 
 
+def with_modules(packed: PackedEnv, folder: Path) -> PackedEnv:
+    """Return an environment that has the modules below a folder besides, and no other files."""
+    told = f"modules of {str(folder)!r}"
+    files = [_file(name, path) for name, path in _files(told, folder) if path.suffix == ".py"]
+    modules = _zip_of(told, sorted(files, key=lambda file: file.name))
+    env = packed.env
+    return PackedEnv(
+        env.model_copy(update={"py_modules": (*env.py_modules, modules.digest)}),
+        {**packed.folders, modules.digest: modules.content},
+        packed.paths | {folder},
+    )
+
+
 def _requirements_in(installer: str, file: Path) -> tuple[str, ...]:
     told = f"{installer}={str(file)!r}"
     try:

@@ -1,3 +1,4 @@
+import importlib
 import os
 import pickle
 import shutil
@@ -9,8 +10,11 @@ import threading
 import cloudpickle
 import pytest
 
+from greenroom.actors.replica.folders import unpack
+from greenroom.core.config import RuntimeEnv
 from greenroom.serve.code.fingerprint import fingerprint
-from greenroom.serve.code.packing import pack_arguments, pack_code
+from greenroom.serve.code.packing import pack_arguments, pack_code, pack_target
+from greenroom.serve.code.runtime_env import pack_env
 from greenroom.serve.exceptions import InvalidRequestError
 
 LOCK = threading.Lock()
@@ -186,3 +190,71 @@ def test_an_object_with_a_broken_reduce_is_blamed_itself():
 
     with pytest.raises(InvalidRequestError, match=r"argument 1 is .*ValueError: not me"):
         pack_arguments("a#b", (Broken(),), {})
+
+
+APPS = """
+import threading
+from greenroom import serve
+
+LOCK = threading.Lock()
+
+@serve.deployment
+class Locked:
+    def __call__(self):
+        with LOCK:
+            return WORD
+
+@serve.deployment
+class Plain:
+    def __call__(self):
+        return 1
+
+WORD = "one"
+"""
+
+
+@pytest.fixture
+def apps(tmp_path, monkeypatch):
+    folder = tmp_path / "apps"
+    folder.mkdir()
+    (folder / "locked_app.py").write_text(APPS)
+    (folder / "data.txt").write_text("no module")
+    monkeypatch.syspath_prepend(folder)
+    yield importlib.import_module("locked_app")
+    del sys.modules["locked_app"]
+
+
+def packed_target(deployment):
+    target = deployment.func_or_class
+    return pack_target("it", target, (), {}, None, pack_env(RuntimeEnv()))
+
+
+def test_what_cannot_travel_by_value_is_imported_from_a_copy_of_its_modules(apps, tmp_path):
+    code, env = packed_target(apps.Plain)
+    assert env.env == RuntimeEnv()
+    assert b"named_target" not in code.pickled, "it went by value"
+    code, env = packed_target(apps.Locked)
+    assert pickle.loads(code.pickled)[0] is apps.Locked.func_or_class
+    (digest,) = env.env.py_modules
+    folder = unpack(env.folders[digest], digest, tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["locked_app.py"]
+    load = "import pickle, sys; t = pickle.load(open(sys.argv[1], 'rb'))[0]; print(t()())"
+    (tmp_path / "code").write_bytes(code.pickled)
+    done = subprocess.run(
+        [sys.executable, "-c", load, str(tmp_path / "code")],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"one\n"
+
+
+def test_what_can_travel_in_no_way_is_named_as_before(apps):
+    class Local:
+        def __call__(self):
+            return LOCK
+
+    with pytest.raises(InvalidRequestError, match="which uses LOCK, is"):
+        pack_target("it", Local, (), {}, None, pack_env(RuntimeEnv()))
+    with pytest.raises(InvalidRequestError, match="it cannot be pickled"):
+        pack_target("it", apps.Locked.func_or_class, (LOCK,), {}, None, pack_env(RuntimeEnv()))

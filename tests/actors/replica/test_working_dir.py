@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +69,7 @@ def test_replicas_work_in_a_copy_of_the_folder_and_a_changed_file_is_a_new_relea
     assert own_system.get("/") == (200, b"one late data")
     write(folder, "two")
     code, told = deploy(own_system, *args, "--plan")
-    assert (code, "actor_options.runtime_env.working_dir" in told) == (0, True), told
+    assert (code, "actor_options.runtime_env.working_dir" in told) == (3, True), told
     assert own_system.get("/")[1] == b"one late data"
     assert deploy(own_system, *args)[0] == 0
     assert own_system.get("/") == (200, b"two late data")
@@ -175,3 +177,61 @@ def test_a_runtime_env_is_there_before_user_code_and_of_each_deployment_by_itsel
     assert "s3cret" not in told
     code, told = deploy(own_system, "status", "--json")
     assert "s3cret" not in told
+
+
+LOCKED = """
+from __future__ import annotations
+
+import threading
+
+import state
+from fastapi import FastAPI
+from greenroom import serve
+from pydantic import BaseModel
+
+LOCK = threading.Lock()
+api = FastAPI()
+
+
+class Item(BaseModel):
+    price: float
+
+
+@serve.deployment
+@serve.ingress(api)
+class Shop:
+    @api.post("/items")
+    def add(self, item: Item) -> dict[str, float]:
+        with LOCK, state.LOCK:
+            state.total += item.price
+        return {"total": state.total}
+
+
+app = Shop.bind()
+"""
+
+
+def test_code_with_locks_is_imported_from_a_copy_of_its_modules_and_its_version_is_theirs(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    (folder / "main.py").write_text(LOCKED)
+    (folder / "state.py").write_text("import threading\nLOCK, total = threading.Lock(), 0.0\n")
+
+    def total() -> Any:
+        request = urllib.request.Request(f"{own_system.url}/items", data=b'{"price": 2}')
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())["total"]
+
+    args = ("deploy", "main:app", "--app-dir", str(folder))
+    code, told = deploy(own_system, *args)
+    assert code == 0, told
+    assert (total(), total()) == (2, 4)
+    code, told = deploy(own_system, *args, "--plan")
+    assert code == 0, told
+    (folder / "state.py").write_text("import threading\nLOCK, total = threading.Lock(), 10.0\n")
+    code, told = deploy(own_system, *args)
+    assert code == 0, told
+    assert total() == 12
