@@ -22,9 +22,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from greenroom.core.comparing.comparing import Compare, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.records import CANDIDATE, served_as
 from greenroom.core.rollouts.judging import DEFAULT_RULES
 from greenroom.core.rollouts.settings import (
     DEFAULT_ALPHA,
@@ -32,6 +32,12 @@ from greenroom.core.rollouts.settings import (
     DEFAULT_MIN_SAMPLES,
     DEFAULT_READY_TIMEOUT_S,
     DEFAULT_STEPS,
+    Alpha,
+    Canary,
+    HoldS,
+    MaybeCompare,
+    MinSamples,
+    ReadyTimeoutS,
     Rules,
     Steps,
 )
@@ -114,10 +120,6 @@ def _sum_to_one(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
-def _checked_compare(compare: object) -> object:
-    return None if compare is None else check_compare(compare)
-
-
 def _packed(options: ActorOptions) -> ActorOptions:
     if paths := options.runtime_env.unpacked:
         raise ValueError(
@@ -128,7 +130,23 @@ def _packed(options: ActorOptions) -> ActorOptions:
 
 
 PackedOptions = Annotated[ActorOptions, AfterValidator(_packed)]
+
+
+def application_problem(name: str) -> str | None:
+    """Return what is wrong with an application's name beside its letters, or None."""
+    if name == served_as(name):
+        return None
+    return f"name={name!r}: must not end with {CANDIDATE!r}, as new versions of applications do"
+
+
+def _not_reserved(name: str) -> str:
+    if problem := application_problem(name):
+        raise ValueError(problem.partition(": ")[2])
+    return name
+
+
 NewName = Annotated[str, AfterValidator(partial(_checked_name, MAX_NAME_BYTES))]
+ApplicationName = Annotated[NewName, AfterValidator(_not_reserved)]
 NewTag = Annotated[str, AfterValidator(partial(_checked_name, MAX_TAG_BYTES))]
 Route = Annotated[str | None, AfterValidator(_checked_route)]
 Methods = Annotated[tuple[str, ...], BeforeValidator(_checked_methods)]
@@ -155,7 +173,7 @@ class ApplicationSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    name: NewName
+    name: ApplicationName
     ingress: str
     route_prefix: Route
     deployments: tuple[DeploymentSpec, ...]
@@ -333,7 +351,7 @@ class ShadowTraffic(EndpointChange):
     endpoint: str
     backend: str
     proportion: Share
-    compare: Annotated[Compare | None, BeforeValidator(_checked_compare)] = None
+    compare: MaybeCompare = None
 
 
 class ListEndpoints(Read):
@@ -355,11 +373,11 @@ class StartRollout(GoalChange):
     endpoint: str
     to: Annotated[str, Field(min_length=1)]
     steps: Steps = DEFAULT_STEPS
-    hold_s: Annotated[float, Field(gt=0, le=86400 * 30)] = DEFAULT_HOLD_S
+    hold_s: HoldS = DEFAULT_HOLD_S
     abort_if: Rules = Field(default_factory=lambda: dict(DEFAULT_RULES))
-    alpha: Annotated[float, Field(gt=0, le=0.5)] = DEFAULT_ALPHA
-    min_samples: Annotated[int, Field(ge=1)] = DEFAULT_MIN_SAMPLES
-    ready_timeout_s: Annotated[float, Field(gt=0, le=86400)] = DEFAULT_READY_TIMEOUT_S
+    alpha: Alpha = DEFAULT_ALPHA
+    min_samples: MinSamples = DEFAULT_MIN_SAMPLES
+    ready_timeout_s: ReadyTimeoutS = DEFAULT_READY_TIMEOUT_S
 
 
 class AbortRollout(EndpointChange):
@@ -381,14 +399,17 @@ class ListRollouts(Read):
 class DeployApplications(Operation):
     """Bring up these applications, and delete all others, in one change.
 
-    With ``keep_others`` those stay. Deployments of an application that are not among these are
-    deleted. Refused where ``if_version`` is not the id of the last change. Answers {"goals":
-    {application: id}, "version": the id of the last change, "changed": names of applications}.
+    With ``keep_others`` those stay. With ``canary`` the new version of an application that runs
+    takes over step by step, and its goal fails where it goes back. Deployments of an application
+    that are not among these are deleted. Refused where ``if_version`` is not the id of the last
+    change. Answers {"goals": {application: id}, "version": the id of the last change, "changed":
+    names of applications}.
     """
 
     applications: tuple[ApplicationSpec, ...]
     keep_others: bool = False
     if_version: int | None = None
+    canary: Canary | None = None
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
 
     @property
@@ -396,6 +417,7 @@ class DeployApplications(Operation):
         """What it does, for the history."""
         names = [repr(each.name) for each in self.applications]
         what = f"deploy application{'s' * (len(names) != 1)} {', '.join(names) or 'none'}"
+        what += ", step by step" * (self.canary is not None)
         return what if self.keep_others else f"{what}, and no others"
 
 

@@ -149,6 +149,23 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CanaryRecord:
+    """A new version of an application beside the running one; the last one of its application.
+
+    ``wanted`` are the definitions that there are to be after it, ``before`` those that it found.
+    """
+
+    application: str
+    wanted: Mapping[tuple[str, str], Any]
+    before: Mapping[tuple[str, str], Any]
+    settings: Mapping[str, Any]  # fields of core.rollouts.settings.Canary
+    endpoint: str  # the ingress', whose traffic is moved
+    to: str  # the new version's ingress
+    state: str = "rolling out"  # or taking over, promoted, went back
+    reason: str = ""  # of its end
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListenerRecord:
     """A proxy that may route by tables of this controller or an earlier one."""
 
@@ -210,6 +227,18 @@ DEPLOYMENT = "deployment"  # a backend and the endpoint of its name; a goal may 
 
 Key = tuple[str, str]
 """Kind and name."""
+
+CANDIDATE = "~new"
+
+
+def candidate_of(application: str) -> str:
+    """Return the name of the application that a canary runs beside this one."""
+    return application + CANDIDATE
+
+
+def served_as(application: str) -> str:
+    """Return the name of the application that this one is, or is a candidate for."""
+    return application.removesuffix(CANDIDATE)
 
 
 @dataclass(frozen=True, kw_only=True)

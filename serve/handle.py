@@ -490,7 +490,7 @@ class DeploymentHandle(Generic[R_co]):
         """The endpoint that the calls go to."""
         if self.app_name is None:
             return self.deployment_name
-        return f"{self.app_name}#{self.deployment_name}"
+        return f"{user_context.called_as(self.app_name)}#{self.deployment_name}"
 
     @overload
     def options(

@@ -34,7 +34,7 @@ from greenroom.core.config import (
     RuntimeEnv,
 )
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.operations import NewName, Route
+from greenroom.core.operations import ApplicationName, NewName, Route
 from greenroom.core.validation import Settings, expectation, value_told
 from greenroom.serve.deployments import HINTS
 
@@ -126,7 +126,7 @@ class ServeApplicationSchema(Settings):
         "external_scaler_enabled": "set num_replicas with Client.update_backend_config",
     }
 
-    name: NewName = "default"
+    name: ApplicationName = "default"
     route_prefix: Route = "/"
     import_path: str = Field(description="module:attribute of an application or its builder")
     args: Annotated[dict[str, Any], BeforeValidator(_is_jsonable)] = Field(

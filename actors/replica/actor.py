@@ -48,6 +48,7 @@ from greenroom.core.comparing.differences import Place, Plain
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import DeployFailedError
 from greenroom.core.metrics import Group
+from greenroom.core.records import served_as
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Replica(LoopActor):
         self._leave_record(order)
         user_context.install(
             user_context.ReplicaContext(
-                app_name=order.application,
+                app_name=served_as(order.application),
                 deployment=order.deployment,
                 replica_tag=order.replica,
                 backend=order.backend,

@@ -225,6 +225,17 @@ def replica_context() -> ReplicaContext | None:
     return local_replica.get() if _replica is None else _replica
 
 
+def called_as(application: str) -> str:
+    """Return the application that handles of this one call.
+
+    Code of a new version that runs beside the present one calls deployments of the new version.
+    """
+    replica = _replica
+    if replica is None or replica.app_name != application:
+        return application
+    return replica.backend.partition("#")[0]
+
+
 def request_context() -> RequestContext:
     """Return the query that the calling task or thread runs; an empty one where it runs none."""
     return _context_of(running.get())

@@ -16,6 +16,7 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.state import State
+from greenroom.core.cluster.writing import NO_CODE, bring_about, drop_endpoint
 from greenroom.core.config import as_written
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions
@@ -38,15 +39,12 @@ from greenroom.core.records import (
     BACKEND,
     DEPLOYMENT,
     ENDPOINT,
-    ApplicationRecord,
     BackendDefinition,
     BackendRecord,
-    Definition,
     Definitions,
-    EndpointRecord,
-    Key,
     Release,
     TokenRecord,
+    served_as,
 )
 
 
@@ -182,12 +180,7 @@ def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> 
         return
     if owner := owner_of(present):
         raise ConflictError(f"endpoint {asked.name!r} belongs to {owner}; delete that")
-    _drop_endpoint(cluster, asked.name)
-
-
-def _drop_endpoint(cluster: Cluster, name: str) -> None:
-    cluster.state.drop_endpoint(name)
-    cluster.rollouts.forget(name)
+    drop_endpoint(cluster.state, cluster.rollouts, asked.name)
 
 
 def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
@@ -212,7 +205,7 @@ def _shadow_traffic(cluster: Cluster, asked: ops.ShadowTraffic, _now: Now) -> No
 
 
 def _deploy_applications(
-    cluster: Cluster, asked: ops.DeployApplications, _now: Now
+    cluster: Cluster, asked: ops.DeployApplications, now: Now
 ) -> dict[str, Any]:
     """Make the applications be these, all or none of it; return goals, version and changed ones."""
     state = cluster.state
@@ -224,13 +217,21 @@ def _deploy_applications(
         _check_folders(state, wanted, code)
     given = {each.name for each in asked.applications}
     before = {key: state.definition(key) for part in by_application.values() for key in part}
+    canaries = cluster.canaries
+    under_way = {name for name in given if canaries.is_under_way(name, by_application[name])}
     goals, changed = {}, []
     for name, wanted in by_application.items():
         what = "deploy application" if name in given else "delete application"
         if name not in given:
             state.forget_lost(definitions.lost_parts(state, name))
         pending = cluster.goals.pending_for((APPLICATION, name))
-        goal = _bring_about(cluster, wanted, (APPLICATION, name), what, code)
+        if name in under_way:
+            goal = pending
+        elif asked.canary is not None and canaries.is_for(name, wanted):
+            goal = canaries.start(name, wanted, asked.canary, code, now.wall)
+        else:
+            canaries.forget(name)
+            goal = _bring_about(cluster, wanted, (APPLICATION, name), what, code)
         if goal is not None:
             goals[name] = goal
             changed += [name] * (goal != pending)
@@ -262,6 +263,7 @@ def _plan_applications(cluster: Cluster, asked: ops.PlanApplications, _now: Now)
 def _delete_application(cluster: Cluster, asked: ops.DeleteApplication, _now: Now) -> str | None:
     """Drop an application's endpoints at once, and drain its backends."""
     state, name = cluster.state, asked.application
+    cluster.canaries.check_no_candidate(name)
     unwanted = definitions.without_application(state, name)
     state.forget_lost(definitions.lost_parts(state, name))
     return _bring_about(cluster, unwanted, (APPLICATION, name), "delete application")
@@ -287,9 +289,10 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
     goals = [
         _delete_application(cluster, ops.DeleteApplication(application=name), now)
         for name in sorted(cluster.applications)
+        if name == served_as(name)
     ]
     for name in list(cluster.endpoints):
-        _drop_endpoint(cluster, name)
+        drop_endpoint(cluster.state, cluster.rollouts, name)
     for tag in sorted(cluster.backends):
         record = cluster.backends[tag].record
         if not record.application:
@@ -339,7 +342,7 @@ def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
     )
 
 
-# --- From definitions to records ------------------------------------------------------------------
+# --- Bringing it about ----------------------------------------------------------------------------
 
 
 def _bring_about(
@@ -347,64 +350,12 @@ def _bring_about(
     wanted: Definitions,
     subject: Subject,
     what: str,
-    code: Mapping[str, bytes] | None = None,
+    code: Mapping[str, bytes] = NO_CODE,
 ) -> str | None:
-    """Bring about definitions that have been found valid; return the goal, None for no change.
-
-    ``code`` has by its digest what may not be stored yet.
-    """
-    changed = [_define(cluster, key, each, code or {}) for key, each in wanted.items()]
-    if not any(changed):
+    """Bring about definitions; return the goal of that, None where nothing changes."""
+    if not bring_about(cluster.state, cluster.rollouts, wanted, code):
         return cluster.goals.pending_for(subject)
     return cluster.state.new_goal(subject, what)
-
-
-def _define(
-    cluster: Cluster, key: Key, wanted: Definition | None, code: Mapping[str, bytes]
-) -> bool:
-    state, (kind, name) = cluster.state, key
-    if isinstance(wanted, BackendDefinition):
-        return _define_backend(state, name, wanted, code)
-    if state.definition(key) == wanted:
-        return False
-    if isinstance(wanted, EndpointRecord):
-        state.put_endpoint(wanted)
-    elif isinstance(wanted, ApplicationRecord):
-        state.put_application(wanted)
-    elif kind == ENDPOINT:
-        _drop_endpoint(cluster, name)
-    elif kind == APPLICATION:
-        state.put_application(replace(state.applications[name], deleting=True))
-    else:
-        state.note(key)
-        state.backends[name].delete()
-        state.touch(name)
-    return True
-
-
-def _define_backend(
-    state: State, tag: str, wanted: BackendDefinition, code: Mapping[str, bytes]
-) -> bool:
-    for folder in folders_of(wanted) & code.keys():
-        state.keep_code(folder, code[folder])
-    backend = state.backends.get(tag)
-    content = code.get(wanted.code_digest)
-    if backend is None:
-        record = BackendRecord(
-            tag=tag,
-            releases=(Release(**wanted.release),),
-            application=wanted.application,
-            deployment=wanted.deployment,
-        )
-        state.add_backend(record, content)
-        return True
-    state.note((BACKEND, tag))
-    changed = backend.deploy(**wanted.release)
-    # Equal code may have come as other bytes; then what is stored already is kept.
-    if content is not None and backend.record.newest.code_digest == wanted.code_digest:
-        state.keep_code(wanted.code_digest, content)
-    state.touch(tag)
-    return changed
 
 
 def _check_folders(state: State, wanted: Definitions, given: Mapping[str, bytes]) -> None:

@@ -26,6 +26,7 @@ from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.goals import Progress, Subject
 from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.records import APPLICATION, ENDPOINT, Key
+from greenroom.core.rollouts.canaries import CANARY, Canaries
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 from greenroom.core.series import Pair, Series
@@ -101,6 +102,7 @@ class Cluster:
         self.autoscaler = Autoscaler(self.loads)
         self.rollouts = Rollouts(state, records.get(ROLLOUT, {}))
         self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
+        self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
         self._recovery_ends_at = now + (EXPECTED_S if hosts else RECOVERY_S)
@@ -153,6 +155,17 @@ class Cluster:
         self.hosts.advance(now)
         effects = self.autoscaler.advance(now)
         state.touched |= self.autoscaler.take_rescaled()
+        self._advance_touched(effects, now)
+        self.rollouts.advance(now, wall_now)
+        self.canaries.advance(wall_now)
+        self._advance_touched(effects, now)  # what canaries have changed
+        if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
+            self.long_poll.open()
+        self.goals.advance(self._progress)
+        return effects
+
+    def _advance_touched(self, effects: list[Effect], now: float) -> None:
+        state = self.state
         while state.touched or state.touched_applications:
             touched, state.touched = state.touched, set()
             for tag in sorted(touched):
@@ -161,11 +174,6 @@ class Cluster:
             names, state.touched_applications = state.touched_applications, set()
             for name in sorted(names):
                 definitions.advance_application(state, name)
-        self.rollouts.advance(now, wall_now)
-        if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
-            self.long_poll.open()
-        self.goals.advance(self._progress)
-        return effects
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
@@ -219,7 +227,8 @@ class Cluster:
     def _progress(self, subject: Subject) -> Progress:
         kind, name = subject
         if kind == APPLICATION:
-            return definitions.application_progress(self.state, name)
+            progress = self.canaries.progress(name)
+            return progress or definitions.application_progress(self.state, name)
         if kind == ROLLOUT:
             return self.rollouts.progress(name)
         if kind == ENDPOINT:

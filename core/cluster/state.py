@@ -35,6 +35,7 @@ from greenroom.core.records import (
     GoalRecord,
     Key,
     backend_definition,
+    candidate_of,
 )
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
@@ -43,7 +44,7 @@ from greenroom.core.routing.tables import (
     EndpointTable,
 )
 
-SOFT = ("goal", "history", "rollout", "listener", "host", "token")
+SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
 """Kinds of records that the cluster can do without when they are damaged; the status says so."""
 DAMAGED = "its record in the store is damaged; deploy it again"
 
@@ -166,8 +167,9 @@ class State:
         return self._of_application.get(application, set())
 
     def usable_backends(self, application: str) -> Collection[str]:
-        """Return the backends that an application's queries may go to: its own."""
-        return Present(self.backends, self.backends_of(application))
+        """Return the backends that an application's queries may go to: its own, its candidate's."""
+        own, new = self.backends_of(application), self.backends_of(candidate_of(application))
+        return Present(self.backends, own | new if new else own)
 
     def definition(self, key: Key) -> Definition | None:
         """Return what the last change has made of something; None where there is none."""
@@ -214,6 +216,14 @@ class State:
             self.history.add(author, what, answer, before, after, wall_now, self.changes)
             self.code_use.hold("history", self.history.digests())
         return answer
+
+    def enter(
+        self, author: Author, what: str, before: Mapping[Key, Definition | None], wall_now: float
+    ) -> None:
+        """Add an entry for a change that took its time, and began with these definitions."""
+        after = {key: self.definition(key) for key in before}
+        self.history.add(author, what, None, before, after, wall_now, self.changes)
+        self.code_use.hold("history", self.history.digests())
 
     @property
     def is_changing(self) -> bool:

@@ -13,6 +13,7 @@ from greenroom.core.lifecycle.definitions import deployment_names, deployment_re
 from greenroom.core.lifecycle.replicas import LIVE, Replica
 from greenroom.core.operations import GetSeries
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
+from greenroom.core.rollouts.canaries import UNDER_WAY
 
 
 def backends(cluster: Cluster) -> dict[str, Any]:
@@ -121,12 +122,16 @@ def application_status(cluster: Cluster, application: ApplicationRecord) -> dict
         status = "DEPLOYING"
     elif "UNHEALTHY" in states:
         status = "UNHEALTHY"
+    canary = cluster.canaries.status(application.name)
+    if canary is not None and canary["state"] in UNDER_WAY:
+        messages.append(f"its new version is {canary['state']}: {canary['why']}")
     return {
         "status": status,
         "message": "\n".join(m for m in messages if not m.endswith(": ")),
         "route_prefix": application.route_prefix,
         "ingress": application.ingress,
         "deployments": deployments,
+        **({} if canary is None else {"canary": canary}),
     }
 
 

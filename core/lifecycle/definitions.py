@@ -40,6 +40,8 @@ from greenroom.core.records import (
     EndpointRecord,
     HistoryRecord,
     Key,
+    candidate_of,
+    served_as,
 )
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
 
@@ -63,10 +65,12 @@ def with_applications(
     wanted = {}
     if not asked.keep_others:
         lost = {name.partition("#")[0] for _, name in lost_parts(state)}
-        others = sorted({*state.applications, *lost} - set(names))
+        # A candidate goes with its application.
+        present = {name for name in state.applications if name == served_as(name)}
+        others = sorted({*present, *lost} - set(names))
         wanted = {name: without_application(state, name) for name in others}
     wanted |= {spec.name: _application_of(state, spec) for spec in asked.applications}
-    _check_routes(state, {key: each for part in wanted.values() for key, each in part.items()})
+    check_routes(state, {key: each for part in wanted.values() for key, each in part.items()})
     return wanted
 
 
@@ -80,7 +84,8 @@ def lost_parts(state: State, application: str | None = None) -> set[Key]:
     }
 
 
-def _check_routes(state: State, wanted: Definitions) -> None:
+def check_routes(state: State, wanted: Definitions) -> None:
+    """Raise ConflictError if a route of these is taken by an endpoint that is not among them."""
     own = [each for each in wanted.values() if isinstance(each, EndpointRecord)]
     for endpoint in own:
         there = state.endpoints.at(endpoint.route)
@@ -121,7 +126,17 @@ def _application_of(state: State, asked: ApplicationSpec) -> Wanted:
 
 
 def without_application(state: State, name: str) -> Wanted:
-    """Return what there should be without the application; nothing where there is none."""
+    """Return what there should be without the application, nothing where there is none.
+
+    Its candidate goes, too.
+    """
+    if candidate_of(name) in state.applications:
+        new = without_application(state, candidate_of(name))
+        return _without_parts(state, name) | new
+    return _without_parts(state, name)
+
+
+def _without_parts(state: State, name: str) -> Wanted:
     application = state.applications.get(name)
     if application is not None:
         names: Iterable[str] = application.deployments

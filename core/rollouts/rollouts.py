@@ -34,6 +34,7 @@ from typing import Any
 
 from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import check_known
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
@@ -227,8 +228,10 @@ class Rollouts:
             return f"backend {record.to!r} was deleted"
         if backend.record.newest.number != record.release:
             return f"backend {record.to!r} was changed meanwhile, so what was seen is not of it"
-        if backend.record.failure:
-            return f"backend {record.to!r} could not be started: {_last_line(backend.trouble)}"
+        for part in self._parts(record):
+            if part.record.failure:
+                told = f"backend {part.record.tag!r} could not be started"
+                return f"{told}: {_last_line(part.trouble)}"
         if backend.running or not backend.wanted:
             run.down_since = None
             return ""
@@ -267,12 +270,21 @@ class Rollouts:
 
     def _unready(self, run: _Run) -> str:
         """Say what the new backend lacks for more traffic; empty where it lacks nothing."""
-        backend = self._state.backends[run.record.to]
-        if backend.settled:
-            return ""
-        told = f"{backend.running} of {backend.wanted} replicas run"
-        trouble = f": {_last_line(backend.trouble)}" if backend.trouble else ""
-        return f"backend {run.record.to!r} is not ready: {told}{trouble}"
+        for backend in self._parts(run.record):
+            if not backend.settled:
+                told = f"{backend.running} of {backend.wanted} replicas run"
+                trouble = f": {_last_line(backend.trouble)}" if backend.trouble else ""
+                return f"backend {backend.record.tag!r} is not ready: {told}{trouble}"
+        return ""
+
+    def _parts(self, record: RolloutRecord) -> list[Backend]:
+        """Return the new backend, with all others of a new version of an application."""
+        backends = self._state.backends
+        new = backends[record.to]
+        application = new.record.application
+        if application in {"", self._state.endpoints[record.endpoint].application}:
+            return [new]
+        return [backends[tag] for tag in sorted(self._state.backends_of(application))]
 
     def _undecided(self, run: _Run, now: float) -> str:
         """Say why the step goes on; empty where it has shown enough."""
@@ -363,6 +375,22 @@ class Rollouts:
         if record.state == PROMOTED:
             return Progress(done=True)
         return Progress(error=f"{_named(record)} {record.state}: {record.reason}")
+
+    def outcome(self, endpoint: str) -> tuple[str, str]:
+        """Return how an endpoint's rollout has ended, and why; empty while it is under way."""
+        record = self._records.get(endpoint)
+        if record is None:
+            return INTERRUPTED, "its rollout is lost"
+        return ("", "") if record.state == UNDER_WAY else (record.state, record.reason)
+
+    def told(self, endpoint: str) -> str:
+        """Return where an endpoint's rollout stands, in a few words."""
+        run = self._runs.get(endpoint)
+        if run is None:
+            return ""
+        record = run.record
+        share = record.steps[record.step] if record.step >= 0 else 0.0
+        return f"step {record.step + 1} of {len(record.steps)}, {share * 100:.4g} %: {run.why}"
 
     def status(self, now: float) -> dict[str, Any]:
         """Return endpoint -> where its last rollout stands and why, as plain values."""

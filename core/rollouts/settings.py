@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from greenroom.core.comparing.comparing import Compare, check_compare
 from greenroom.core.records import RolloutRecord
 from greenroom.core.rollouts.judging import DEFAULT_RULES, check_rules
 from greenroom.core.validation import is_number
@@ -18,6 +19,7 @@ DEFAULT_HOLD_S = 300.0
 DEFAULT_ALPHA = 0.01
 DEFAULT_MIN_SAMPLES = 100
 DEFAULT_READY_TIMEOUT_S = 60.0
+CANARY_READY_TIMEOUT_S = 600.0  # a new version has to start first
 
 
 def _checked_steps(steps: Any) -> tuple[float, ...]:
@@ -36,8 +38,34 @@ def _checked_rules(rules: object) -> dict[str, float]:
     return dict(DEFAULT_RULES) if rules is None else check_rules(rules)
 
 
+def _checked_compare(compare: object) -> object:
+    return None if compare is None else check_compare(compare)
+
+
 Steps = Annotated[tuple[float, ...], BeforeValidator(_checked_steps)]
 Rules = Annotated[dict[str, float], BeforeValidator(_checked_rules)]
+HoldS = Annotated[float, Field(gt=0, le=86400 * 30)]
+Alpha = Annotated[float, Field(gt=0, le=0.5)]
+MinSamples = Annotated[int, Field(ge=1)]
+ReadyTimeoutS = Annotated[float, Field(gt=0, le=86400)]
+MaybeCompare = Annotated[Compare | None, BeforeValidator(_checked_compare)]
+
+
+class Canary(BaseModel):
+    """How an application's new version takes over from the running one.
+
+    With ``compare`` as many queries as the first step gives it are mirrored to it, too.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    steps: Steps = DEFAULT_STEPS
+    hold_s: HoldS = DEFAULT_HOLD_S
+    abort_if: Rules = Field(default_factory=lambda: dict(DEFAULT_RULES))
+    alpha: Alpha = DEFAULT_ALPHA
+    min_samples: MinSamples = DEFAULT_MIN_SAMPLES
+    ready_timeout_s: ReadyTimeoutS = CANARY_READY_TIMEOUT_S
+    compare: MaybeCompare = None
 
 
 def weights_at(record: RolloutRecord) -> dict[str, float]:

@@ -25,7 +25,7 @@ TELL_EVERY_S = 3.0
 
 def check_target(name: str, route_prefix: str | None) -> None:
     """Raise InvalidRequestError unless an application may have this name and prefix."""
-    problems = [name_problem("name", name)]
+    problems = [name_problem("name", name) or ops.application_problem(name)]
     if wrong := ops.route_problem(route_prefix):
         problems.append(f"route_prefix={route_prefix!r}: {wrong}")
     if told := [problem for problem in problems if problem]:

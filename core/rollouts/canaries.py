@@ -1,0 +1,276 @@
+"""Canaries: a new version of a whole application beside the running one, until it takes over.
+
+Theory of operation. The new version is an application of its own, the *candidate*, with a name made
+of the other's (``shop~new``), all of its deployments, and no route. Handles of its code call its
+own deployments (actors/replica/context.py), so composed applications are compared as a whole. A
+rollout moves the traffic of the running ingress to the candidate's, and goes back by its rules.
+
+    start          candidate's definitions, rollout, shadow         state "rolling out"
+    rollout ended  promoted: the definitions of the new version     "taking over"
+                   else: nothing                                    "went back"
+    new version up the traffic is its own again, history entry      "promoted"
+    at the end     the candidate is deleted
+
+While it takes over, the candidate has all traffic, so the update behind it costs no query. The
+record is saved with each of these steps, so another controller goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from greenroom.core.cluster.state import State
+from greenroom.core.cluster.writing import bring_about
+from greenroom.core.comparing.differences import AllDifferences
+from greenroom.core.errors import ConflictError, GreenroomError
+from greenroom.core.lifecycle import definitions
+from greenroom.core.lifecycle.endpoints import with_shadow
+from greenroom.core.lifecycle.goals import Progress
+from greenroom.core.lifecycle.releases import digests_of
+from greenroom.core.operations import ShadowTraffic, StartRollout
+from greenroom.core.records import (
+    APPLICATION,
+    BACKEND,
+    ENDPOINT,
+    ApplicationRecord,
+    BackendDefinition,
+    CanaryRecord,
+    Definition,
+    Definitions,
+    EndpointRecord,
+    candidate_of,
+    served_as,
+)
+from greenroom.core.rollouts.rollouts import BY_ITSELF, Rollouts
+from greenroom.core.rollouts.rollouts import PROMOTED as ROLLED_OUT
+from greenroom.core.rollouts.settings import Canary
+
+CANARY = "canary"
+ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
+PROMOTED, WENT_BACK = "promoted", "went back"
+
+
+class Canaries:
+    """The last canary of each application."""
+
+    def __init__(
+        self,
+        state: State,
+        rollouts: Rollouts,
+        differences: AllDifferences,
+        records: Mapping[str, CanaryRecord],
+    ) -> None:
+        self._state = state
+        self._rollouts = rollouts
+        self._differences = differences
+        self._records = dict(records)
+        for record in records.values():
+            self._hold_code(record)
+
+    # --- Requests -------------------------------------------------------------------------------
+
+    def is_for(self, name: str, wanted: Definitions) -> bool:
+        """Return whether a deploy can be a canary: of an application that runs, with other code."""
+        present = self._state.definition((APPLICATION, name))
+        if not isinstance(present, ApplicationRecord):
+            return False
+        tags = [definitions.qualified(name, each) for each in present.deployments]
+        backends = [self._state.backends[tag] for tag in tags if tag in self._state.backends]
+        return all(each.record.was_running for each in backends) and any(
+            isinstance(each, BackendDefinition) and self._state.definition(key) != each
+            for key, each in wanted.items()
+        )
+
+    def is_under_way(self, name: str, wanted: Definitions) -> bool:
+        """Return whether this is what a canary brings; ConflictError while it brings another."""
+        record = self._records.get(name)
+        if record is None or record.state not in UNDER_WAY:
+            return False
+        if _without_traffic(record.wanted) == _without_traffic(wanted):
+            return True
+        raise ConflictError(
+            f"a new version of application {name!r} takes over step by step; wait for it, or end "
+            f"it first: greenroom rollout {record.endpoint!r} --abort, or --promote"
+        )
+
+    def start(
+        self,
+        name: str,
+        wanted: Definitions,
+        settings: Canary,
+        code: Mapping[str, bytes],
+        wall_now: float,
+    ) -> str:
+        """Bring up the new version beside the running one; return the goal, at whose end it is."""
+        state = self._state
+        present, new = state.applications[name], wanted[APPLICATION, name]
+        if not isinstance(new, ApplicationRecord):
+            raise TypeError("a canary is of definitions of an application")
+        record = CanaryRecord(
+            application=name,
+            wanted=dict(wanted),
+            before={key: state.definition(key) for key in wanted},
+            settings=settings.model_dump(),
+            endpoint=definitions.qualified(name, present.ingress),
+            to=definitions.qualified(candidate_of(name), new.ingress),
+        )
+        bring_about(state, self._rollouts, _candidate(name, wanted), code)
+        rules = settings.model_dump(exclude={"compare"})
+        rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
+        self._rollouts.start(rollout, wall_now)
+        if settings.compare is not None:
+            shadow = ShadowTraffic(
+                endpoint=record.endpoint,
+                backend=record.to,
+                proportion=settings.steps[0],
+                compare=settings.compare,
+            )
+            endpoint = state.endpoint(record.endpoint)
+            state.put_endpoint(with_shadow(endpoint, shadow, [record.to]))
+        self._put(record)
+        return state.new_goal((APPLICATION, name), "deploy application, step by step")
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of an application's last canary; it must have ended."""
+        if self._records.pop(name, None) is not None:
+            self._state.changes.delete(CANARY, name)
+            self._state.code_use.hold((CANARY, name), ())
+
+    def check_no_candidate(self, name: str) -> None:
+        """Raise ConflictError if the application is the new version of another."""
+        record = self._records.get(served_as(name))
+        if name != served_as(name) and record is not None and record.state in UNDER_WAY:
+            raise ConflictError(
+                f"application {name!r} is the new version of {served_as(name)!r}; end that with: "
+                f"greenroom rollout {record.endpoint!r} --abort"
+            )
+
+    # --- Decisions ------------------------------------------------------------------------------
+
+    def advance(self, wall_now: float) -> None:
+        """Take the next step of every canary that has one to take."""
+        for record in [each for each in self._records.values() if each.state in UNDER_WAY]:
+            if self._state.definition((APPLICATION, record.application)) is None:
+                self.forget(record.application)  # it was deleted, and the candidate with it
+            elif record.state == ROLLING_OUT:
+                self._follow_rollout(record)
+            else:
+                self._take_over(record, wall_now)
+
+    def _follow_rollout(self, record: CanaryRecord) -> None:
+        state, reason = self._rollouts.outcome(record.endpoint)
+        if state == ROLLED_OUT:
+            try:
+                self._define_new(record)
+            except GreenroomError as error:  # its route was taken meanwhile
+                self._end(record, WENT_BACK, str(error))
+        elif state:
+            self._end(record, WENT_BACK, reason)
+
+    def _define_new(self, record: CanaryRecord) -> None:
+        """Begin the update of the application, while the candidate serves."""
+        definitions.check_routes(self._state, record.wanted)
+        found = self._compared(record)
+        wanted, name = dict(record.wanted), self._ingress(record)
+        wanted[ENDPOINT, name] = replace(wanted[ENDPOINT, name], traffic={record.to: 1.0})
+        bring_about(self._state, self._rollouts, wanted)
+        self._put(replace(record, state=TAKING_OVER, reason=found))
+
+    def _ingress(self, record: CanaryRecord) -> str:
+        """Return the endpoint of the new version's ingress."""
+        return definitions.qualified(record.application, record.to.partition("#")[2])
+
+    def _take_over(self, record: CanaryRecord, wall_now: float) -> None:
+        progress = definitions.application_progress(self._state, record.application)
+        if progress.error:
+            self._end(record, WENT_BACK, progress.error)
+        elif progress.done:
+            self._end(record, PROMOTED, record.reason)
+            what = f"application {record.application!r}: its new version took over"
+            self._state.enter(BY_ITSELF, what, record.before, wall_now)
+
+    def _end(self, record: CanaryRecord, state: str, reason: str) -> None:
+        """Give the traffic back to the application, and delete the candidate."""
+        if state == WENT_BACK and (compared := self._compared(record)):
+            reason = f"{reason}; {compared}"
+        self._put(replace(record, state=state, reason=reason))
+        for name in {record.endpoint, self._ingress(record)} & self._state.endpoints.keys():
+            self._without_candidate(record.to, name, self._state.endpoints[name])
+        candidate = definitions.without_application(self._state, candidate_of(record.application))
+        bring_about(self._state, self._rollouts, candidate)
+
+    def _without_candidate(self, to: str, name: str, endpoint: EndpointRecord) -> None:
+        if to in {*endpoint.traffic, *endpoint.shadows}:
+            gone = replace(
+                endpoint,
+                traffic={name: 1.0} if to in endpoint.traffic else endpoint.traffic,
+                shadows={tag: each for tag, each in endpoint.shadows.items() if tag != to},
+                compares={tag: each for tag, each in endpoint.compares.items() if tag != to},
+            )
+            self._state.put_endpoint(gone)
+
+    def _compared(self, record: CanaryRecord) -> str:
+        endpoint = self._state.endpoints.get(record.endpoint)
+        if endpoint is None or record.to not in endpoint.compares:
+            return record.reason
+        found = self._differences.of((record.endpoint, record.to, endpoint.compares[record.to].id))
+        return f"{found['different']} of {found['compared']} compared answers were different"
+
+    def _put(self, record: CanaryRecord) -> None:
+        self._records[record.application] = record
+        self._state.changes.put(CANARY, record.application, record)
+        self._state.touched_applications.add(record.application)
+        self._hold_code(record)
+
+    def _hold_code(self, record: CanaryRecord) -> None:
+        """Keep the code of both versions until one of them is what there is."""
+        held = [*record.wanted.values(), *record.before.values()] * (record.state in UNDER_WAY)
+        digests = [digests_of(each) for each in held if isinstance(each, BackendDefinition)]
+        self._state.code_use.hold((CANARY, record.application), set[str]().union(*digests))
+
+    # --- What is told of them -------------------------------------------------------------------
+
+    def progress(self, name: str) -> Progress | None:
+        """Tell how far an application's canary is; None where the application itself tells."""
+        record = self._records.get(name)
+        if record is None or record.state == PROMOTED:
+            return None
+        if record.state in UNDER_WAY:
+            return Progress()
+        return Progress(error=f"the new version of application {name!r} went back: {record.reason}")
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """Return where an application's last canary stands, as plain values; None without one."""
+        record = self._records.get(name)
+        if record is None:
+            return None
+        why = record.reason
+        if record.state == ROLLING_OUT:
+            why = self._rollouts.told(record.endpoint)
+        return {"state": record.state, "why": why, "endpoint": record.endpoint, "to": record.to}
+
+
+def _candidate(name: str, wanted: Definitions) -> Definitions:
+    """Return the definitions of the candidate: those of the new version under other names."""
+    candidate = candidate_of(name)
+    made: dict[tuple[str, str], Definition | None] = {}
+    for (kind, each), definition in wanted.items():
+        own = candidate + each.removeprefix(name)
+        if isinstance(definition, ApplicationRecord):
+            made[kind, own] = replace(definition, name=candidate, route_prefix=None)
+        elif isinstance(definition, BackendDefinition):
+            made[kind, own] = replace(definition, application=candidate)
+        elif isinstance(definition, EndpointRecord):
+            made[kind, own] = EndpointRecord(
+                name=own,
+                traffic={own: 1.0},
+                application=candidate,
+                deployment=definition.deployment,
+            )
+    return made
+
+
+def _without_traffic(wanted: Definitions) -> Definitions:
+    return {key: each for key, each in wanted.items() if key[0] in {APPLICATION, BACKEND}}

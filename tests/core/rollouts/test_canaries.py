@@ -1,0 +1,221 @@
+"""New versions of whole applications: beside the running one, over to it, and back."""
+
+from typing import Any
+
+import pytest
+
+from greenroom.core import operations as ops
+from greenroom.core.cluster import status
+from greenroom.core.errors import ConflictError
+from greenroom.core.rollouts.judging import Tally
+from tests.core import requests as ask
+from tests.core.worlds import BROKEN, Spec, World
+
+INGRESS, NEW = "app#d", "app~new#d"
+CANARY = {"steps": (0.5, 1.0), "hold_s": 5.0, "min_samples": 10, "compare": "json"}
+
+
+def deploy(code: bytes = b"one", inner: bytes = b"inner", canary: Any = None) -> ask.Request:
+    """Deploy application "app": the ingress "d", and "inner" that it calls."""
+    specs = (Spec("inner", inner, {}), Spec("d", code, {}))
+    asked = {
+        "name": "app",
+        "ingress": "d",
+        "route_prefix": "/",
+        "deployments": tuple(spec.fields for spec in specs),
+    }
+    return ask.do(ops.DeployApplications, applications=(asked,), canary=canary)
+
+
+@pytest.fixture(name="world")
+def make_world() -> World:
+    world = World()
+    world.change(deploy(), "deploy one")
+    world.settle()
+    return world
+
+
+def begin(world: World, **changed: Any) -> str:
+    """Begin a canary of other code of the ingress; return its goal."""
+    given = {"code": b"two", "canary": CANARY, **changed}
+    answer = world.change(deploy(**given), "deploy two")
+    assert answer["changed"] == ["app"]
+    goal: str = answer["goals"]["app"]
+    return goal
+
+
+def tally(queries: int, bad: int = 0) -> Any:
+    counted = Tally()
+    for number in range(queries):
+        counted.count(500 if number < bad else 200, 0.05)
+    return counted.plain()
+
+
+def count(world: World, bad: int = 0) -> None:
+    """Let a proxy report 200 queries of either side in the present step."""
+    token = world.table(f"rollout/{INGRESS}")
+    counted = {NEW: tally(200, bad), INGRESS: tally(200)}
+    world.request(lambda cluster: cluster.rollouts.reported(INGRESS, token, "p", counted))
+    world.flush()
+
+
+def traffic(world: World) -> dict[str, float]:
+    return dict(world.cluster.endpoints[INGRESS].traffic)
+
+
+def codes(world: World) -> set[tuple[str, bytes]]:
+    tags = sorted(world.cluster.backends)
+    return {(tag, process.code) for tag in tags for process in world.running(tag)}
+
+
+def error(world: World, goal: str) -> str:
+    return world.cluster.state.goal(goal).error
+
+
+def wait(world: World, seconds: float = 1.0) -> None:
+    world.go_on(20, seconds)
+
+
+OLD = {("app#d", b"one"), ("app#inner", b"inner")}
+BESIDE = {("app~new#d", b"two"), ("app~new#inner", b"inner")}
+
+
+def roll_out(world: World) -> None:
+    wait(world)
+    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
+    count(world)
+    wait(world)
+
+
+def test_the_new_version_comes_up_beside_the_old_with_all_its_deployments(world: World) -> None:
+    goal = begin(world)
+    wait(world)
+    assert codes(world) == OLD | BESIDE
+    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
+    endpoint = world.table(f"endpoint/{INGRESS}")
+    assert endpoint.shadows == {NEW: 0.5}
+    assert world.table("endpoint/app~new#d").route is None
+    assert world.goal_state(goal) == "pending"
+    shown = status.applications(world.cluster)["app"]
+    assert shown["canary"]["state"] == "rolling out"
+    assert "step 1 of 2, 50 %" in shown["message"]
+
+
+def test_it_takes_over_and_leaves_nothing_but_one_entry_to_undo(world: World) -> None:
+    goal = begin(world)
+    roll_out(world)
+    wait(world)
+    assert world.goal_state(goal) == "succeeded"
+    assert codes(world) == {("app#d", b"two"), ("app#inner", b"inner")}
+    assert traffic(world) == {INGRESS: 1.0}
+    assert world.table(f"endpoint/{INGRESS}").shadows == {}
+    assert set(world.cluster.applications) == {"app"}
+    shown = status.applications(world.cluster)["app"]["canary"]
+    assert shown["why"] == "0 of 0 compared answers were different"
+    assert list(world.cluster.history)[-1].what == "application 'app': its new version took over"
+    world.change(ask.undo())
+    wait(world)
+    assert codes(world) == OLD
+
+
+def test_clients_have_the_new_version_while_it_takes_over(world: World) -> None:
+    begin(world)
+    wait(world)
+    count(world)
+    world.now += 30
+    world.turn()
+    assert traffic(world) == {NEW: 1.0}
+    assert status.applications(world.cluster)["app"]["canary"]["state"] == "taking over"
+    wait(world)
+    assert traffic(world) == {INGRESS: 1.0}
+
+
+def test_it_goes_back_by_itself(world: World) -> None:
+    goal = begin(world)
+    wait(world)
+    count(world, bad=100)
+    wait(world)
+    assert codes(world) == OLD
+    assert traffic(world) == {INGRESS: 1.0}
+    assert world.goal_state(goal) == "failed"
+    assert "new version of application 'app' went back: error_rate" in error(world, goal)
+    assert set(world.cluster.applications) == {"app"}
+
+
+def test_one_whose_inner_deployment_cannot_start_gets_no_query(world: World) -> None:
+    goal = begin(world, inner=BROKEN)
+    for _ in range(40):
+        world.go_on(5, seconds=5)
+        assert traffic(world).get(NEW, 0) == 0
+    assert codes(world) == OLD
+    assert "backend 'app~new#inner' could not be started" in error(world, goal)
+
+
+@pytest.mark.parametrize("point", ["before save", "after save", "amid effects"])
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_controller_that_dies_at_any_step_goes_on(world: World, point: str, is_bad: bool) -> None:
+    world.crash_at = point
+    goal = begin(world)
+    for _ in range(4):
+        world.crash_at = point
+        wait(world)
+    if traffic(world).get(NEW) == 0.5:
+        count(world, bad=100 * is_bad)
+    for _ in range(4):
+        world.now += 6
+        world.crash_at = point
+        wait(world)
+    assert codes(world) == (OLD if is_bad else {("app#d", b"two"), ("app#inner", b"inner")})
+    assert world.goal_state(goal) == ("failed" if is_bad else "succeeded")
+    assert set(world.cluster.applications) == {"app"}
+
+
+def test_the_same_deploy_again_waits_for_it_and_another_is_refused(world: World) -> None:
+    goal = begin(world)
+    assert world.change(deploy(b"two", canary=CANARY))["goals"] == {"app": goal}
+    assert world.change(deploy(b"two"))["changed"] == []
+    with pytest.raises(ConflictError, match=r"takes over step by step; wait for it, or end it"):
+        world.change(deploy(b"three"))
+    wait(world)
+    assert codes(world) == OLD | BESIDE
+
+
+def test_it_can_be_aborted_and_promoted_by_hand(world: World) -> None:
+    goal = begin(world)
+    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
+    wait(world)
+    assert (codes(world), world.goal_state(goal)) == (OLD, "failed")
+    goal = begin(world)
+    wait(world)
+    world.change(ask.do(ops.PromoteRollout, endpoint=INGRESS))
+    wait(world)
+    assert world.goal_state(goal) == "succeeded"
+    assert codes(world) == {("app#d", b"two"), ("app#inner", b"inner")}
+
+
+def test_its_start_can_be_undone(world: World) -> None:
+    goal = begin(world)
+    world.change(ask.undo())
+    wait(world)
+    assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
+    assert world.goal_state(goal) == "failed"
+
+
+def test_an_application_that_is_deleted_takes_its_new_version_along(world: World) -> None:
+    begin(world)
+    wait(world)
+    with pytest.raises(ConflictError, match="is the new version of 'app'; end that with"):
+        world.change(ask.undeploy("app~new"))
+    world.change(ask.undeploy("app"))
+    wait(world)
+    assert codes(world) == set()
+    assert world.cluster.state.is_empty
+
+
+def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
+    world.change(deploy(canary=CANARY))
+    assert set(world.cluster.applications) == {"app"}
+    fresh = World()
+    fresh.change(deploy(canary=CANARY))
+    wait(fresh)
+    assert codes(fresh) == OLD
