@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from greenroom.core import operations as ops
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.rollouts.settings import Canary
 from greenroom.serve.admin import applications
 from greenroom.serve.build import BuiltApplication
 from greenroom.serve.code.importing import forget_modules, load_application, read_arguments
@@ -142,10 +143,12 @@ def apply(
     *,
     keep_others: bool = False,
     if_version: int | None = None,
+    canary: Canary | None = None,
 ) -> dict[str, Any]:
     """Make the applications be these, in one change; answers as ``DeployApplications`` does.
 
-    Returns at once, with the goals to wait for. ConflictError where ``if_version`` is not the
+    Returns at once, with the goals to wait for. With ``canary`` new versions of applications that
+    run take over step by step. ConflictError where ``if_version`` is not the
     version that :func:`plan` or the status has told.
     """
     applications.check_there(connection, built.needs)
@@ -153,6 +156,7 @@ def apply(
         applications=built.applications,
         keep_others=keep_others,
         if_version=if_version,
+        canary=canary,
         folders=applications.missing_of(connection, built.folders),
     )
     answer: dict[str, Any] = connection.request(operation)

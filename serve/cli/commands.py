@@ -158,17 +158,23 @@ def rollout_from(
     endpoint: str, to: str, steps: str, abort_if: Sequence[str], **numbers: Any
 ) -> StartRollout:
     """Read a rollout from flags; InvalidRequestError naming what is wrong."""
-    try:
-        shares = [float(step) for step in steps.split(",")]
-    except ValueError:
-        raise InvalidRequestError(
-            f"--steps {steps!r}: expected shares with commas between, such as 0.01,0.1,1"
-        ) from None
-    rules = dict(map(_rule, abort_if)) or None
+    shares = read_shares("--steps", steps)
+    rules = dict(map(read_rule, abort_if)) or None
     return StartRollout.of(endpoint=endpoint, to=to, steps=shares, abort_if=rules, **numbers)
 
 
-def _rule(text: str) -> tuple[str, float]:
+def read_shares(flag: str, steps: str) -> list[float]:
+    """Read numbers with commas between."""
+    try:
+        return [float(step) for step in steps.split(",")]
+    except ValueError:
+        raise InvalidRequestError(
+            f"{flag} {steps!r}: expected shares with commas between, such as 0.01,0.1,1"
+        ) from None
+
+
+def read_rule(text: str) -> tuple[str, float]:
+    """Read the flag ``--abort-if``."""
     name, _, limit = text.partition("=")
     try:
         return name, float(limit)

@@ -14,11 +14,19 @@ import click
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, differences
-from greenroom.core.config import HTTPOptions
+from greenroom.core.config import HTTPOptions, validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
 from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative
-from greenroom.serve.cli.commands import connected, constructor_errors, lines_of, print_lines
+from greenroom.serve.cli.commands import (
+    connected,
+    constructor_errors,
+    lines_of,
+    print_lines,
+    read_rule,
+    read_shares,
+)
 from greenroom.serve.cli.display import Progress, front_url
 from greenroom.serve.cli.starting import usage
 from greenroom.serve.code.importing import ImportFailedError, load_application, read_arguments
@@ -84,6 +92,19 @@ class DeployFlags:
     keep_others: bool = False
     if_version: int | None = None
     timeout_s: float | None = None
+    canary: Canary | None = None
+
+
+def read_canary(
+    shares: str, compare: str | None, abort_if: Sequence[str], **numbers: Any
+) -> Canary:
+    """Read the flags of a canary: the first share, or all of them with commas between."""
+    steps = read_shares("--canary", shares)
+    if len(steps) == 1:
+        steps += [step for step in DEFAULT_STEPS if step > steps[0]]
+    rules = {"abort_if": dict(map(read_rule, abort_if))} if abort_if else {}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    return validated(Canary, {"steps": steps, "compare": compare, **rules, **given})
 
 
 def deploy(settings: HostSettings, source: Source, flags: DeployFlags) -> bool:
@@ -141,9 +162,14 @@ def _deploy(
             click.echo(f"deploying {what}{told} (version {planned['version']})")
             return bool(planned["changes"])
         answer = declarative.apply(
-            connection, built, keep_others=keep_others, if_version=flags.if_version
+            connection,
+            built,
+            keep_others=keep_others,
+            if_version=flags.if_version,
+            canary=flags.canary,
         )
-        _wait_for_all(connection, built, answer["goals"], flags.timeout_s)
+        is_canary = flags.canary is not None
+        _wait_for_all(connection, built, answer["goals"], flags.timeout_s, is_canary=is_canary)
         if not answer["changed"]:
             click.echo(f"no change (version {answer['version']})")
     return False
@@ -154,6 +180,8 @@ def _wait_for_all(
     built: declarative.Built,
     goals: Mapping[str, str | None],
     timeout_s: float | None,
+    *,
+    is_canary: bool = False,
 ) -> None:
     """Wait for every application; the errors of all that fail are told."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -171,9 +199,17 @@ def _wait_for_all(
         except (GreenroomError, TimeoutError) as error:
             failed.append(str(error))
         else:
-            click.echo(f"{did} {name!r}" + (_where(url, routes[name]) if name in routes else ""))
+            where = _where(url, routes[name]) if name in routes else ""
+            found = _of_canary(connection, name) if is_canary else ""
+            click.echo(f"{did} {name!r}{where}{found}")
     if failed:
         raise GreenroomError("\n".join(failed))
+
+
+def _of_canary(connection: Connection, name: str) -> str:
+    report = applications.read_report(connection, STATUS_TIMEOUT_S)
+    canary = (report["applications"].get(name) or {}).get("canary") or {}
+    return f"; {canary['why']}" if canary.get("why") else ""
 
 
 def _teller(progress: Progress, text: str) -> Any:

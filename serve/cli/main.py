@@ -173,6 +173,17 @@ def run(
 @click.option("--keep-others", is_flag=True, help="Keep applications that FILE does not name.")
 @click.option("--if-version", type=int, help="Fail unless the state has this version.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds to wait [none].")
+@click.option(
+    "--canary",
+    metavar="SHARES",
+    help="New versions take over step by step, from this share; or all shares: 0.05,0.5,1.",
+)
+@click.option("--compare", help="Also mirror queries, and compare answers: status or json.")
+@click.option("--hold-s", type=float, help="Seconds that a step stands at least [300].")
+@click.option(
+    "--abort-if", multiple=True, metavar="RULE=NUMBER", help="When to go back, as of rollout."
+)
+@click.option("--min-samples", type=int, help="Queries that a step needs [100].")
 @click.pass_context
 def deploy(
     ctx: click.Context,
@@ -181,7 +192,9 @@ def deploy(
     keep_others: bool,
     if_version: int | None,
     timeout: float | None,
+    canary: str | None,
     settings: HostSettings,
+    **rules: Any,
 ) -> None:
     """Deploy an application, or all that a FILE names, on a system that runs.
 
@@ -190,10 +203,18 @@ def deploy(
     from pathlib import Path
 
     from greenroom.serve.cli import deploying
+    from greenroom.serve.cli.starting import usage
 
-    flags = deploying.DeployFlags(
-        plan=plan, keep_others=keep_others, if_version=if_version, timeout_s=timeout
-    )
+    if canary is None and any(rules.values()):
+        raise click.UsageError("--compare, --hold-s, --abort-if, --min-samples are for --canary")
+    with usage():
+        flags = deploying.DeployFlags(
+            plan=plan,
+            keep_others=keep_others,
+            if_version=if_version,
+            timeout_s=timeout,
+            canary=None if canary is None else deploying.read_canary(canary, **rules),
+        )
     if deploying.is_file(named["target"]):
         _refuse_with_file(ctx)
         app_dir = Path(named["app_dir"] or ".")
