@@ -157,3 +157,39 @@ def test_build_writes_a_file_that_deploys_to_the_same(invoke, running, app_dir):
 def test_the_schema_is_json(invoke):
     schema = json.loads(invoke("schema").stdout)
     assert schema["required"] == ["applications"]
+
+
+def test_a_canary_is_asked_for_with_its_steps_and_rules(invoke, running):
+    words = (
+        "--canary",
+        "0.05",
+        "--compare",
+        "json",
+        "--hold-s",
+        "9",
+        "--abort-if",
+        "error_rate=0.1",
+    )
+    assert invoke("deploy", "two.yaml", *words).exit_code == 0
+    canary = running.controller.of("DeployApplications")[0].canary
+    assert (canary.steps, canary.hold_s) == ((0.05, 0.1, 0.5, 1.0), 9.0)
+    assert (canary.abort_if, canary.compare.how) == ({"error_rate": 0.1}, "json")
+    invoke("deploy", "filed:app", "--canary", "0.2,1", "--min-samples", "7")
+    canary = running.controller.of("DeployApplications")[1].canary
+    assert (canary.steps, canary.min_samples, canary.compare) == ((0.2, 1.0), 7, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--canary", "x"], "--canary 'x': expected shares with commas between"),
+        (["--canary", "2"], "steps=[2.0]: must be at most 50 numbers above 0 that grow"),
+        (["--canary", "0.1", "--abort-if", "x=1"], "abort_if={'x': 1.0}"),
+        (["--canary", "0.1", "--compare", "x"], "compare='x'"),
+        (["--hold-s", "3"], "--compare, --hold-s, --abort-if, --min-samples are for --canary"),
+    ],
+)
+def test_a_bad_canary_is_an_error_of_usage(invoke, running, words, told):
+    result = invoke("deploy", "two.yaml", *words)
+    assert (result.exit_code, told in result.stderr) == (2, True), result.stderr
+    assert running.controller.applications == {}

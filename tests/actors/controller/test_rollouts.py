@@ -9,12 +9,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from greenroom import serve
 from greenroom.core.errors import DeployFailedError, UnknownNameError
+from greenroom.core.operations import DeployApplications
+from greenroom.core.rollouts.settings import Canary
+from greenroom.serve.admin.session import wait_for_goal
+from greenroom.serve.build import build
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -141,6 +146,61 @@ def test_a_rollout_outlives_what_is_killed(own_system: RunningSystem, role: str)
         with pytest.raises(DeployFailedError, match="went back"):
             client.wait_for_goal(goal, 90)
     assert client.list_endpoints()["shop"]["traffic"] == {"shop:v1": 1.0}
+
+
+@serve.deployment
+class Inner:
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    async def name(self) -> str:
+        return self.version
+
+
+@serve.deployment
+class Outer:
+    def __init__(self, inner: Any, version: str, every: int = 0) -> None:
+        self.inner, self.version, self.every, self.calls = inner, version, every, 0
+
+    async def __call__(self) -> str:
+        self.calls += 1
+        if self.every and self.calls % self.every == 0:
+            raise ValueError("injected")
+        return f"{self.version} {await self.inner.name.remote()}"
+
+
+def deploy_composed(
+    system: RunningSystem, version: str, canary: dict[str, Any] | None, every: int = 0
+) -> str:
+    built = build(Outer.bind(Inner.bind(version), version, every), "whole")
+    asked = DeployApplications(
+        applications=(built.served_at("/whole"),),
+        keep_others=True,
+        canary=None if canary is None else Canary(**canary),
+    )
+    goal: str = system.connection.request(asked)["goals"]["whole"]
+    return goal
+
+
+def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_dies(
+    own_system: RunningSystem,
+) -> None:
+    wait = partial(wait_for_goal, own_system.connection, timeout_s=60)
+    canary = {"steps": (0.5, 1.0), "hold_s": 2.0, "min_samples": 20, "compare": "json"}
+    wait(deploy_composed(own_system, "one", None))
+    with Traffic(own_system, "/whole").flowing() as counts:
+        goal = deploy_composed(own_system, "two", canary)
+        wait_until(lambda: counts[200, "two two"], 30, "an answer of the new version")
+        os.kill(own_system.pid_of("controller"), signal.SIGKILL)
+        wait(goal)
+        assert own_system.get("/whole") == (200, b"two two")
+        goal = deploy_composed(own_system, "three", canary, every=2)
+        with pytest.raises(DeployFailedError, match="'whole' went back: error_rate_increase"):
+            wait(goal)
+    assert own_system.get("/whole") == (200, b"two two")
+    assert counts.keys() <= {(200, f"{v} {v}") for v in ("one", "two", "three")} | {(500, "")}
+    gone = lambda: set(own_system.status()["applications"]) == {"whole"}  # noqa: E731
+    wait_until(gone, 20, "the new version's end")
 
 
 def test_bad_values_are_refused_by_name_and_value(client: serve.Client) -> None:
