@@ -187,6 +187,7 @@ def run(
 @click.pass_context
 def deploy(
     ctx: click.Context,
+    /,
     named: dict[str, Any],
     plan: bool,
     keep_others: bool,
