@@ -22,7 +22,8 @@ from greenroom.actors.runtime.asking import REPEAT_S, ControllerRequests, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, way_to
-from greenroom.core.errors import NotRunningError, error_from
+from greenroom.actors.transport.cluster_key import ClusterKeyError
+from greenroom.core.errors import InvalidRequestError, NotRunningError, error_from
 from greenroom.core.operations import ListHosts, Operation
 
 GONE_POLL_S = 0.05
@@ -52,11 +53,17 @@ class Connection:
 
     @classmethod
     def open(cls, settings: HostSettings, *, timeout_s: float = 5.0) -> Connection:
-        """Connect to this host's system; NotRunningError when none answers in time."""
+        """Connect to this host's system; NotRunningError when none answers in time.
+
+        InvalidRequestError when the cluster file cannot be used.
+        """
         if settings.address is None and not is_running(settings):
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
         way = way_to(settings)
-        port = ThreadPort(settings.admin_port, this_process(), way)
+        try:
+            port = ThreadPort(settings.admin_port, this_process(), way)
+        except ClusterKeyError as error:
+            raise InvalidRequestError(str(error)) from None
         connection = cls(port, is_remote=way is not None and bool(way.gates))
         port.open(timeout_s)
         connection.start()

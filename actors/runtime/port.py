@@ -242,7 +242,12 @@ class ThreadPort(Port):
     """
 
     def __init__(self, admin_port: int, process: Process, way: Way | None = None) -> None:
-        super().__init__(admin_port, process, asyncio.new_event_loop(), way)
+        loop = asyncio.new_event_loop()
+        try:
+            super().__init__(admin_port, process, loop, way)
+        except BaseException:
+            loop.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="greenroom-port", daemon=True)
 
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:

@@ -258,6 +258,8 @@ class Transport(Naming):
             keys = keys_of(own, place.environ)
             self.links = Links(self.loop, own, self, keys, place.gate)
         except (OSError, ClusterKeyError):
+            if place.gate is not None:
+                place.gate.close()
             if self._is_own_loop:
                 close_loop(self.loop)
             raise

@@ -92,7 +92,7 @@ def read_key(path: Path) -> bytes:
         text = os.read(fd, MAX_SIZE)
     finally:
         os.close(fd)
-    _certificate(text, path)
+    _contexts(path, [text])
     return text
 
 
@@ -340,7 +340,10 @@ def _contexts(path: Path, texts: Sequence[bytes]) -> Tls:
             for certificate in certificates:
                 context.load_verify_locations(cadata=certificate)
         except (OSError, ValueError) as error:
-            raise ClusterKeyError(f"the cluster file {path} cannot be used: {error}") from None
+            raise ClusterKeyError(
+                f"the cluster file {path} cannot be used, as OpenSSL does not take its key and its "
+                f"certificate ({error}): copy it again from a host of the cluster"
+            ) from None
         contexts.append(context)
     contexts[1].num_tickets = 0  # sessions are not resumed
     return Tls(contexts[0], contexts[1], certificates[0], frozenset(certificates))

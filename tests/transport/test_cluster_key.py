@@ -79,8 +79,12 @@ def test_a_file_without_key_and_certificate_is_refused(path: Path, text: bytes) 
 def test_a_key_that_does_not_fit_its_certificate_is_refused(path: Path) -> None:
     one, other = (make_key().decode().partition("-----BEGIN CERT") for _ in range(2))
     create_key(path, (one[0] + other[1] + other[2]).encode())
-    with pytest.raises(ClusterKeyError, match=r"cannot be used: .*(?i:mismatch)"):
-        KeyFiles(path).tls()
+    with pytest.raises(ClusterKeyError, match=r"cannot be used, .*(?i:mismatch)"):
+        KeyFiles(path)
+    mine = path.with_name("mine")
+    with pytest.raises(ClusterKeyError, match="cannot be used"):
+        ensure_key(mine, path)
+    assert not mine.exists(), "what cannot be used is not copied"
 
 
 def test_a_file_can_be_made_only_with_the_extra(

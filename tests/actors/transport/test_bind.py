@@ -11,6 +11,7 @@ from thespian.actors import ActorAddress, ActorSystem
 from thespian.system.messages.status import Thespian_StatusReq
 
 from greenroom.actors.runtime import settings as binding
+from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.base import install
@@ -168,6 +169,20 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "cluster.key").chmod(0o600)
     with pytest.raises(StartError, match="does not hold a private key and a certificate"):
         binding.prepare(settings(tmp_path, GREENROOM_BIND="127.0.0.9"))
+
+
+@pytest.mark.parametrize(("text", "mode"), [(b"short", 0o600), (None, 0o644), (b"", 0o600)])
+def test_a_client_is_told_that_its_key_cannot_be_used(
+    tmp_path: Path, text: bytes | None, mode: int
+) -> None:
+    key = tmp_path / "given.key"
+    ensure_key(key)
+    if text is not None:
+        key.write_bytes(text)
+    key.chmod(mode)
+    asked = settings(tmp_path, GREENROOM_ADDRESS="127.0.0.9:1900", GREENROOM_KEY_FILE=str(key))
+    with pytest.raises(InvalidRequestError, match=f"the cluster file {key} "):
+        Connection.open(asked)
 
 
 def test_a_key_that_may_not_be_looked_at_is_named(
