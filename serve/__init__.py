@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         start,
         status,
     )
-    from greenroom.serve.asgi import ingress
     from greenroom.serve.config import HTTPOptions
     from greenroom.serve.context import (
         get_batch_request_context,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         get_request_context,
     )
     from greenroom.serve.decorators.batching import batch
+    from greenroom.serve.decorators.ingress import ingress
     from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
 

@@ -17,8 +17,8 @@ from greenroom.actors.runtime.settings import HostSettings, differences
 from greenroom.core.config import HTTPOptions, validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
-from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative
+from greenroom.serve.cli import config_file
 from greenroom.serve.cli.commands import (
     connected,
     constructor_errors,

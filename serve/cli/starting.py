@@ -22,7 +22,7 @@ from greenroom.actors.runtime.liveness import SilenceWatch
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.silence import TICK_S
-from greenroom.serve import events
+from greenroom.serve.cli import events
 from greenroom.serve.cli.display import Progress
 
 

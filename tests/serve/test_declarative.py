@@ -8,7 +8,7 @@ from greenroom.serve.admin.declarative import (
     described,
     read_targets,
 )
-from greenroom.serve.config_file import ConfigFile, written
+from greenroom.serve.cli.config_file import ConfigFile, written
 from greenroom.serve.schema import InvalidDocumentError, read_document
 
 SOURCE = """
