@@ -282,7 +282,7 @@ def wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     if asyncio._get_running_loop() is loop:  # in a replica answers arrive on user code's loop
         now()
         return
-    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile; nothing waits
         loop.call_soon_threadsafe(now)
 
 
@@ -364,7 +364,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
         self.close()
 
     def cancel(self) -> None:
-        """End the generator; who waits for its next value gets RequestCancelledError."""
+        """End the generator; a wait for its next value gets RequestCancelledError."""
         self._cancelled = True
         self._pending.cancel()
 
@@ -373,7 +373,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
         return self._cancelled
 
     def __del__(self) -> None:
-        self.close()  # else it would wait for somebody to go on, and keep its slot
+        self.close()  # else it would wait for its reader, and keep its slot
 
     def __await__(self) -> Any:
         raise TypeError(f"the response of {self._what} is a stream; use async for")

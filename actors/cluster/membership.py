@@ -239,7 +239,7 @@ def obstacle(
         first = settings.leader_addresses[0]
         begin = "" if first == settings.own_address else f"start {first} first, or "
         trouble += (
-            f"; and nobody has led from the state dir {settings.state_dir} yet, where only the "
+            f"; and no host has led from the state dir {settings.state_dir} yet, where only the "
             f"first of --leaders may begin: {begin}name the folder that all leaders share with "
             "--state-dir"
         )

@@ -67,7 +67,7 @@ _OF_MORE = frozenset(
         ops.RebalanceHosts,
     )
 )
-_ROUTINE = (fx.Check, AskPolicy)  # effects that nobody outside needs to hear of
+_ROUTINE = (fx.Check, AskPolicy)  # effects that are of no interest outside
 KINDS = ("backend", "endpoint", "application", *SOFT)
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
 SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
@@ -446,7 +446,7 @@ class ActiveController:
                 self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
         except (StoreError, OSError) as error:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
-            # so nobody has seen the change.
+            # so the change has not been seen.
             raise _NotSavedError(changes, error) from error
         _crash_for_a_test("AFTER")
         log_changes(changes)
@@ -495,7 +495,7 @@ def log_changes(changes: Changes) -> None:
     """Log the request, its user, and how it ended."""
     for (kind, name), record in changes.puts.items():
         if kind == "history":
-            who = f"{record.user or 'somebody'} at {record.address}"
+            who = f"{record.user or 'a user'} at {record.address}"
             logger.info("change %d by %s: %s", record.id, who, record.what)
         elif kind == "goal" and record.state != "pending":
             told = f"goal {name} ({record.what} {record.subject[1]!r}) {record.state}"

@@ -322,7 +322,7 @@ class Queries:
         """Tell the caller of a stream that the router ended it: it may have lost the caller."""
         if run is None or run.sender is None or run.status or run.assignment.caller is None:
             return
-        text = "the answer was ended midway by the router, which may have lost who asked"
+        text = "the answer was ended midway by the router, which may have lost its caller"
         answer = FailedAnswer(run.assignment.query.id, "RequestCancelledError", text)
         message = AnswerQueries(incarnation=run.assignment.caller_incarnation, answers=(answer,))
         self._loop.send(pickle.loads(run.assignment.caller), message)
@@ -371,7 +371,7 @@ class Queries:
         )
 
     def answered(self, run: Run, answer: Answer) -> None:
-        """Send an answer, if anybody wants it."""
+        """Send an answer, if its caller still waits."""
         if run.assignment.caller is not None and not run.is_delivered:
             if run.sender is not None:
                 run.sender.flush()

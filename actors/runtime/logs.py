@@ -45,7 +45,7 @@ def one_record(text: str) -> str:
     """Return ``text`` so that only its first line can be taken for a record's; others are indented.
 
     What a request says may be in any message or exception: it must not forge lines, nor steer the
-    terminal of who reads them.
+    reader's terminal.
     """
     return without_controls(text).replace("\n", "\n  ")
 

@@ -591,7 +591,7 @@ def way_to(settings: HostSettings) -> Way | None:
         return Way((), environ)
     if "GREENROOM_KEY_FILE" not in environ:
         raise InvalidRequestError(
-            f"address={settings.address!r}: a system of another host takes only who has the "
+            f"address={settings.address!r}: a system of another host wants the "
             f"cluster file; name a copy with --key-file or GREENROOM_KEY_FILE ({key} is not "
             "there)"
         )

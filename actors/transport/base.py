@@ -375,7 +375,7 @@ class Transport(Naming):
     ) -> bool:
         """Send to another process and return True, if its address is known; on the loop's thread.
 
-        The acknowledgement is not waited for by anybody in particular, so it may come with others.
+        The acknowledgement is not urgent, so it may come with others.
         """
         address = target.addressDetails
         if type(address) is not ProcessAddress or address == self._own:

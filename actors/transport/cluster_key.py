@@ -108,7 +108,7 @@ def _check(path: Path, status: os.stat_result) -> None:
     if mode & 0o077:
         raise ClusterKeyError(
             f"the cluster file {path} has mode {mode:04o}, so that others can use it: "
-            f"`chmod 600 {path}`, or replace the file on all hosts if somebody may have read it"
+            f"`chmod 600 {path}`, or replace the file on all hosts if others may have read it"
         )
 
 

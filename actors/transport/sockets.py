@@ -103,7 +103,7 @@ def own_connection(
 def is_listening(names: Iterable[bytes]) -> bytes | None:
     """Return the first of some admins' names that a process of this user listens at, or beside.
 
-    May block for ``ASK_S``: somebody may be there with too much to accept.
+    May block for ``ASK_S``: a process may be there with too much to accept.
     """
     asked, deadline = list(names), time.monotonic() + ASK_S
     while asked:

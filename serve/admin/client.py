@@ -74,9 +74,9 @@ class Client:
         """Connect to the system at ``HOST:PORT``, or to this host's; NotRunningError if none.
 
         Any host of a cluster will do, and several may be given with commas, of which one must be
-        there. The client learns of all others, and goes on with them when that one is gone. Another
-        host's takes only who has the cluster's key, in ``key_file`` or in the file that
-        GREENROOM_KEY_FILE names.
+        there. The client learns of all others, and goes on with them when that one is gone. A
+        system of another host wants the cluster file: ``key_file``, or what GREENROOM_KEY_FILE
+        names.
         """
         key = None if key_file is None else check_path("key_file", key_file)
         settings = read_settings(address=address, key_file=key)
@@ -204,7 +204,7 @@ class Client:
         """Copy a proportion of an endpoint's queries to a backend, until it is set to 0.
 
         Returns when every proxy knows it. The copies' results are discarded, and copies that the
-        backend cannot follow with are dropped: nobody waits for a shadow, nor fails with it.
+        backend cannot follow with are dropped: no request waits for a shadow, or fails with it.
 
         With ``compare`` the shadow's answers are compared with those that clients get, and
         :meth:`diff` tells what is different: "status", "json", a dict with ``how`` and

@@ -1,6 +1,6 @@
 """What happens on a host, for the standard output of a command that stays: a container's log.
 
-Theory of operation. The processes of a host log what happens to files of their own, whoever looks.
+Theory of operation. The processes of a host log what happens to files of their own.
 A thread of the command follows those of the parts that the system is made of, not what replicas
 print, and writes one line per record: as it is, or as a JSON object.
 """

@@ -27,7 +27,7 @@ def test_who_is_not_first_does_not_begin_alone_with_a_state_dir_nobody_led_from(
     tmp_path: Path,
 ) -> None:
     alone = leader(tmp_path, "two", OWN, free_port())
-    with pytest.raises(StartError, match="nobody has led from the state dir") as refused:
+    with pytest.raises(StartError, match="no host has led from the state dir") as refused:
         alone.start()
     told = str(refused.value)
     first = alone.settings.leader_addresses[0]
