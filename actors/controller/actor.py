@@ -13,6 +13,7 @@ from typing import Any
 from thespian.actors import ActorExitRequest
 
 from greenroom.actors.cluster.leader_lease import NAMESPACE, LeaderLease
+from greenroom.actors.controller import metrics
 from greenroom.actors.controller.active import ActiveController
 from greenroom.actors.controller.read_only import ReadOnlyController
 from greenroom.actors.controller.requests import failure
@@ -22,6 +23,8 @@ from greenroom.actors.messages.queries import Address
 from greenroom.actors.replica.actor import Replica
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.settings import LEADS, MAY_LEAD
+from greenroom.actors.runtime.shared_metrics import SharedMetrics
+from greenroom.core.metrics import Group
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import (
     StoreError,
@@ -49,6 +52,10 @@ class Controller(LoopActor):
 
     def started(self) -> None:
         """Take the store's lock and recover, or wait for a store that can be written."""
+        self._recover()
+        SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
+
+    def _recover(self) -> None:
         lease = LeaderLease(self.settings, self.loop) if self.settings.leaders else None
         try:
             store = self._open_store() if lease is None else lease.open()
@@ -67,6 +74,10 @@ class Controller(LoopActor):
             give_way=self._wait,
         )
         self.epoch = self.active.epoch
+
+    def _metrics(self) -> list[Group]:
+        cluster = None if self.active is None else self.active.cluster
+        return metrics.collect(cluster, self.settings.host_name)
 
     def _open_store(self) -> FileStore:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

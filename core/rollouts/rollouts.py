@@ -392,6 +392,10 @@ class Rollouts:
         share = record.steps[record.step] if record.step >= 0 else 0.0
         return f"step {record.step + 1} of {len(record.steps)}, {share * 100:.4g} %: {run.why}"
 
+    def states(self) -> dict[str, str]:
+        """Return endpoint -> the state of its last rollout."""
+        return {name: record.state for name, record in self._records.items()}
+
     def status(self, now: float) -> dict[str, Any]:
         """Return endpoint -> where its last rollout stands and why, as plain values."""
         return {name: self._status_of(name, now) for name in sorted(self._records)}

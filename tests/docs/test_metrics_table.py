@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from greenroom.actors.controller import metrics as of_cluster
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.host_metrics import HostMetrics
@@ -15,9 +16,10 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.core.metrics import Group
 from greenroom.http_front.access_log import AccessLog
 from greenroom.http_front.exchange import Exchanges
+from tests.core.worlds import World
 
 PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
-ROW = re.compile(r"^\| `(greenroom_\w+)` \| ([\w, ]+) \|", re.MULTILINE)
+ROW = re.compile(r"^\| `(greenroom_\w+)` \| ([\w, ]*?) ?\|", re.MULTILINE)
 
 
 def labels_by_name(groups: list[Group]) -> dict[str, set[str]]:
@@ -43,5 +45,7 @@ def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
     records.add(process, "proxy")
     host = HostMetrics(records, "h").groups(Metrics().families({}, {}))
     worker = Exchanges("", AccessLog(tmp_path / "access.log")).metrics()
-    table = {name: set(labels.split(", ")) for name, labels in ROW.findall(PAGE.read_text())}
-    assert table == labels_by_name([*of_replicas, *host, *worker])
+    of_controller = of_cluster.collect(World().cluster, "h")
+    rows = ROW.findall(PAGE.read_text())
+    table = {name: set(filter(None, labels.split(", "))) for name, labels in rows}
+    assert table == labels_by_name([*of_replicas, *host, *worker, *of_controller])

@@ -372,6 +372,7 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "cluster.membership.LeaderElection": hosts.LeaderElection,
         "proxy.dispatcher.Router": lambda draw, host: CheckedRouter(Router(draw, host), simulation),
         "replica.actor.UserCode": partial(ScriptedCode, simulation),
+        "controller.actor.SharedMetrics": without_effect("keep_showing"),
         "replica.actor.SharedMetrics": without_effect("keep_showing"),
         "replica.actor.redirect_output": nothing,
         "replica.comparisons.ThreadPoolExecutor": lambda *_: Thread(world),
