@@ -501,14 +501,17 @@ def prepare(settings: HostSettings) -> None:
     A bound host needs the cluster file: it is made, or copied from ``key_file``. Child processes
     get its path by environment.
     """
-    if settings.join and settings.key_file is None and not settings.cluster_key.exists():
+    given = settings.key_file
+    if given == settings.cluster_key:  # by the variable below, where this process starts over
+        given = None
+    if settings.join and given is None and not settings.cluster_key.exists():
         raise StartError(
             f"cannot join {settings.join} without the cluster file: copy cluster.key from the "
             "state dir of a host that runs, and name the copy with --key-file"
         )
     try:
-        if is_bound(settings) or settings.key_file is not None:
-            ensure_key(settings.cluster_key, settings.key_file)
+        if is_bound(settings) or given is not None:
+            ensure_key(settings.cluster_key, given)
     except ClusterKeyError as error:
         raise StartError(str(error)) from None
     os.environ["GREENROOM_KEY_FILE"] = str(settings.cluster_key)

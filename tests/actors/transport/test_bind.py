@@ -147,6 +147,12 @@ def test_somebody_elses_address_cannot_be_bound(tmp_path: Path) -> None:
         binding.prepare(settings(tmp_path, GREENROOM_BIND="192.0.2.1"))
 
 
+def test_a_host_that_is_not_bound_starts_over_without_a_cluster_file(tmp_path: Path) -> None:
+    own = str(tmp_path / "cluster.key")  # which the first start has put into the environment
+    binding.prepare(settings(tmp_path, GREENROOM_KEY_FILE=own))
+    assert not (tmp_path / "cluster.key").exists()
+
+
 def test_a_bound_host_leads_unless_it_joins(tmp_path: Path) -> None:
     name = "Convention Address.IPv4"
     assert binding.convention_of(settings(tmp_path)) == {}
