@@ -123,7 +123,7 @@ class Installation:
         try:
             make(self._folder, self._installer, self._lines, lock)
             result = self._folder
-        except (OSError, DeployFailedError) as error:
+        except Exception as error:  # whatever it is, the replica must not wait for ever
             result = DeployFailedError(str(error))
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -193,6 +193,7 @@ def _run(command: list[str], what: str, lock: int) -> None:
 def _errors_in(output: str) -> str:
     """Return the last lines of an installer's output that tell of errors, as one line."""
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Using Python")]  # uv's first
     # In pip's words, the lines that tell of errors; uv says nothing else at its end.
     errors = [
         line
@@ -218,7 +219,7 @@ def activate(folder: Path) -> None:
 
 
 def _packages_of(folder: Path) -> str:
-    return sysconfig.get_path("purelib", "venv", vars={"base": str(folder)})
+    return sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(folder)})
 
 
 def _is_of_packages(path: str) -> bool:
@@ -227,13 +228,9 @@ def _is_of_packages(path: str) -> bool:
 
 def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:
     """Remove environments that no replica uses, but for those that were used last."""
-    found = [p for p in environments.glob("*") if p.is_dir() and not p.name.startswith(_PIP)]
-    unused = sorted(
-        (path for path in found if path.name not in in_use()),
-        key=lambda path: ((path / COMPLETE).exists(), path.stat().st_mtime),
-        reverse=True,
-    )
-    for path in unused[KEPT_UNUSED:]:
+    found = {environments / path.name.partition(".")[0] for path in environments.glob("*")}
+    unused = [p for p in found if not p.name.startswith(_PIP) and p.name not in in_use()]
+    for path in sorted(unused, key=_used_at, reverse=True)[KEPT_UNUSED:]:
         lock = _try_lock(path)
         if lock is None:
             continue
@@ -245,6 +242,14 @@ def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:
                     left.unlink(missing_ok=True)
         finally:
             os.close(lock)
+
+
+def _used_at(folder: Path) -> float:
+    """Return when an environment was last used, 0 for one that is not whole."""
+    with contextlib.suppress(FileNotFoundError):
+        if (folder / COMPLETE).exists():
+            return folder.stat().st_mtime
+    return 0.0
 
 
 def _failure_file(folder: Path) -> Path:

@@ -222,7 +222,10 @@ def test_unused_environments_go_but_for_the_last(tmp_path: Path) -> None:
             (tmp_path / f"e{number}" / COMPLETE).touch()
         os.utime(tmp_path / f"e{number}", (number, time.time() - 100 + number))
     (tmp_path / "e1.lock").touch()
+    (tmp_path / "failed.failure").touch()
+    (tmp_path / "failed.lock").touch()
     environments.prune(tmp_path, lambda: {"e1"})
     left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert left == ["e1", "e3", "e4", "e5"], "one in use, and the three that were used last"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["e1.lock"]
     environments.prune(tmp_path / "nothing", list)
