@@ -7,6 +7,7 @@ router in one message.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +17,6 @@ from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.host.records import WORKER_ROLE, RunRecords
 from greenroom.actors.messages.queries import (
-    AnswerQueries,
-    AttachCallerReply,
     FailedAnswer,
     HttpAnswer,
     Process,
@@ -39,6 +38,7 @@ CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 2.0  # a lost request or answer is asked again; requests are idempotent
+LEAVE_TIMEOUT_S = 0.5
 
 
 Outcome = HttpAnswer | FailedAnswer | Stream
@@ -77,6 +77,11 @@ class Link:
             self._records.remove(self._process)
         if self._connecting is not None:
             self._connecting.cancel()
+        if self._caller is not None and not self._caller.left:
+            left = asyncio.Event()
+            self._caller.leave(left.set)
+            with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
+                await asyncio.wait_for(left.wait(), LEAVE_TIMEOUT_S)
         if self._port is not None:
             self._port.detach()
 
@@ -133,6 +138,8 @@ class Link:
 
     async def metrics(self, *, whole: bool) -> bytes:
         """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
+        if self._caller is not None:
+            self._caller.leases.report()  # so that the router has seen those of this worker
         found = self._finder.found if self._finder is not None else None
         if found is None or self._scrapes is None:
             return b""
@@ -197,8 +204,7 @@ class Link:
         caller.on_ready = self._met
         self._scrapes = Scrapes(port, settings.own_address)
         self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
-        port.on(AnswerQueries, caller.answered)
-        port.on(AttachCallerReply, lambda message, _: caller.attached(message))
+        caller.listen(port.on)
         self._finder.start()
 
     def _met(self) -> None:

@@ -15,8 +15,9 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from greenroom.actors.caller.leases import CallerLeases
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.caller.uploads import Feed, Outlets
 from greenroom.actors.messages.queries import (
@@ -32,10 +33,14 @@ from greenroom.actors.messages.queries import (
     FeedTaken,
     FeedWanted,
     LargeBytes,
+    LeaseGranted,
+    NotRun,
     PartedAnswer,
     Piece,
     Process,
     Query,
+    RevokeLeases,
+    RunEnded,
     StillRuns,
     StreamBegun,
     StreamEnded,
@@ -43,11 +48,16 @@ from greenroom.actors.messages.queries import (
     SubmitQueries,
     part_arrived,
     put_together,
+    status_of,
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer, nothing
-from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.core.errors import (
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    error_status,
+)
 from greenroom.core.routing.retries import RetryBudget
-from greenroom.core.routing.tickets import SOCKET
+from greenroom.core.routing.tickets import CANCELLED_STATUS, SOCKET
 
 logger = logging.getLogger(__name__)
 RESEND_S = 0.1
@@ -105,8 +115,10 @@ class _Entry:
     """A query that is not answered yet."""
 
     __slots__ = (
+        "attempts",
         "feed",
         "incoming",
+        "is_refused",
         "on_answer",
         "on_fed",
         "parts",
@@ -128,6 +140,8 @@ class _Entry:
         self.parts: dict[int, list[LargeBytes]] = _NO_PARTS  # of large answers, by their numbers
         self.sent = False
         self.resent = False  # it was sent before, and may have run
+        self.attempts = 0  # replicas that have died with it under leases
+        self.is_refused = False  # by a replica that had no room, under a lease
         self.incoming: _Incoming | None = None  # once its answer has begun to come in parts
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the only replica that can still answer it
@@ -196,6 +210,14 @@ class Caller:
         self._proxy: Process | None = None
         self._proxy_address: Address | None = None
         self._outlets = Outlets(loop, process)
+        self.leases = CallerLeases(loop, process, self._entries, self._lost_with_replica)
+
+    def listen(self, on: Callable[[type, Callable[[Any, Address], None]], None]) -> None:
+        """Take what comes for callers; ``on`` is a Port's."""
+        on(AnswerQueries, self.answered)
+        on(AttachCallerReply, lambda message, _: self.attached(message))
+        on(LeaseGranted, lambda message, _: self.leases.granted(message))
+        on(RevokeLeases, lambda message, _: self.leases.revoked(message))
 
     @property
     def is_idle(self) -> bool:
@@ -224,16 +246,31 @@ class Caller:
                 self._time_out(query, "the time was up before it was sent")
                 return
             entry.timer = self.loop.call_later(query.timeout_s, lambda: self._expired(query))
+        sent = self.leases.send(query)
+        if sent is None:
+            self._submit(entry)
+        elif sent is not query:
+            self._limit(entry, sent)
+
+    def _submit(self, entry: _Entry) -> None:
+        """Send a query to the proxy."""
         if not self.ready:
             self._wait(entry)
         self._put(entry)
 
-    def cancel(self, query_id: int) -> None:
+    def _limit(self, entry: _Entry, sent: Query) -> None:
+        """Let a query take no longer than its backend lets it."""
+        if entry.timer is not None:
+            entry.timer.cancel()
+        entry.query = sent
+        entry.timer = self.loop.call_later(sent.timeout_s or 0.0, lambda: self._expired(sent))
+
+    def cancel(self, query_id: int, status: int = CANCELLED_STATUS) -> None:
         """Forget a query and have it dropped wherever it is; harmless when it is answered."""
         entry = self._forget(query_id)
         if entry is None:
             return
-        if self._outbox is not None:
+        if not self.leases.cancel(query_id, status) and self._outbox is not None:
             self._outbox.put(_Cancel(query_id))
         entry.stop()
 
@@ -241,7 +278,7 @@ class Caller:
         """Answer a query with this failure, and cancel it wherever it is."""
         entry = self._entries.get(query_id)
         if entry is not None:
-            self.cancel(query_id)
+            self.cancel(query_id, error_status(answer.kind))
             self._finish(entry, answer)
 
     def let_go(self, query_id: int) -> None:
@@ -253,6 +290,7 @@ class Caller:
         self.left = True
         for entry in list(self._entries.values()):
             self._fail(entry, CLOSED)
+        self.leases.report()
         if self._proxy is None:
             on_left()
         else:
@@ -267,12 +305,13 @@ class Caller:
             return
         self.lost_proxy()
         self._proxy, self._proxy_address = process, address
+        self.leases.follow(address, process)
         self._outbox = Outbox(
             self.loop, address, self._pack, on_failed=self._undelivered, weigh=_weigh
         )
         self.loop.send(address, AttachCaller(process=self.process))
         for entry in list(self._entries.values()):
-            if entry.process is None:
+            if entry.process is None and entry.query.id not in self.leases:
                 self._put(entry)
 
     def attached(self, message: AttachCallerReply) -> None:
@@ -296,7 +335,10 @@ class Caller:
         """
         self._proxy = self._outbox = None
         self.ready = False
+        self.leases.orphaned()
         for entry in list(self._entries.values()):
+            if entry.query.id in self.leases:
+                continue
             if entry.process is not None:
                 self._watch(entry, entry.process)
             elif entry.sent:
@@ -314,6 +356,18 @@ class Caller:
             self._fail(entry, f"{text}, and retries, limited to as many as queries, are used up")
         else:
             entry.resent = True
+
+    def _lost_with_replica(self, query_id: int, was_sent: bool) -> None:
+        """Ask the proxy about a query whose replica died with it, under a lease."""
+        entry = self._entries.get(query_id)
+        if entry is None:
+            return
+        if entry.process is not None:
+            self._fail(entry, "its replica died with the query under way")
+            return
+        entry.attempts += was_sent
+        entry.parts = _NO_PARTS
+        self._submit(entry)
 
     def _wait(self, entry: _Entry) -> None:
         """Let a query wait for a proxy with tables, for a limited time."""
@@ -340,7 +394,7 @@ class Caller:
             self._outbox.put(entry)
 
     def _pack(self, items: list[_Entry | _Cancel]) -> SubmitQueries:
-        queries, cancelled, resent = [], [], []
+        queries, cancelled, resent, lost, refused = [], [], [], [], []
         for item in items:
             if isinstance(item, _Cancel):
                 cancelled.append(item.query_id)
@@ -349,11 +403,17 @@ class Caller:
                 queries.append(item.query)
                 if item.resent:
                     resent.append(item.query.id)
+                if item.attempts:
+                    lost.append((item.query.id, item.attempts))
+                elif item.is_refused and not item.resent:
+                    refused.append(item.query.id)
         return SubmitQueries(
             incarnation=self.process.incarnation,
             queries=tuple(queries),
             cancelled=tuple(cancelled),
             resent=tuple(resent),
+            lost=tuple(lost),
+            refused=tuple(refused),
         )
 
     def _undelivered(self, items: list[_Entry | _Cancel]) -> None:
@@ -384,6 +444,7 @@ class Caller:
                 self.loop.guarded(self._piece_arrived, sent, sender)
                 continue
             answer = self._joined(sent) if isinstance(sent, PartedAnswer) else sent
+            self.leases.ended(answer.query_id, status_of(answer))
             entry = self._forget(answer.query_id)
             if entry is None:
                 continue
@@ -401,7 +462,9 @@ class Caller:
 
     def _piece_arrived(self, item: Piece, sender: Address) -> None:
         entry = self._entries.get(item.query_id)
-        if isinstance(item, FeedWanted):
+        if isinstance(item, NotRun | RunEnded):
+            self._not_answered(entry, item)
+        elif isinstance(item, FeedWanted):
             self._feed_wanted(entry, item, sender)
         elif entry is None:
             if isinstance(item, StreamBegun | StillRuns):
@@ -415,6 +478,16 @@ class Caller:
                 entry.runs_at.append(sender)
         else:
             entry.take(item)
+
+    def _not_answered(self, entry: _Entry | None, item: NotRun | RunEnded) -> None:
+        if isinstance(item, RunEnded):
+            self.leases.ended(item.query_id, 0)
+            return
+        had_it = item.query_id in self.leases
+        self.leases.refused(item.query_id)
+        if had_it and entry is not None:
+            entry.is_refused = True
+            self._submit(entry)
 
     def _begun(self, entry: _Entry, begun: StreamBegun, sender: Address) -> None:
         if entry.incoming is not None:  # it ran twice, because its first replica died at once
@@ -460,6 +533,7 @@ class Caller:
 
     def _fail(self, entry: _Entry, text: str) -> None:
         if self._forget(entry.query.id) is not None:
+            self.leases.cancel(entry.query.id, ReplicaUnavailableError.http_status)
             entry.stop()
             self._finish(entry, _unavailable(entry.query.id, text))
 

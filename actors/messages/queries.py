@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import dataclass_transform
 
+from greenroom.core.errors import error_status
+
 Address = Any  # thespian.actors.ActorAddress, which ships no types
 T = TypeVar("T")
 
@@ -206,6 +208,18 @@ class AnswerPart(NamedTuple):
     content: LargeBytes
 
 
+class NotRun(NamedTuple):
+    """A query under a lease that the replica refuses: the lease is closed, or it has no room."""
+
+    query_id: int
+
+
+class RunEnded(NamedTuple):
+    """A query under a lease has ended without an answer, as it was cancelled: its slot is free."""
+
+    query_id: int
+
+
 class StillRuns(NamedTuple):
     """A replica runs a query whose router has died; to cancel it, tell that replica."""
 
@@ -213,7 +227,9 @@ class StillRuns(NamedTuple):
 
 
 # What comes before the one answer.
-Piece = StreamBegun | StreamPart | AnswerPart | FeedWanted | FeedTaken | StillRuns
+Piece = (
+    StreamBegun | StreamPart | AnswerPart | FeedWanted | FeedTaken | StillRuns | NotRun | RunEnded
+)
 
 
 # Where a query's answer is compared with that of a copy of it: the copy's number; the replica, as
@@ -286,12 +302,16 @@ class SubmitQueries(Message):
 
     A repeat of a query id that the proxy still has is ignored. ``resent`` are ids of queries that
     were sent before, to a proxy that has died or may not have taken them: they may have run.
+    ``lost`` are (id, count) of queries under leases, with which so many replicas have died;
+    ``refused`` are those that a replica had no room for.
     """
 
     incarnation: str
     queries: tuple[Query, ...] = ()
     cancelled: tuple[int, ...] = ()
     resent: tuple[int, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+    refused: tuple[int, ...] = ()
 
 
 @message
@@ -367,6 +387,87 @@ class QueriesFinished(Message):
     undelivered: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
     draining: bool = False
+
+
+# --- Dispatch leases: see greenroom.core.routing.leases ------------------------------------------
+
+
+class LeasedSlots(NamedTuple):
+    """Slots of one replica."""
+
+    replica: str  # its tag
+    process: Process
+    address: Address
+    slots: int
+
+
+@message
+class OpenLease(Message):
+    """Proxy to replica: this caller, of the same host, may send queries of an endpoint itself."""
+
+    incarnation: str  # the replica's
+    lease: str
+    proxy: str  # its incarnation
+    caller: Process
+    caller_address: bytes  # pickled
+    endpoint: str
+    route: str
+
+
+@message
+class CloseLeases(Message):
+    """Proxy to replica: refuse what comes of these leases from now on."""
+
+    incarnation: str
+    leases: tuple[str, ...]
+
+
+@message
+class LeaseGranted(Message):
+    """Proxy to caller: it may use these slots for queries of an endpoint.
+
+    ``timeout_s`` is the backend's. ``routes`` is prefix -> endpoint, where the caller does not have
+    the present ones.
+    """
+
+    proxy: Process
+    lease: str
+    number: int
+    endpoint: str
+    methods: tuple[str, ...]
+    timeout_s: float | None
+    slots: tuple[LeasedSlots, ...]
+    routes: dict[str, str] | None = None
+
+
+@message
+class RevokeLeases(Message):
+    """Proxy to caller: return these leases."""
+
+    proxy: Process
+    numbers: tuple[int, ...]
+
+
+@message
+class RunLeased(Message):
+    """Caller to replica: run (lease, query), cancel those ids. Answers come as for any query."""
+
+    incarnation: str  # the replica's
+    caller: str  # its incarnation
+    queries: tuple[tuple[str, Query], ...] = ()
+    cancelled: tuple[int, ...] = ()
+
+
+@message
+class LeasesUsed(Message):
+    """Caller to proxy: (number, the fields of a Used), and (number, replica -> slots in use).
+
+    The latter are of leases that the caller returns, or has returned.
+    """
+
+    incarnation: str  # the caller's
+    used: tuple[tuple[int, tuple[Any, ...]], ...] = ()
+    returned: tuple[tuple[int, dict[str, int]], ...] = ()
 
 
 @message
@@ -491,6 +592,13 @@ def size_of(answer: Any) -> int:
     return len(answer.value) if isinstance(answer, ValueAnswer) else 0
 
 
+def status_of(answer: Any) -> int:
+    """Return the HTTP status that an answer has, or stands for."""
+    if isinstance(answer, HttpAnswer | StreamEnded):
+        return answer.status
+    return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
+
+
 def in_parts(answer: HttpAnswer | ValueAnswer, number: int) -> list[AnswerPart | PartedAnswer]:
     """Cut an answer; its parts go the same way as the rest of it, which comes last."""
     rest: HttpAnswer | ValueAnswer
@@ -521,7 +629,7 @@ def put_together(sent: PartedAnswer, parts: Sequence[LargeBytes]) -> Answer:
 # methods. A tuple of plain values costs neither; see docs/performance.md for the figures.
 
 Plain = tuple[Any, ...]  # begins with one of these numbers
-ITSELF, SUBMIT, RUN, ANSWER, FINISHED = range(5)
+ITSELF, SUBMIT, RUN, ANSWER, FINISHED, LEASED = range(6)
 
 _query = partial(tuple.__new__, Query)
 _assignment = partial(tuple.__new__, Assignment)
@@ -542,7 +650,13 @@ def restored(loaded: Any) -> Any:
 
 def _plain_submit(message: SubmitQueries) -> Plain:
     queries = [tuple(query) for query in message.queries]
-    return SUBMIT, message.incarnation, queries, message.cancelled, message.resent
+    special = message.resent, message.lost, message.refused
+    return SUBMIT, message.incarnation, queries, message.cancelled, *special
+
+
+def _plain_leased(message: RunLeased) -> Plain:
+    queries = [(lease, tuple(query)) for lease, query in message.queries]
+    return LEASED, message.incarnation, message.caller, queries, message.cancelled
 
 
 def _plain_run(message: RunQueries) -> Plain:
@@ -578,14 +692,18 @@ _FINISHED_FIELDS = [each.name for each in fields(QueriesFinished)]
 _submit_queries = _maker(SubmitQueries)
 _run_queries = _maker(RunQueries)
 _answer_queries = _maker(AnswerQueries)
+_run_leased = _maker(RunLeased)
 
 
-def _restored_submit(
-    incarnation: str, queries: list[Plain], cancelled: tuple[int, ...], resent: tuple[int, ...]
+def _restored_submit(incarnation: str, queries: list[Plain], *others: Any) -> Any:
+    return _submit_queries(incarnation, tuple([_query(each) for each in queries]), *others)
+
+
+def _restored_leased(
+    incarnation: str, caller: str, queries: list[Plain], cancelled: tuple[int, ...]
 ) -> Any:
-    return _submit_queries(
-        incarnation, tuple([_query(each) for each in queries]), cancelled, resent
-    )
+    made = [(lease, _query(query)) for lease, query in queries]
+    return _run_leased(incarnation, caller, tuple(made), cancelled)
 
 
 def _restored_run(
@@ -610,6 +728,7 @@ _PLAIN: dict[type, Callable[[Any], Plain]] = {
     RunQueries: _plain_run,
     AnswerQueries: _plain_answer,
     QueriesFinished: _plain_finished,
+    RunLeased: _plain_leased,
 }
 _RESTORED: dict[int, Callable[..., Any]] = {
     ITSELF: lambda message: message,
@@ -617,4 +736,5 @@ _RESTORED: dict[int, Callable[..., Any]] = {
     RUN: _restored_run,
     ANSWER: _restored_answer,
     FINISHED: _maker(QueriesFinished),
+    LEASED: _restored_leased,
 }

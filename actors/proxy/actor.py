@@ -13,6 +13,7 @@ from greenroom.actors.messages.queries import (
     AskProxyReply,
     AttachCaller,
     DetachCaller,
+    LeasesUsed,
     QueriesFinished,
     SubmitQueries,
 )
@@ -74,11 +75,11 @@ class Proxy(LoopActor):
         self.link.meet(message)
 
     def receiveMsg_Changed(self, message: Changed, sender: Address) -> None:
-        """Take newer tables; then tell the controller that they are held."""
+        """Take newer tables; tell the controller so when no lease is against them."""
         tables = self.link.take(message, sender)
         if tables is not None:
             self.dispatcher.take_tables(tables, time.monotonic())
-            self.link.listen()
+            self.dispatcher.leases.when_confirmed(self.link.acknowledge)
 
     def receiveMsg_AttachCaller(self, message: AttachCaller, sender: Address) -> None:
         """Know a caller, so that it can be answered and its death noticed."""
@@ -100,6 +101,10 @@ class Proxy(LoopActor):
         if self._host_metrics is None:
             self._host_metrics = HostMetrics(self.records, self.settings.host_name)
         return self._host_metrics.groups(self.dispatcher.metrics())
+
+    def receiveMsg_LeasesUsed(self, message: LeasesUsed, _sender: Address) -> None:
+        """Take a caller's report of its leases."""
+        self.dispatcher.leases.used(message)
 
     def receiveMsg_AskProxy(self, message: AskProxy, sender: Address) -> None:
         """Answer questions of the HTTP front."""

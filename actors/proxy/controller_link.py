@@ -36,6 +36,7 @@ class ControllerLink:
         self._met = met
         self._following = Following(loop)
         self._held: set[str] = set()  # the keys of the tables
+        self._held_upto = self._following.seen  # what nothing can begin against any more
         self._beater: Beater | None = None
         self._unwatch_host: Callable[[], None] = nothing
         self._finder: Finder | None = None  # while no host process names a controller
@@ -84,7 +85,13 @@ class ControllerLink:
         for key, (_, table) in snapshots.items():
             (self._held.discard if table is None else self._held.add)(key)
         self._following.seen = message.upto
+        self._held_upto = min(self._held_upto, message.upto)
         return [(key, item[1]) for key, item in sorted(snapshots.items(), key=order_of_taking)]
+
+    def acknowledge(self) -> None:
+        """Let the controller know that all tables that have come are held."""
+        self._held_upto = self._following.seen
+        self.listen()
 
     def listen(self) -> None:
         """Ask for newer tables, and so tell the controller which ones are held."""
@@ -96,7 +103,7 @@ class ControllerLink:
         listen = Listen(
             listener=self._process,
             host=self._settings.host_name,
-            seen=self._following.seen,
+            seen=self._held_upto,
             store=self._following.store,
         )
         self._loop.send(self._following.controller, listen, on_failed=self._seek)

@@ -28,6 +28,7 @@ from greenroom.actors.messages.queries import (
     RunQueries,
     SubmitQueries,
 )
+from greenroom.actors.proxy.leases import LeaseDesk, Lessee
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports, TrafficReports
 from greenroom.actors.proxy.silent_hosts import SilentHosts
@@ -36,7 +37,7 @@ from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S, Mirroring
-from greenroom.core.routing.router import CANCELLED_STATUS, Router
+from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
     ENDPOINT_PREFIX,
@@ -54,7 +55,7 @@ MAX_PICKLES = 1_000  # of addresses and settings for comparisons; then all are m
 
 class _Caller(NamedTuple):
     address: bytes  # pickled
-    incarnation: str
+    process: Process
     outbox: Outbox
     unwatch: Callable[[], None]
 
@@ -92,6 +93,9 @@ class Dispatcher:
         self._tallies = TallyReports(loop, process, self.router, send)
         self._traffic = TrafficReports(loop, process, self.router, send)
         self.router.observers.add(self._metrics)
+        self.leases = LeaseDesk(
+            loop, process, self.router, self._run, self._table_of, self._lessee_of
+        )
 
         self.ready = False  # it has had its first tables
         self._waiting: list[SubmitQueries] = []  # for that
@@ -116,6 +120,10 @@ class Dispatcher:
             tickets.Withdraw: self._withdraw,
             tickets.Compare: self._compare,
             tickets.Refuse: self._refuse,
+            tickets.Grant: self.leases.grant,
+            tickets.TellGranted: self.leases.tell_granted,
+            tickets.Revoke: self.leases.revoke,
+            tickets.CloseLease: self.leases.close,
         }
 
     def metrics(self) -> list[Family]:
@@ -133,7 +141,9 @@ class Dispatcher:
                 if table is None:
                     self._metrics.forget("endpoint", name)
             elif key.startswith(ROLLOUT_PREFIX):
-                self._tallies.watch(key.removeprefix(ROLLOUT_PREFIX), table)
+                name = key.removeprefix(ROLLOUT_PREFIX)
+                self._run(self.router.set_rollout(name, is_on=table is not None))
+                self._tallies.watch(name, table)
             else:
                 self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
         if not self.ready:
@@ -198,7 +208,10 @@ class Dispatcher:
             unwatch_process()
             unfollow()
 
-        self._loop.send(replica.address, self._introduction(replica))
+        if is_near:
+            self.leases.introduce(replica, self._introduction(replica))
+        else:
+            self._loop.send(replica.address, self._introduction(replica))
         return _Link(replica, outbox, unwatch)
 
     def _introduction(self, replica: ReplicaTable) -> MeetProxy:
@@ -289,7 +302,7 @@ class Dispatcher:
         if message.undelivered:
             self._run(router.undelivered(replica, message.undelivered, now))
         if message.cancelled:
-            cancelled = [(ticket, CANCELLED_STATUS) for ticket in message.cancelled]
+            cancelled = [(ticket, tickets.CANCELLED_STATUS) for ticket in message.cancelled]
             self._run(router.finished(replica, cancelled, now))
         if message.rejected:
             draining = message.draining
@@ -313,7 +326,9 @@ class Dispatcher:
             lost = lambda: self.detach(incarnation)  # noqa: E731
             unwatch = self._loop.watch_process(message.process, lost, sender)
             address = pickle.dumps(sender)
-            self._callers[incarnation] = _Caller(address, incarnation, outbox, unwatch)
+            self._callers[incarnation] = _Caller(address, message.process, outbox, unwatch)
+            if self._loop.is_here(sender):
+                self.router.allow_leases(incarnation)
         if self.ready:
             self._welcome(sender)
 
@@ -323,6 +338,15 @@ class Dispatcher:
         if caller is not None:
             caller.unwatch()
             self._run(self.router.caller_lost(incarnation, time.monotonic()))
+            self.leases.caller_lost(incarnation)
+
+    def _lessee_of(self, incarnation: Hashable) -> Lessee | None:
+        caller = self._callers.get(str(incarnation))
+        return None if caller is None else Lessee(caller.process, caller.address)
+
+    def _table_of(self, replica: str) -> ReplicaTable | None:
+        link = self._links.get(replica)
+        return None if link is None else link.table
 
     def _welcome(self, caller: Address) -> None:
         self._loop.send(caller, AttachCallerReply(proxy=self._process, ready=True))
@@ -344,11 +368,16 @@ class Dispatcher:
         if caller not in self._callers:
             logger.warning("ignored queries of a caller that is not attached")
             return
-        now = time.monotonic()
-        for query in message.queries:
-            resent = query.id in message.resent
+        now, queries = time.monotonic(), message.queries
+        if message.refused:
+            refused = [query for query in queries if query.id in message.refused]
+            queries = tuple(query for query in queries if query.id not in message.refused)
+            self._run(self.router.submit_refused(caller, refused, now))
+        attempts = dict(message.lost)
+        for query in queries:
+            resent, count = query.id in message.resent, attempts.get(query.id, 0)
             try:
-                self._run(self.router.submit(caller, query, now, resent=resent))
+                self._run(self.router.submit(caller, query, now, resent=resent, attempts=count))
             except Exception as error:
                 raise QueryFailedError(caller, query.id, error) from error
         for query_id in message.cancelled:
@@ -365,7 +394,7 @@ class Dispatcher:
         if caller is not None:
             text = "the router failed on the query; see proxy.log"
             answers = (FailedAnswer(error.query_id, "GreenroomError", text),)
-            answer = AnswerQueries(incarnation=caller.incarnation, answers=answers)
+            answer = AnswerQueries(incarnation=caller.process.incarnation, answers=answers)
             yield pickle.loads(caller.address), answer
 
     # --- Timers ---------------------------------------------------------------------------------
@@ -415,7 +444,7 @@ class Dispatcher:
                 ticket=ticket.number,
                 query=ticket.query,
                 caller=None if caller is None else caller.address,
-                caller_incarnation="" if caller is None else caller.incarnation,
+                caller_incarnation="" if caller is None else caller.process.incarnation,
                 endpoint=ticket.endpoint,
                 route=ticket.route,
                 timeout_s=timeout_s,

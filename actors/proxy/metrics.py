@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from greenroom.core.metrics import Family, Registry
 from greenroom.core.routing.tickets import LoadByEndpoint, Observer, Ticket
 
@@ -48,14 +50,20 @@ class Metrics(Observer):
     def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
         """See Observer."""
         if ticket.caller is not None:
-            self._queries.finished(ticket, status, seconds)
+            self._queries.ended(ticket.endpoint, ticket.backend, status, (seconds,))
             if ticket.assigned_at >= 0:
                 waited_s = ticket.assigned_at - ticket.submitted_at
                 self._waits.observe(waited_s, ticket.endpoint, ticket.backend)
         elif ticket.attempts:
-            self._mirrored.finished(ticket, status, seconds)
+            self._mirrored.ended(ticket.endpoint, ticket.backend, status, (seconds,))
         else:
             self.dropped(ticket.endpoint, ticket.backend)
+
+    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        """See Observer. Under a lease no query waits."""
+        self._queries.ended(endpoint, backend, status, took_s)
+        for _ in took_s:
+            self._waits.observe(0.0, endpoint, backend)
 
     def dropped(self, endpoint: str, backend: str) -> None:
         """See Observer."""
@@ -103,9 +111,10 @@ class _Kind:
             f"{prefix}_ongoing_requests", f"{what} that replicas are running", *_PAIR
         )
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
-        self._ended.add(1, ticket.endpoint, ticket.backend, str(status))
-        self._seconds.observe(seconds, ticket.endpoint, ticket.backend)
+    def ended(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        self._ended.add(len(took_s), endpoint, backend, str(status))
+        for seconds in took_s:
+            self._seconds.observe(seconds, endpoint, backend)
 
     def set_load(self, load: LoadByEndpoint) -> None:
         for metric, place in ((self._queued, 0), (self._ongoing, 1)):

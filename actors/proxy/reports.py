@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from greenroom.actors.messages.control import LoadReported, TalliesReported, TrafficReported
 from greenroom.actors.messages.queries import Message, Process
@@ -33,6 +33,11 @@ class LoadReports(Observer):
         router.observers.add(self)
 
     def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+        """See Observer."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOAD_REPORT_S, self._report)
+
+    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
         """See Observer."""
         if self._timer is None:
             self._timer = self._loop.call_later(LOAD_REPORT_S, self._report)
@@ -76,13 +81,16 @@ class TrafficReports(Observer):
 
     def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
         """See Observer."""
-        if ticket.is_mirrored:
-            return
-        pair = (ticket.endpoint, ticket.backend)
-        traffic = self._traffic.get(pair)
+        if not ticket.is_mirrored:
+            self.leased(ticket.endpoint, ticket.backend, status, (seconds,))
+
+    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        """See Observer."""
+        traffic = self._traffic.get((endpoint, backend))
         if traffic is None:
-            traffic = self._traffic[pair] = Traffic()
-        traffic.count(status, seconds)
+            traffic = self._traffic[endpoint, backend] = Traffic()
+        for seconds in took_s:
+            traffic.count(status, seconds)
         if self._timer is None:
             self._arm()
 

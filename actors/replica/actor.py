@@ -403,6 +403,8 @@ class Replica(LoopActor):
         elif self.user_code is None:
             self._leave()
         else:
+            if queries is not None:
+                queries.report_used()
             self.user_code.close(lambda _failure: self._leave())
 
     def _leave(self) -> None:

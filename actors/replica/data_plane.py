@@ -35,27 +35,30 @@ from greenroom.actors.messages.queries import (
     AnswerPart,
     AnswerQueries,
     Assignment,
-    AttachCallerReply,
+    CloseLeases,
     ControlStreams,
     FailedAnswer,
     FeedQueries,
     FeedTaken,
     FeedWanted,
-    HttpAnswer,
+    NotRun,
+    OpenLease,
     PartedAnswer,
     Piece,
     Process,
     QueriesFinished,
     Query,
+    RunEnded,
+    RunLeased,
     RunQueries,
     StillRuns,
     StreamBegun,
-    StreamEnded,
     StreamPart,
     in_parts,
     part_arrived,
     part_travelling,
     size_of,
+    status_of,
 )
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica import metrics
@@ -74,7 +77,6 @@ from greenroom.actors.runtime.loop import (
 )
 from greenroom.actors.runtime.port import Port
 from greenroom.core.closing import RESTARTING, close_frame
-from greenroom.core.errors import error_status
 from greenroom.core.routing.tickets import SOCKET
 
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
@@ -109,7 +111,7 @@ class Run(Reply):
         super().__init__(assignment, deadline_at)
         self.began_at = time.monotonic()
         self.queries = queries
-        self.proxy = proxy  # its incarnation
+        self.proxy = proxy  # its incarnation; its caller's, for one under a lease
         self.sender: Sender | None = None
         self.feed: Parts | None = None  # what follows it
         self.feed_number = 0
@@ -146,7 +148,7 @@ class Run(Reply):
     def answer(self, answer: Answer) -> None:
         """Answer it; a second answer is dropped."""
         if not self.status:
-            self.status = _status(answer)
+            self.status = status_of(answer)
             self.queries.answered(self, answer)
 
     def ended_by_caller(self) -> None:
@@ -204,6 +206,8 @@ class Queries:
         self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
         self._adrift_timer: Timer | None = None
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
+        self.leases: dict[str, OpenLease] = {}  # open ones, by name
+        self._lessees: set[str] = set()  # callers that have had one, whose end will be noticed
         self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
         self._fed_numbers = itertools.count(1)
         self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
@@ -214,8 +218,10 @@ class Queries:
         port.on(FeedQueries, self._feed)
         port.on(ControlStreams, self._control)
         port.on(MeetProxy, self._met_proxy)
-        port.on(AttachCallerReply, lambda message, _: caller.attached(message))
-        port.on(AnswerQueries, caller.answered)
+        caller.listen(port.on)
+        port.on(OpenLease, self._open_lease)
+        port.on(CloseLeases, self._close_leases)
+        port.on(RunLeased, self._run_leased)
 
     @property
     def loop(self) -> Loop:
@@ -231,12 +237,18 @@ class Queries:
         """Report all that comparisons have found; callable from any thread."""
         self._loop.post(self._comparisons.report)
 
+    def report_used(self) -> None:
+        """Report what became of queries of handles under leases; callable from any thread."""
+        self._loop.post(self._caller.leases.report)
+
     # --- Proxies ------------------------------------------------------------------------------
 
     def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
         """Send this proxy news of its queries; a near one also gets the queries of handles."""
         if message.is_near:
             self._caller.met_proxy(message.proxy, message.process)
+            proxy = message.process.incarnation
+            self.leases = {name: it for name, it in self.leases.items() if it.proxy == proxy}
         if message.process.incarnation not in self._news:
             self._meet(message.process, message.proxy)
 
@@ -293,14 +305,7 @@ class Queries:
         assignments = [a for a in message.assignments if (proxy, a.ticket) not in self._runs]
         self.running += min(room, len(assignments))
         for assignment in assignments[:room]:
-            run = Run(self, proxy, assignment)
-            self._runs[run.key] = run
-            if assignment.query.follows:
-                self._want(run, assignment.query)
-            if assignment.timeout_s is not None:
-                delay_s = assignment.timeout_s + LATE_S
-                run.timer = self._loop.call_later(delay_s, partial(self._late, run))
-            self._user_code.run(run)
+            self._begin(proxy, assignment)
         for assignment in assignments[room:]:
             self._tell(proxy, ("rejected", assignment.ticket))
         for ticket in message.cancelled:
@@ -309,6 +314,65 @@ class Queries:
         for ticket, places in message.compared:
             key = (proxy, ticket)
             self._copies.meet(key, places, has_answer=key not in self._runs)
+
+    def _begin(self, source: str, assignment: Assignment) -> None:
+        run = Run(self, source, assignment)
+        self._runs[run.key] = run
+        if assignment.query.follows:
+            self._want(run, assignment.query)
+        if assignment.timeout_s is not None:
+            delay_s = assignment.timeout_s + LATE_S
+            run.timer = self._loop.call_later(delay_s, partial(self._late, run))
+        self._user_code.run(run)
+
+    # --- Leases: see greenroom.core.routing.leases ----------------------------------------------
+
+    def _open_lease(self, message: OpenLease, _sender: Address) -> None:
+        """Let a caller send queries by itself, and notice its end: its router may be dead then."""
+        if message.incarnation != self._incarnation:
+            return
+        self.leases[message.lease] = message
+        caller = message.caller.incarnation
+        if caller not in self._lessees:
+            self._lessees.add(caller)
+            self._loop.watch_process(message.caller, partial(self._lessee_lost, caller))
+
+    def _lessee_lost(self, caller: str) -> None:
+        self._lessees.discard(caller)
+        for run in [run for run in self._runs.values() if run.proxy == caller]:
+            self.cancel(run)
+
+    def _close_leases(self, message: CloseLeases, _sender: Address) -> None:
+        if message.incarnation == self._incarnation:
+            for name in message.leases:
+                self.leases.pop(name, None)
+
+    def _run_leased(self, message: RunLeased, sender: Address) -> None:
+        """Run what comes under open leases while there is room, refuse the rest."""
+        if message.incarnation != self._incarnation:
+            return
+        caller, refused = message.caller, []
+        for name, query in message.queries:
+            lease = self.leases.get(name)
+            if lease is None or not self.accepting or self.running >= self.limit:
+                refused.append(NotRun(query.id))
+                continue
+            self.running += 1
+            assignment = Assignment(
+                query.id,
+                query,
+                lease.caller_address,
+                caller,
+                lease.endpoint,
+                lease.route,
+                query.timeout_s,
+            )
+            self._begin(caller, assignment)
+        if refused:
+            answer = AnswerQueries(incarnation=caller, answers=tuple(refused))
+            self._loop.send(sender, answer)
+        for query_id in message.cancelled:
+            self._user_code.cancel((caller, query_id))
 
     def _late(self, run: Run) -> None:
         """End a query whose time was up a while ago: the router that would have has died."""
@@ -396,6 +460,10 @@ class Queries:
         if run.feed_number:
             self._feed_ended(run)
         ticket = run.assignment.ticket
+        if run.proxy == run.assignment.caller_incarnation:  # its caller counts for itself
+            if not run.status:
+                self._put(RunEnded(ticket), run)
+            return
         if not run.status:
             if run.assignment.compare != ():
                 self._copies.add(run.proxy, run.assignment, None)
@@ -547,12 +615,6 @@ class Queries:
             draining=self.is_draining,
             **{field: tuple(values) for field, values in news.items()},
         )
-
-
-def _status(answer: Answer) -> int:
-    if isinstance(answer, HttpAnswer | StreamEnded):
-        return answer.status
-    return error_status(answer.kind) if isinstance(answer, FailedAnswer) else 200
 
 
 def _travelling(item: _Item) -> _Item:

@@ -17,7 +17,6 @@ from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.host.launcher import is_running
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.messages.queries import AnswerQueries, AttachCallerReply
 from greenroom.actors.runtime.asking import REPEAT_S, ControllerRequests, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
@@ -48,8 +47,7 @@ class Connection:
         self._listing = ""  # the id of the request for the cluster's hosts
         self._closed = False
         self._lock = threading.Lock()
-        port.on(AnswerQueries, self._caller.answered)
-        port.on(AttachCallerReply, lambda message, _: self._caller.attached(message))
+        self._caller.listen(port.on)
 
     @classmethod
     def open(cls, settings: HostSettings, *, timeout_s: float = 5.0) -> Connection:

@@ -78,6 +78,9 @@ class Transport(Protocol):
     def starved_s(self) -> float:
         """For how long links that were needed could not be made for lack of descriptors."""
 
+    def is_here(self, target: Address) -> bool:
+        """Return whether ``target`` is on this host."""
+
     def watch_remote(self, target: Address, on_lost: Callable[[bool], None]) -> Callback | None:
         """Call back whenever the process at ``target`` has died or cannot be reached any more.
 
@@ -173,6 +176,10 @@ class Loop:
                 maxPeriod=timedelta(seconds=DELIVERY_TIMEOUT_S),
             )
         )
+
+    def is_here(self, target: Address) -> bool:
+        """Return whether ``target`` is on this host, where the end of a process is certain."""
+        return self._transport.is_here(target)
 
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, not at the turn's end."""

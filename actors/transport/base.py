@@ -499,6 +499,11 @@ class Transport(Naming):
 
     # --- Watching processes of other hosts ----------------------------------------------------
 
+    def is_here(self, target: Any) -> bool:
+        """See :class:`greenroom.actors.runtime.loop.Transport`."""
+        address = target.addressDetails
+        return type(address) is ProcessAddress and address.host == self._own.host
+
     def watch_remote(self, target: Any, on_lost: OnLost) -> Callable[[], None] | None:
         """See :class:`greenroom.actors.runtime.loop.Transport`."""
         address = target.addressDetails

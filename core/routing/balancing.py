@@ -1,11 +1,12 @@
 """Which replica of a backend gets the next ticket: the least loaded, round robin among equals.
 
-Theory of operation. Replicas stand in *levels* by the number of tickets they have; each level is
-ordered by which came to it first. The next ticket goes to the first replica of the lowest level,
-which thereby goes to the end of the next level. So every step takes the same short time, however
-many replicas there are. A replica that cannot get tickets at present (it rejected one, or drains)
-is in no level. A ticket's slot is free again when its replica reports the outcome, rejects it or
-dies, but not when the caller gives up, because the replica may still be busy with it.
+Theory of operation. Replicas stand in *levels* by how many of their slots are taken, by tickets or
+by leases (leases.py); each level is ordered by which came to it first. The next ticket goes to the
+first replica of the lowest level, which thereby goes to the end of the next level. So every step
+takes the same short time, however many replicas there are. A replica that cannot get tickets at
+present (it rejected one, or drains) is in no level. A ticket's slot is free again when its replica
+reports the outcome, rejects it or dies, but not when the caller gives up, because the replica may
+still be busy with it.
 
 Replicas on the router's own host are taken first, while they have room. A replica becomes *suspect*
 when a query has waited there for UNHEARD_S and the replica has reported nothing meanwhile; it stays
@@ -53,6 +54,12 @@ class RoutedReplica:
     is_silent: bool = False  # its host does not answer
     withdrawn: set[int] = field(default_factory=set)  # what it may still run, and others do
     level: int = -1  # where it stands in its backend's levels; -1 is nowhere
+    leased: int = 0  # slots
+
+    @property
+    def load(self) -> int:
+        """How many of its slots are taken."""
+        return len(self.ongoing) + len(self.withdrawn) + self.leased
 
     def seems_suspect(self, numbers: Iterable[int], now: float) -> bool:
         """Hear of these tickets, which it still has; return whether it is suspect now."""
@@ -82,7 +89,7 @@ class Levels:
 
     def place(self, replica: RoutedReplica) -> None:
         """Put a replica where its load belongs; to be called after each change of its load."""
-        load, levels = len(replica.ongoing) + len(replica.withdrawn), self._levels
+        load, levels = replica.load, self._levels
         if replica.level == load:
             return
         tag = replica.table.tag
@@ -166,6 +173,20 @@ class RoutedBackend:
         if replica.draining or replica.is_silent or replica.saturated_until > now:
             self._levels_of(replica).remove(replica)
         else:
+            self._levels_of(replica).place(replica)
+
+    def leasable(self) -> list[RoutedReplica]:
+        """Return the replicas on the router's host that may get tickets and are not suspect."""
+        return [
+            each
+            for each in self.replicas.values()
+            if each.is_near and each.level >= 0 and not each.is_suspect
+        ]
+
+    def lease_slots(self, replica: RoutedReplica, count: int) -> None:
+        """Count so many slots as leased, or no more where ``count`` is negative."""
+        replica.leased += count
+        if replica.level >= 0:
             self._levels_of(replica).place(replica)
 
     def retire(self, replica: RoutedReplica) -> None:
@@ -319,9 +340,7 @@ class ReplicaSlots:
 
     def forget_if_done(self, replica: RoutedReplica) -> None:
         """Forget a retired replica that holds nothing any more."""
-        is_done = replica.retired and not (
-            replica.ongoing or replica.unconfirmed or replica.withdrawn
-        )
+        is_done = replica.retired and not (replica.load or replica.unconfirmed)
         if is_done and self.by_tag.get(replica.table.tag) is replica:
             del self.by_tag[replica.table.tag]
 

@@ -43,10 +43,10 @@ class RetryBudget:
     def __init__(self, tokens: int = 0) -> None:
         self.tokens = tokens
 
-    def pay_in(self, most: int) -> None:
-        """Count a query; there are never more tokens than ``most`` and SPARE."""
+    def pay_in(self, most: int, queries: int = 1) -> None:
+        """Count queries; there are never more tokens than ``most`` and SPARE."""
         if self.tokens < most + SPARE:
-            self.tokens += 1
+            self.tokens = min(self.tokens + queries, most + SPARE)
 
     def take_out(self) -> bool:
         """Take a token for a retry; return False where there is none."""

@@ -14,7 +14,7 @@ reports, tallies for rollouts, mirroring.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from greenroom.core.errors import (
     BackPressureError,
@@ -26,23 +26,27 @@ from greenroom.core.errors import (
     RouteNotFoundError,
 )
 from greenroom.core.routing.balancing import ReplicaSlots, RoutedBackend, RoutedReplica
+from greenroom.core.routing.leases import Leases, Used
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import (
+    CANCELLED_STATUS,
     Cancel,
+    CloseLease,
     Effects,
+    Lease,
+    LeaseState,
     LoadByBackend,
     LoadByEndpoint,
     Observers,
     OpenTickets,
     QueryLike,
     Refuse,
+    TellGranted,
     Ticket,
     Withdraw,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes
-
-CANCELLED_STATUS = 499
 
 
 class Router:
@@ -60,6 +64,9 @@ class Router:
         self._replicas = ReplicaSlots(own_host)
         self._tickets = OpenTickets()
         self._with_traffic: Counter[str] = Counter()  # endpoints by backend
+        self._leases = Leases()
+        self._changing: set[str] = set()  # endpoints with a rollout
+        self.routes_version = 0  # grows when a path may lead elsewhere than before
 
     # --- What it knows --------------------------------------------------------------------------
 
@@ -71,6 +78,11 @@ class Router:
         """Return an endpoint's newest table."""
         endpoint = self._endpoints.get(name)
         return None if endpoint is None else endpoint.table
+
+    def time_limit_s(self, backend: str) -> float | None:
+        """Return how long a query may take at a backend by its newest table."""
+        found = self._backends.get(backend)
+        return None if found is None else found.table.request_timeout_s
 
     def replicas_of(self, backend: str) -> list[str]:
         """Return the replicas of a backend's newest table."""
@@ -105,10 +117,10 @@ class Router:
         return len(self._tickets)
 
     def ongoing(self, among: Iterable[str] | None = None) -> dict[str, int]:
-        """Return replica -> tickets it has, of all that it knows or of those among these."""
+        """Return replica -> slots taken, of all that it knows or of those among these."""
         replicas = self._replicas.by_tag
         tags = replicas if among is None else replicas.keys() & set(among)
-        return {tag: len(replicas[tag].ongoing) for tag in tags}
+        return {tag: replicas[tag].load for tag in tags}
 
     def busy(self) -> LoadByBackend:
         """Return backend -> (queued, ongoing) of those that have any, mirrored queries included."""
@@ -117,6 +129,10 @@ class Router:
             queued, ongoing = load.get(ticket.backend, (0, 0))
             waits = ticket.replica is None
             load[ticket.backend] = (queued + waits, ongoing + (not waits))
+        for lease in self._leases.by_number.values():
+            if lease.ongoing:
+                queued, ongoing = load.get(lease.backend, (0, 0))
+                load[lease.backend] = (queued, ongoing + lease.ongoing)
         return load
 
     def load_by_endpoint(self) -> tuple[LoadByEndpoint, LoadByEndpoint]:
@@ -135,6 +151,9 @@ class Router:
             queued, ongoing = load.get(pair, (0, 0))
             waits = ticket.replica is None
             load[pair] = (queued + waits, ongoing + (not waits))
+        for lease in self._leases.by_number.values():
+            queued, ongoing = queries.get((lease.endpoint, lease.backend), (0, 0))
+            queries[lease.endpoint, lease.backend] = (queued, ongoing + lease.ongoing)
         return queries, mirrored
 
     def overdue(self, before: float) -> Counter[tuple[str, str]]:
@@ -159,6 +178,7 @@ class Router:
         """
         none = RoutedEndpoint(EndpointTable(name=name))
         old = self._endpoints.pop(name, none)
+        effects = self._revoke_for(old.table, table)
         if old.table.route is not None:
             self._routes.remove(old.table.route, name)
         new = none if table is None else RoutedEndpoint(table, old)
@@ -166,7 +186,8 @@ class Router:
             self._endpoints[name] = new
             if table.route is not None:
                 self._routes.set(table.route, name)
-        effects: Effects = []
+        else:
+            self._leases.forget_endpoint(name)
         for tag, is_shadow in sorted(old.places() - new.places()):
             # Before slots become free that its queue must not get.
             if (backend := self._backends.get(tag)) is not None:
@@ -191,6 +212,7 @@ class Router:
     def set_backend(self, tag: str, table: BackendTable | None, now: float) -> Effects:
         """Take a backend's newest table; None forgets it and routes what is queued anew."""
         backend = self._backends.setdefault(tag, RoutedBackend(table or BackendTable(tag=tag)))
+        effects: Effects = [] if table == backend.table else self._revoke_of(tag)
         backend.take_table(table or BackendTable(tag=tag, unavailable="it was deleted"))
         backend.has_traffic = tag in self._with_traffic
         current = {replica.tag: replica for replica in backend.table.replicas}
@@ -198,13 +220,13 @@ class Router:
             if current.get(old.table.tag) != old.table:
                 backend.retire(old)
                 self._replicas.forget_if_done(old)
-        effects: Effects = []
         for replica in backend.table.replicas:
             if replica.tag not in backend.replicas:
                 effects += self._add_replica(backend, replica, now)
         if table is not None:
             return effects + self._fill(backend, now)
         del self._backends[tag]
+        self._leases.forget_backend(tag)
         return effects + self._route_anew(backend.take_waiting(), now)
 
     def _add_replica(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> Effects:
@@ -218,33 +240,88 @@ class Router:
     # --- A query comes --------------------------------------------------------------------------
 
     def submit(
-        self, caller: Hashable, query: QueryLike, now: float, *, resent: bool = False
+        self,
+        caller: Hashable,
+        query: QueryLike,
+        now: float,
+        *,
+        resent: bool = False,
+        attempts: int = 0,
     ) -> Effects:
         """Route a new query. A query that is still here is ignored when it comes again.
 
         One that is ``resent`` was another router's, now dead, and may have run: it is refused
-        unless it may be retried wherever it could have been.
+        unless it may be retried wherever it could have been. ``attempts`` replicas have died with
+        one that was sent under a lease.
         """
+        endpoint, effects = self._admit(caller, query, resent=resent)
+        if endpoint is None:
+            return effects
+        ticket = self._tickets.open(caller, query, endpoint.table, now)
+        if attempts:
+            effects += self._retry_leased(ticket, endpoint, attempts, now)
+        if not ticket.ended:
+            effects += self._route(ticket, endpoint, now)
+        return effects + self._accepted(ticket, endpoint, now)
+
+    def submit_refused(self, caller: Hashable, queries: Iterable[QueryLike], now: float) -> Effects:
+        """Route queries under leases that a replica had no room for, before all others."""
+        effects: Effects = []
+        opened: list[tuple[Ticket, RoutedEndpoint]] = []
+        for query in queries:
+            endpoint, refusal = self._admit(caller, query)
+            effects += refusal
+            if endpoint is not None:
+                ticket = self._tickets.open(caller, query, endpoint.table, now)
+                self._place(ticket, endpoint)
+                opened.append((ticket, endpoint))
+        effects += self._put_back([ticket for ticket, _ in opened], now)
+        for ticket, endpoint in opened:
+            effects += self._accepted(ticket, endpoint, now)
+        return effects
+
+    def _admit(
+        self, caller: Hashable, query: QueryLike, *, resent: bool = False
+    ) -> tuple[RoutedEndpoint | None, Effects]:
+        """Return the endpoint of a new query; None, with a refusal, where it is let in nowhere."""
         known = self._tickets.by_caller.get(caller)
         if known is not None and query.id in known:
-            return []
+            return None, []
         name = query.endpoint if query.endpoint is not None else self._routes.find(query.path)
         endpoint = self._endpoints.get(name) if name is not None else None
         if endpoint is None:
-            return [_not_found(caller, query)]
+            return None, [_not_found(caller, query)]
         table = endpoint.table
         if query.http_method and table.methods and query.http_method not in table.methods:
             text = f"{query.http_method} is not allowed; allowed are {', '.join(table.methods)}"
-            return [_refusal(caller, query, MethodNotAllowedError, text, allowed=table.methods)]
+            kind = MethodNotAllowedError
+            return None, [_refusal(caller, query, kind, text, allowed=table.methods)]
         if resent and not self._may_be_resent(query, endpoint):
             text = f"{table.name}: the proxy died with this query under way; it may have run"
-            return [_refusal(caller, query, ReplicaUnavailableError, text)]
-        ticket = self._tickets.open(caller, query, table, now)
-        effects = self._route(ticket, endpoint, now)
-        if not ticket.ended:
-            for accepted in self.observers.accepted:
-                accepted(ticket, table)
-        return effects
+            return None, [_refusal(caller, query, ReplicaUnavailableError, text)]
+        return endpoint, []
+
+    def _accepted(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
+        """Tell observers of a ticket that was let in; grant a lease for the next, where it can."""
+        if ticket.ended:
+            return []
+        for accepted in self.observers.accepted:
+            accepted(ticket, endpoint.table)
+        return self._lease(ticket, endpoint, now) if ticket.caller in self._leases.lessees else []
+
+    def _retry_leased(
+        self, ticket: Ticket, endpoint: RoutedEndpoint, attempts: int, now: float
+    ) -> Effects:
+        """Refuse a query that was lost under a lease, unless it may be retried."""
+        ticket.attempts = attempts
+        if endpoint.split.tags:
+            ticket.backend = endpoint.split.tags[0]
+            ticket.budget = endpoint.budgets[ticket.backend]
+            if ticket.backend in self._backends:
+                ticket.budget.pay_in(self._backends[ticket.backend].slots)
+            ticket.assigned_at = now  # it has paid
+        text = self._why_not_retried(ticket)
+        return self._fail(ticket, ReplicaUnavailableError, text, now) if text else []
 
     def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:
         backends = [self._backends[tag] for tag in endpoint.split.tags if tag in self._backends]
@@ -254,8 +331,7 @@ class Router:
 
     def _route(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
         """Choose the backend, and dispatch the ticket, queue it there or refuse it."""
-        tag = endpoint.split.choose(ticket.query.shard_key, self._draw)
-        backend = self._backends.get(tag) if tag is not None else None
+        backend = self._place(ticket, endpoint)
         if backend is None:
             why = endpoint.table.unavailable
             text = f"endpoint {ticket.endpoint!r} " + (
@@ -263,10 +339,6 @@ class Router:
             )
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
-        ticket.backend = table.tag
-        ticket.budget = endpoint.budgets[table.tag]
-        if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
-            self._tickets.limit(ticket, table)
         if not backend.queue.size and (
             replica := backend.choose(ticket, table.max_ongoing_requests)
         ):
@@ -279,7 +351,19 @@ class Router:
             effects += self._fail(refused, BackPressureError, text, now)
         if starved and not effects:
             self._starved(table.tag)
-        return effects
+        return effects + self._reclaim(backend, now)
+
+    def _place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:
+        """Choose the backend, whose time limit holds; None where there is none."""
+        tag = endpoint.split.choose(ticket.query.shard_key, self._draw)
+        backend = self._backends.get(tag) if tag is not None else None
+        if backend is not None:
+            table = backend.table
+            ticket.backend = table.tag
+            ticket.budget = endpoint.budgets[table.tag]
+            if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
+                self._tickets.limit(ticket, table)
+        return backend
 
     def _route_anew(self, tickets: Iterable[Ticket], now: float) -> Effects:
         effects: Effects = []
@@ -295,6 +379,136 @@ class Router:
     def _starved(self, backend: str) -> None:
         for starved in self.observers.starved:
             starved(backend)
+
+    # --- Leases ---------------------------------------------------------------------------------
+
+    def allow_leases(self, caller: Hashable) -> None:
+        """Grant leases to a caller, one of the router's own host, from now on."""
+        self._leases.lessees.add(caller)
+
+    @property
+    def unconfirmed(self) -> set[int]:
+        """The numbers of revoked leases that may still be used."""
+        return self._leases.unconfirmed()
+
+    def _lease(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
+        """Grant the caller a lease, where the router has no say."""
+        name, backend = ticket.endpoint, self._backends.get(ticket.backend)
+        if not self._leases.is_asked(ticket.caller, name, now) or backend is None:
+            return []
+        has_a_say = (
+            len(endpoint.split.tags) != 1
+            or endpoint.table.shadows
+            or name in self._changing
+            or backend.table.max_queued_requests >= 0
+            or backend.queue.size
+            or backend.mirrored.size
+            or backend.table.unavailable
+        )
+        if has_a_say:
+            return []
+        return [*self._leases.grant(ticket.caller, name, backend, backend.leasable(), now)]
+
+    def opened(self, number: int, now: float) -> Effects:
+        """Note that all replicas know a lease, so that its caller may be told."""
+        lease = self._leases.opened(number)
+        if lease is None:
+            return []
+        return [TellGranted(lease)] if lease.slots else self._take_back(lease, {}, now)
+
+    def not_opened(self, number: int, now: float) -> Effects:
+        """Drop a lease that some replica may not know."""
+        lease = self._leases.by_number.get(number)
+        if lease is None or lease.state is not LeaseState.OPENING:
+            return []
+        self._leases.pause(lease.backend, now)
+        return self._take_back(lease, {}, now)
+
+    def returned(
+        self, caller: Hashable, number: int, in_use: Mapping[str, int], now: float
+    ) -> Effects:
+        """Use the slots of a lease that its caller does not; replica -> slots still in use."""
+        lease = self._leases.by_number.get(number)
+        if lease is None or lease.caller != caller:
+            return []
+        return self._take_back(lease, in_use, now)
+
+    def fenced(self, number: int, now: float) -> Effects:
+        """Note that the replicas refuse what comes of a lease, whatever its caller does."""
+        lease = self._leases.by_number.get(number)
+        if lease is None or lease.state is not LeaseState.REVOKED:
+            return []
+        return self._take_back(lease, {}, now)
+
+    def used(self, caller: Hashable, number: int, used: Used, now: float) -> None:
+        """Learn from a caller what became of queries under a lease."""
+        lease = self._leases.by_number.get(number)
+        if lease is None or lease.caller != caller:
+            return
+        self._leases.used(lease, used, now)
+        endpoint, backend = self._endpoints.get(lease.endpoint), self._backends.get(lease.backend)
+        took_s = [seconds for some in used.ended.values() for seconds in some]
+        if endpoint is not None and backend is not None and took_s:
+            if (budget := endpoint.budgets.get(lease.backend)) is not None:
+                budget.pay_in(backend.slots, len(took_s))
+            backend.rate.ran(sum(took_s) / len(took_s))
+        for leased in self.observers.leased:
+            for status, some in used.ended.items():
+                leased(lease.endpoint, lease.backend, status, some)
+
+    def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> Effects:
+        replicas = tuple(lease.slots)
+        freed = self._leases.returned(lease, in_use)
+        effects: Effects = [] if lease.slots else [CloseLease(lease, replicas)]
+        for tag, count in freed.items():
+            replica = self._replicas.by_tag.get(tag)
+            if replica is not None and replica.leased >= count:
+                replica.leased -= count
+                effects += self._after_release(replica, now, count)
+        return effects
+
+    def _reclaim(self, backend: RoutedBackend, now: float) -> Effects:
+        """Have all leases of a backend returned when queries wait there."""
+        if not backend.queue.size:
+            return []
+        tag = backend.table.tag
+        self._leases.pause(tag, now)
+        return self._revoke_of(tag) + self._fill(backend, now)
+
+    def _revoke_of(self, backend: str) -> Effects:
+        return self._revoke(self._leases.of_backend(backend))
+
+    def _revoke_for(self, old: EndpointTable, new: EndpointTable | None) -> Effects:
+        """Revoke what an endpoint's new table makes wrong."""
+        if old == new:
+            return []
+        was = old.route, old.methods
+        if was == ((None, ()) if new is None else (new.route, new.methods)):
+            return self._revoke(self._leases.of_endpoint(old.name))
+        self.routes_version += 1
+        return self._revoke(self._leases.all())
+
+    def set_rollout(self, endpoint: str, *, is_on: bool) -> Effects:
+        """Decide on each query of an endpoint while it has a rollout."""
+        if is_on == (endpoint in self._changing):
+            return []
+        (self._changing.add if is_on else self._changing.discard)(endpoint)
+        return self._revoke(self._leases.of_endpoint(endpoint))
+
+    def _revoke(self, leases: Iterable[Lease]) -> Effects:
+        effects: Effects = []
+        for lease in leases:
+            if lease.state is LeaseState.OPENING:  # its caller has not heard of it
+                replicas = tuple(lease.slots)
+                for tag, count in self._leases.returned(lease, {}).items():
+                    replica = self._replicas.by_tag.get(tag)
+                    backend = self._backends.get(lease.backend)
+                    if replica is not None and backend is not None:
+                        backend.lease_slots(replica, -count)
+                effects.append(CloseLease(lease, replicas))
+            else:
+                effects += self._leases.revoke(lease)
+        return effects
 
     # --- A query is mirrored --------------------------------------------------------------------
 
@@ -371,7 +585,7 @@ class Router:
         for ticket, backend in reversed(back):
             backend.put_first(ticket, now)
         for backend in dict.fromkeys(backend for _, backend in back):
-            effects += self._fill(backend, now)
+            effects += self._fill(backend, now) + self._reclaim(backend, now)
         return effects
 
     # --- A replica tells of a query -------------------------------------------------------------
@@ -504,7 +718,8 @@ class Router:
         # Those that are surely not answered first, as far as the budget goes.
         had = [*replica.ongoing.values(), *replica.unconfirmed.values()]
         replica.ongoing, replica.unconfirmed = {}, {}
-        return self._retry_or_fail(had, set(unsent), now)
+        effects = self._leases.replica_lost(tag)
+        return effects + self._retry_or_fail(had, set(unsent), now)
 
     def undelivered(self, tag: str, numbers: Iterable[int], now: float) -> Effects:
         """Treat answers that a broken link kept from callers as if the replica had died."""
@@ -604,8 +819,11 @@ class Router:
         return [] if ticket is None else self._abandon(ticket, now)
 
     def caller_lost(self, caller: Hashable, now: float) -> Effects:
-        """Drop all queries of a caller that died."""
-        return [e for ticket in self._tickets.of(caller) for e in self._abandon(ticket, now)]
+        """Drop all queries of a caller that died, and free what it has leased."""
+        effects = [e for ticket in self._tickets.of(caller) for e in self._abandon(ticket, now)]
+        for lease in self._leases.caller_lost(caller):
+            effects += self._take_back(lease, {}, now)
+        return effects
 
     def expire(self, now: float) -> Effects:
         """Answer what is past its deadline; to be called at :meth:`next_deadline_at`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sized
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +15,7 @@ from greenroom.core.routing.tables import BackendTable, EndpointTable
 
 BODY = "body"  # see QueryLike.follows
 SOCKET = "socket"
+CANCELLED_STATUS = 499
 
 
 class QueryLike(Protocol):
@@ -155,7 +157,54 @@ class Refuse(NamedTuple):
     allowed: tuple[str, ...] = ()
 
 
-Effect = Assign | Cancel | Withdraw | Compare | Refuse
+class LeaseState(enum.Enum):
+    """See leases.py."""
+
+    OPENING = enum.auto()
+    GRANTED = enum.auto()
+    REVOKED = enum.auto()
+    RETURNED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease as its router has it."""
+
+    number: int
+    caller: Hashable
+    endpoint: str
+    backend: str
+    slots: dict[str, int]  # replica -> leased, and once it is returned: in use
+    state: LeaseState = LeaseState.OPENING
+    ongoing: int = 0  # by the last report
+
+
+class Grant(NamedTuple):
+    """Tell the lease's replicas of it, and then :meth:`Router.opened`."""
+
+    lease: Lease
+
+
+class TellGranted(NamedTuple):
+    """Tell the caller of its lease, or that the lease has more slots now."""
+
+    lease: Lease
+
+
+class Revoke(NamedTuple):
+    """Tell the caller to return its lease."""
+
+    lease: Lease
+
+
+class CloseLease(NamedTuple):
+    """Tell the replicas to refuse what comes of a lease."""
+
+    lease: Lease
+    replicas: tuple[str, ...]
+
+
+Effect = Assign | Cancel | Withdraw | Compare | Refuse | Grant | TellGranted | Revoke | CloseLease
 Effects = list[Effect]
 
 
@@ -176,6 +225,9 @@ class Observer:
     def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
         """Hear of a ticket that ended, and after how long; with status 408 if it expired."""
 
+    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        """Hear of queries under a lease that ended with a status, and after how long each."""
+
     def retried(self, ticket: Ticket) -> None:
         """Hear of a query that is sent to another replica because the one that had it died."""
 
@@ -193,6 +245,7 @@ class Observers:
         self.accepted: list[Callable[[Ticket, EndpointTable], None]] = []
         self.starved: list[Callable[[str], None]] = []
         self.finished: list[Callable[[Ticket, int, float], None]] = []
+        self.leased: list[Callable[[str, str, int, Sequence[float]], None]] = []
         self.retried: list[Callable[[Ticket], None]] = []
         self.retry_refused: list[Callable[[Ticket], None]] = []
         self.dropped: list[Callable[[str, str], None]] = []

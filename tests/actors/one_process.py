@@ -13,7 +13,7 @@ import cloudpickle
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
-from greenroom.actors.messages.queries import AnswerQueries, AttachCallerReply, Process
+from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
@@ -80,6 +80,9 @@ class _Transport:
             self.loop.call_soon(on_sent)
         return True
 
+    def is_here(self, _target: Place) -> bool:
+        return True
+
     def watch_remote(self, _target: Place, _on_lost: Any) -> None:
         """Return None: it is on this host."""
 
@@ -106,8 +109,7 @@ class OneProcess:
         )
         place = Place(loop)
         self.caller = caller = Caller(place.loop, place.process)
-        place.on(AnswerQueries, caller.answered)
-        place.on(AttachCallerReply, lambda message, _: caller.attached(message))
+        caller.listen(place.on)
         self.client = CallerClient(caller)
         loop.run_until_complete(self._begin(target, limit, port, table))
 

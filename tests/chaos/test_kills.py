@@ -37,6 +37,7 @@ BACK_WITHIN_S = {
     "thespian admin": 5.0,
 }
 KILLED_AT_RANDOM_S = 20.0
+AT_ONCE_S = 0.1  # in which no proxy is back with tables
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,20 @@ def test_a_killed_process_costs_no_response(running: RunningSystem, role: str, n
     if role != "thespian admin":  # its actors are started anew
         lost = {each for each, pid in before.items() if (each, pid) not in running.pids()}
         assert lost <= {role, "http worker"}
+
+
+@pytest.mark.usefixtures("leak_free")
+def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: RunningSystem) -> None:
+    with GetLoad(running.settings.http.port, connections=4) as load:
+        wait_until(lambda: load.tally.ok > 2_000, 15, "load on its way, and leases with it")
+        os.kill(any_pid(running, "proxy"), signal.SIGKILL)
+        killed_at = time.monotonic()
+        at_once = load.tally.ok
+        time.sleep(AT_ONCE_S)  # the point of the test
+        went_on = load.tally.ok - at_once
+        wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+    assert not load.tally.failures, load.tally.summary()
+    assert went_on > 20, f"{went_on} answers within {time.monotonic() - killed_at:.3f} s"
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))

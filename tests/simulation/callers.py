@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages import queries as m
+from greenroom.actors.runtime.loop import Callback, nothing
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from tests.simulation.coroutines import Task, pause
 from tests.simulation.links import PORT
@@ -27,12 +28,12 @@ class SimCaller:
         self._simulation = simulation
         self._rng = simulation.world.rng
         self._pace_s = self._rng.choice([0.05, 0.2, 0.5])
+        self._in_a_row = self._rng.choice([0, 100, 300])  # queries of a client that leases pay for
         loop: Any = process
         port = Port(PORT, process.identity, loop, machine=simulation.machine)
         self.caller = caller = Caller(port.loop, process.identity)
         self._readers: dict[str, tuple[Stream, Task]] = {}
-        port.on(m.AnswerQueries, caller.answered)
-        port.on(m.AttachCallerReply, lambda message, _: caller.attached(message))
+        caller.listen(port.on)
         Finder(port, PROXY, caller.met_proxy, caller.lost_proxy).start()
         process.call_later(self._rng.random(), self._submit)
 
@@ -41,11 +42,17 @@ class SimCaller:
             return
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 8)):
             self._submit_one()
+        if self._in_a_row and self._rng.random() < 0.3:
+            there = self._simulation.checks.on_disk
+            names = [name for kind, name in there if kind == "endpoint"] or ["none"]
+            for _ in range(self._rng.randint(1, 4)):
+                self._submit_one(self._rng.choice(names), self._in_a_row)
         self.process.call_later(self._rng.expovariate(1 / self._pace_s), self._submit)
 
-    def _submit_one(self) -> None:
+    def _submit_one(self, endpoint: str = "", more: int = 0) -> None:
+        """Send a query, and ``more`` to that endpoint, each when the last one is answered."""
         rng, checks = self._rng, self._simulation.checks
-        endpoint = rng.choice(checks.endpoint_names())
+        endpoint = endpoint or rng.choice(checks.endpoint_names())
         http = rng.random() < 0.5
         query_id = self.caller.next_id()
         uid = f"{self.process.pid}.{query_id}"
@@ -64,12 +71,15 @@ class SimCaller:
         checks.queries.submitted(uid, query, self.process)
         if rng.random() < POISONED and not self._simulation.faults.calm:
             checks.queries.poisoned.add(uid)
-        self.caller.submit(query, partial(self._answered, uid))
+        then = partial(self._submit_one, endpoint, more - 1) if more else nothing
+        self.caller.submit(query, partial(self._answered, uid, then))
         if rng.random() < 0.05:
             self.process.call_later(rng.random(), lambda: self._cancel(uid, query_id))
 
-    def _answered(self, uid: str, answer: m.Answer | Stream) -> None:
+    def _answered(self, uid: str, then: Callback, answer: m.Answer | Stream) -> None:
         queries = self._simulation.checks.queries
+        if not self._simulation.quiet:
+            self.process.call_later(0.0, then)
         if isinstance(answer, Stream):
             queries.stream_begun(uid)
             ended = partial(queries.stream_ended, uid)

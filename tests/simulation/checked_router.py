@@ -5,10 +5,11 @@ Only the router's public face is used: what goes in, what comes out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign
+from greenroom.core.routing.tickets import Assign, Grant
 
 if TYPE_CHECKING:
     from greenroom.core.routing.router import Router
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 _WATCHED = {
     "submit",
+    "submit_refused",
+    "opened",
+    "not_opened",
+    "returned",
+    "fenced",
+    "set_rollout",
     "dispatch_mirrored",
     "cancel",
     "caller_lost",
@@ -92,6 +99,8 @@ class CheckedRouter:
         for effect in effects:
             if isinstance(effect, Assign):
                 self._check_assignment(effect)
+            elif isinstance(effect, Grant):
+                self._check_lease(effect)
 
     def _check_assignment(self, effect: Assign) -> None:
         ticket = effect.ticket
@@ -118,6 +127,24 @@ class CheckedRouter:
             len(held) <= table.max_ongoing_requests,
             f"{self._who} gives {effect.replica} {len(held)} queries, above its limit",
         )
+        self._check_slots(ticket.backend, [effect.replica])
+
+    def _check_lease(self, effect: Grant) -> None:
+        lease, expect = effect.lease, self._checks.expect
+        endpoint, table = self.endpoints[lease.endpoint], self.backends[lease.backend]
+        shares = [tag for tag, weight in endpoint.traffic.items() if weight > 0.0]
+        told = f"{self._who} leases {lease} by {endpoint}, {table}"
+        expect(shares == [lease.backend] and not endpoint.shadows, told)
+        expect(table.max_queued_requests < 0 and not self._queued().get(lease.backend), told)
+        self._check_slots(lease.backend, lease.slots)
+        self._checks.counts["lease granted"] += 1
+
+    def _check_slots(self, backend: str, replicas: Iterable[str]) -> None:
+        """Check that no replica has more tickets and leased slots than it may have queries."""
+        limit = self.backends[backend].max_ongoing_requests
+        for tag, load in self._router.ongoing(replicas).items():
+            told = f"{self._who} has given away {load} slots of {tag}, above {limit}"
+            self._checks.expect(load <= limit, told)
 
     def _queued(self) -> dict[str, int]:
         return {tag: queued for tag, (queued, _) in self._router.busy().items()}

@@ -264,6 +264,7 @@ class Checks:
     def _is_held(self, request: ops.Operation) -> None:
         name: str = getattr(request, "name", "") or getattr(request, "endpoint", "")
         record = self.on_disk.get(("endpoint", name))
+        self._no_lease_is_against(name, record)
         for process in self.simulation.proxies():
             router = self.simulation.routers.get(process.pid)
             if router is None or not process.actor.dispatcher.ready:
@@ -278,6 +279,26 @@ class Checks:
             before = self._before_step.get(name)
             earlier = before and (dict(before.traffic), dict(before.shadows))
             self.expect(found in (wanted, earlier or wanted), told)
+
+    def _no_lease_is_against(self, name: str, record: Any) -> None:
+        """Expect that nothing can begin where an endpoint's acknowledged record has no traffic."""
+        wanted = {tag for tag, weight in record.traffic.items() if weight > 0} if record else set()
+        before = self._before_step.get(name)
+        wanted |= set(before.traffic) if before else set()
+        replicas = {tag_of(each): each for each in self.simulation.replicas()}
+        for sim in self.simulation.callers:
+            lease = None if sim is None else sim.caller.leases.held.get(name)
+            if sim is None or lease is None or self._is_lost(sim.process):
+                continue
+            for share in lease.shares:
+                replica = replicas.get(share.replica)
+                if replica is None or replica.actor.queries is None:
+                    continue
+                is_open = lease.name in replica.actor.queries.leases
+                is_wanted = share.replica.rpartition("#")[0] in wanted
+                told = f"{sim.process} may still send to {share.replica}, by {lease.name}"
+                self.expect(is_wanted or not is_open, f"{told}; {name} is {record}")
+                self.counts["lease seen at an acknowledgement"] += 1
 
     def silenced(self, pid: int) -> None:
         """A process is killed for its silence: it stands still, and has been silent long enough.

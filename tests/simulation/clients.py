@@ -177,8 +177,8 @@ class Client:
         given = {
             "num_replicas": rng.randint(1, 3),
             "user_config": rng.choice([None, {"x": rng.randint(0, 9)}]),
-            "max_ongoing_requests": rng.randint(1, 4),
-            "max_queued_requests": rng.choice([-1, 0, 2]),
+            "max_ongoing_requests": rng.choice([1, 2, 3, 4, 12]),
+            "max_queued_requests": rng.choice([-1, -1, -1, 0, 2]),
             "request_timeout_s": rng.choice([None, 3.0]),
             "graceful_shutdown_timeout_s": rng.choice([0.0, 0.5, 5.0]),
             "health_check_period_s": rng.choice([0.5, 3.0]),

@@ -78,6 +78,9 @@ class Transport:
             self._world.send(self.loop, self.myAddress, to, message, on_sent, on_failed)
         return True
 
+    def is_here(self, target: Any) -> bool:
+        return host_of(target.resolved()) == self.loop.host
+
     def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
         return self._world.links.watch(self.loop, target.resolved(), on_lost)
 

@@ -53,6 +53,7 @@ class ScriptedCode:
         self.digest = ""
         self.kind = b""
         self.user_config: Any = None
+        self._rate = simulation.world.rng.choice([20.0, 300.0])  # queries per second
 
     def set_max_ongoing_requests(self, number: int) -> None:
         """Nothing is needed: no code here has threads."""
@@ -124,9 +125,12 @@ class ScriptedCode:
 
     def run(self, reply: Any) -> None:
         rng = self._simulation.world.rng
-        self._simulation.checks.queries.began(self, reply.assignment, len(self._running) + 1)
+        queries = self._simulation.checks.queries
+        queries.began(self, reply.assignment, len(self._running) + 1)
+        if reply.key[0] == reply.assignment.caller_incarnation:
+            self._simulation.checks.counts["run under a lease"] += 1
         long = self.kind == SLOW or rng.random() < 0.1
-        seconds = rng.uniform(0.2, 4.0) if long else rng.expovariate(20.0)
+        seconds = rng.uniform(0.2, 4.0) if long else rng.expovariate(self._rate)
         if self._simulation.quiet:
             seconds *= 0.02  # or long queues would be there for minutes
         if self.kind == DEADLY and rng.random() < 0.1:

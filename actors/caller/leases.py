@@ -1,0 +1,311 @@
+"""A caller's dispatch leases: queries straight to replicas, and reports of them to the proxy.
+
+The rules are in :mod:`greenroom.core.routing.leases`. A slot is free when the answer is here, or,
+for a query that is no longer wanted, when its replica says that it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable
+from functools import partial
+
+from greenroom.actors.messages.queries import (
+    Address,
+    LeasedSlots,
+    LeaseGranted,
+    LeasesUsed,
+    Process,
+    Query,
+    RevokeLeases,
+    RunLeased,
+)
+from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer
+from greenroom.core.routing.balancing import UNHEARD_S
+from greenroom.core.routing.leases import IDLE_S, ORPHAN_S, REPORT_S, HeldLease, HeldShare
+from greenroom.core.routing.traffic import Routes
+
+MAX_TARGETS = 64  # before those without a lease are dropped
+
+
+class Target:
+    """A replica, as a caller sends to it."""
+
+    def __init__(self, outbox: Outbox, watch: Callable[[], Callback]) -> None:
+        self.outbox = outbox
+        self.is_dead = False
+        self.unwatch = watch()
+
+
+class Leased:
+    """A query while a replica has it under a lease."""
+
+    __slots__ = ("began_at", "is_sent", "is_wanted", "name", "query", "share", "target")
+
+    def __init__(self, name: str, query: Query, share: HeldShare, target: Target) -> None:
+        self.name = name  # the lease's
+        self.query = query
+        self.share = share
+        self.target = target
+        self.began_at = share.lease.used_at
+        self.is_sent = False
+        self.is_wanted = True
+
+
+class CallerLeases:
+    """The leases of one caller; all on its loop.
+
+    ``lost`` gets a query whose replica has died, and whether it had it. ``wanted`` are the ids of
+    queries that wait for their answers.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        process: Process,
+        wanted: Container[int],
+        lost: Callable[[int, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._wanted = wanted
+        self._lost = lost
+        self._proxy: Process | None = None
+        self._proxy_address: Address | None = None
+        self._routes = Routes()
+        self.held: dict[str, HeldLease] = {}  # by endpoint
+        self._returned: dict[int, HeldLease] = {}  # by number, those with slots in use
+        self._unknown: list[int] = []  # revoked, and not here
+        self._newest: dict[str, int] = {}  # endpoint -> the latest number of a lease
+        self._targets: dict[str, Target] = {}  # by the incarnation of the replica
+        self._at: dict[HeldShare, Target] = {}
+        self._leased: dict[int, Leased] = {}  # by query, until the slot is free
+        self._timer: Timer | None = None  # armed while there are leases
+        self._reported_at = 0.0
+        self._report_due = False
+
+    # --- Queries --------------------------------------------------------------------------------
+
+    def send(self, query: Query) -> Query | None:
+        """Send a query under a lease, and return it with its time limit; None for the router."""
+        name = query.endpoint
+        if name is None:
+            name = self._routes.find(query.path)
+        lease = self.held.get(name) if name is not None else None
+        if lease is None or query.follows or query.multiplexed_model_id:
+            return None
+        if query.http_method and lease.methods and query.http_method not in lease.methods:
+            return None
+        share = lease.take(time.monotonic())
+        if share is None:
+            return None
+        limit_s = lease.timeout_s
+        if limit_s is not None and (query.timeout_s is None or limit_s < query.timeout_s):
+            query = query._replace(timeout_s=limit_s)
+        leased = Leased(lease.name, query, share, self._at[share])
+        self._leased[query.id] = leased
+        leased.target.outbox.put(leased)
+        return query
+
+    def ended(self, query_id: int, status: int) -> None:
+        """Count a query that was answered, or whose slot is free for another reason: 0."""
+        leased = self._leased.pop(query_id, None)
+        if leased is None:
+            return
+        now, lease = time.monotonic(), leased.share.lease
+        if status and leased.is_wanted:
+            lease.count(status, now - leased.began_at)
+        lease.free(leased.share, now)
+        if lease.is_returned:
+            self._report_soon()
+
+    def cancel(self, query_id: int, status: int) -> bool:
+        """Have a query dropped; return False if no replica has it under a lease."""
+        leased = self._leased.get(query_id)
+        if leased is None:
+            return False
+        if leased.is_wanted:
+            leased.is_wanted = False
+            leased.share.lease.count(status, time.monotonic() - leased.began_at)
+            leased.target.outbox.put(query_id)
+        return True
+
+    def refused(self, query_id: int) -> None:
+        """Use the lease of a query no more: its replica refuses the query."""
+        leased = self._leased.get(query_id)
+        if leased is not None:
+            self._return(leased.share.lease)
+            self.ended(query_id, 0)
+
+    def __contains__(self, query_id: int) -> bool:
+        """Return whether a replica has a query under a lease."""
+        return query_id in self._leased
+
+    def _pack(self, incarnation: str, items: list[Leased | int]) -> RunLeased:
+        queries, cancelled = [], []
+        for item in items:
+            if isinstance(item, int):
+                cancelled.append(item)
+            elif item.query.id in self._wanted:
+                item.is_sent = True
+                queries.append((item.name, item.query))
+            else:  # no longer wanted, and never sent
+                self.ended(item.query.id, 0)
+        return RunLeased(
+            incarnation=incarnation,
+            caller=self._process.incarnation,
+            queries=tuple(queries),
+            cancelled=tuple(cancelled),
+        )
+
+    # --- Leases ---------------------------------------------------------------------------------
+
+    def follow(self, address: Address, proxy: Process) -> None:
+        """Have leases of this proxy; those of another are used no more."""
+        self._return_all(list(self.held.values()))
+        self._returned.clear()
+        self._unknown.clear()
+        self._newest.clear()
+        self._proxy, self._proxy_address = proxy, address
+
+    def orphaned(self) -> None:
+        """Use the leases of a proxy that has died for a while; see ORPHAN_S."""
+        self._proxy = self._proxy_address = None
+        if self.held:
+            self._loop.call_later(ORPHAN_S, partial(self._return_all, list(self.held.values())))
+
+    def granted(self, message: LeaseGranted) -> None:
+        """Use a lease."""
+        if message.proxy != self._proxy:
+            return
+        if message.routes is not None:
+            self._routes = Routes()
+            for prefix, endpoint in message.routes.items():
+                self._routes.set(prefix, endpoint)
+        known = self.held.get(message.endpoint)
+        if message.number <= self._newest.get(
+            message.endpoint, 0
+        ):  # else it was returned with this on its way
+            if known is not None and known.number == message.number:  # else it was returned
+                known.extend({each.replica: each.slots for each in message.slots})
+            return
+        self._newest[message.endpoint] = message.number
+        if known is not None:
+            self._return(known)
+        shares = []
+        for slots in message.slots:
+            target = self._target(slots)
+            if not target.is_dead:
+                share = HeldShare(slots.replica, slots.slots)
+                self._at[share] = target
+                shares.append(share)
+        lease = HeldLease(
+            message.number,
+            message.lease,
+            message.endpoint,
+            message.methods,
+            message.timeout_s,
+            shares,
+            time.monotonic(),
+        )
+        self.held[message.endpoint] = lease
+        if self._timer is None:
+            self._timer = self._loop.call_later(IDLE_S, self._tick)
+
+    def revoked(self, message: RevokeLeases) -> None:
+        """Return leases."""
+        if message.proxy != self._proxy:
+            return
+        for number in message.numbers:
+            found = [lease for lease in self.held.values() if lease.number == number]
+            for lease in found:
+                self._return(lease)
+            if not found and number not in self._returned:
+                self._unknown.append(number)
+                self._report_soon()
+
+    def _return(self, lease: HeldLease) -> None:
+        if lease.is_returned:
+            return
+        lease.is_returned = True
+        del self.held[lease.endpoint]
+        self._returned[lease.number] = lease
+        for share in lease.shares:
+            del self._at[share]
+        self._report_soon()
+
+    def _return_all(self, leases: Iterable[HeldLease]) -> None:
+        for lease in leases:
+            self._return(lease)
+
+    def _target(self, slots: LeasedSlots) -> Target:
+        incarnation = slots.process.incarnation
+        target = self._targets.get(incarnation)
+        if target is not None:
+            return target
+        if len(self._targets) >= MAX_TARGETS:
+            in_use = {*self._at.values(), *(leased.target for leased in self._leased.values())}
+            for known in [key for key, each in self._targets.items() if each not in in_use]:
+                self._targets.pop(known).unwatch()
+        gone = partial(self._replica_lost, incarnation)
+        outbox = Outbox(
+            self._loop,
+            slots.address,
+            partial(self._pack, incarnation),
+            on_failed=lambda _items: gone(),
+            weigh=lambda item: 0 if isinstance(item, int) else len(item.query.call),
+        )
+        watch = partial(self._loop.watch_process, slots.process, gone)
+        target = self._targets[incarnation] = Target(outbox, watch)
+        return target
+
+    def _replica_lost(self, incarnation: str) -> None:
+        target = self._targets.pop(incarnation, None)
+        if target is None:
+            return
+        target.is_dead = True
+        target.unwatch()
+        target.outbox.drop()
+        for share in [share for share, at in self._at.items() if at is target]:
+            share.lease.lost(share)
+            del self._at[share]
+        for query_id, leased in list(self._leased.items()):
+            if leased.target is target:
+                self.ended(query_id, 0)
+                self._lost(query_id, leased.is_sent)
+
+    # --- Reports --------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for lease in list(self.held.values()):
+            if lease.is_to_be_returned(now, UNHEARD_S):
+                self._return(lease)
+        if now - self._reported_at >= REPORT_S:
+            self.report()
+        self._timer = self._loop.call_later(IDLE_S, self._tick) if self.held else None
+
+    def _report_soon(self) -> None:
+        if not self._report_due:
+            self._report_due = True
+            self._loop.at_turn_end(self.report)
+
+    def report(self) -> None:
+        """Tell the proxy what became of queries, and what is returned."""
+        self._report_due = False
+        self._reported_at = time.monotonic()
+        if self._proxy_address is None:  # the next one counts from zero anyway
+            return
+        leases = [*self.held.values(), *self._returned.values()]
+        used = tuple([(lease.number, tuple(lease.take_used())) for lease in leases])
+        returned = [(number, lease.in_use()) for number, lease in self._returned.items()]
+        for number, in_use in returned:
+            if not in_use:
+                del self._returned[number]
+        returned += [(number, {}) for number in self._unknown]
+        self._unknown.clear()
+        if used or returned:
+            message = LeasesUsed(
+                incarnation=self._process.incarnation, used=used, returned=tuple(returned)
+            )
+            self._loop.send(self._proxy_address, message)

@@ -1,0 +1,191 @@
+"""Dispatch leases between a caller, a proxy and a replica, on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from greenroom.actors.messages.control import MeetProxy
+from greenroom.actors.messages.queries import Process
+from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.core.routing.leases import FENCE_S
+from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
+from greenroom.serve.handle import DeploymentHandle
+from tests.actors.one_process import OneProcess, Place
+
+DEADLINE_S = 10.0
+ELSEWHERE = (f"{ENDPOINT_PREFIX}e", EndpointTable(name="e", traffic={"other": 1.0}))
+
+
+class Model:
+    """Takes as long as it is told."""
+
+    async def __call__(self, seconds: float = 0.0) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        await asyncio.sleep(0.001)
+
+
+class Leased:
+    """One process of each kind, and a handle."""
+
+    def __init__(self, **table: Any) -> None:
+        self.one = OneProcess(Model, limit=8, **table)
+        self.leases = self.one.caller.leases
+        self.handle = DeploymentHandle("e", None, client=self.one.client)
+
+    async def hold(self) -> None:
+        """Send queries until there is a lease."""
+        deadline = time.monotonic() + DEADLINE_S
+        while "e" not in self.leases.held:
+            assert time.monotonic() < deadline
+            await self.handle.remote()
+
+    def change(self) -> list[bool]:
+        """Take the traffic away; return what is filled when that may be acknowledged."""
+        confirmed: list[bool] = []
+        dispatcher = self.one.proxy.dispatcher
+        dispatcher.take_tables([ELSEWHERE], time.monotonic())
+        dispatcher.leases.when_confirmed(lambda: confirmed.append(True))
+        return confirmed
+
+    def counted(self) -> float:
+        families = {each.name: each for each in self.one.proxy.dispatcher.metrics()}
+        return sum(families["greenroom_requests_total"].samples.values())  # type: ignore[arg-type]
+
+    def load(self) -> dict[str, int]:
+        return self.one.proxy.dispatcher.router.ongoing()
+
+
+@pytest.fixture
+def leased() -> Iterator[Leased]:
+    made = Leased()
+    yield made
+    made.one.close()
+
+
+def run(leased: Leased, coroutine: Any) -> None:
+    leased.one.loop.run_until_complete(asyncio.wait_for(coroutine, 2 * DEADLINE_S))
+
+
+def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(leased: Leased) -> None:
+    submitted: list[Any] = []
+    submit = leased.one.proxy.dispatcher.submit
+    leased.one.proxy.dispatcher.submit = (  # type: ignore[method-assign]
+        lambda message, sender: submitted.extend(message.queries) or submit(message, sender)
+    )
+
+    async def scenario() -> None:
+        for _ in range(300):
+            await leased.handle.remote()
+        await until(lambda: leased.counted() == 300)
+        await until(lambda: leased.load() == {"r1": 0})
+        assert not leased.leases.held, "what is not used is returned"
+
+    run(leased, scenario())
+    assert len(submitted) < 100
+
+
+def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(leased: Leased) -> None:
+    async def scenario() -> None:
+        await leased.hold()
+        running = leased.handle.remote(0.2)
+        await until(lambda: leased.one.queries.running)
+        confirmed = leased.change()
+        assert not confirmed
+        await until(lambda: confirmed)
+        assert not leased.leases.held
+        assert await running == 0.2, "what has begun runs to its end"
+        await until(lambda: leased.load() == {"r1": 0})
+        assert leased.counted(), "and is counted"
+
+    run(leased, scenario())
+
+
+def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased: Leased) -> None:
+    async def scenario() -> None:
+        await leased.hold()
+        leased.leases.revoked = lambda _message: None  # type: ignore[method-assign]
+        running = leased.handle.remote(FENCE_S + 0.4)  # so that the lease is not idle
+        await until(lambda: leased.one.queries.running)
+        confirmed = leased.change()
+        assert not confirmed
+        await until(lambda: confirmed)
+        assert "e" in leased.leases.held
+        with pytest.raises(DeploymentUnavailableError, match="no backend with traffic"):
+            await leased.handle.remote()
+        assert await running
+
+    run(leased, scenario())
+
+
+def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:
+    async def scenario() -> None:
+        await leased.hold()
+        answers = [leased.handle.remote(0.05) for _ in range(40)]
+        await until(lambda: leased.one.queries.running == 8)
+        assert [await answer for answer in answers] == [0.05] * 40
+
+    run(leased, scenario())
+
+
+def test_a_query_that_a_replica_has_no_room_for_goes_to_the_router(leased: Leased) -> None:
+    async def scenario() -> None:
+        await leased.hold()
+        leased.one.queries.limit = 1  # as if other hosts' proxies had sent it queries
+        answers = [leased.handle.remote(0.01) for _ in range(4)]
+        assert [await answer for answer in answers] == [0.01] * 4
+
+    run(leased, scenario())
+
+
+def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased: Leased) -> None:
+    async def scenario() -> None:
+        await leased.hold()
+        running = leased.handle.remote(5.0)
+        await until(lambda: leased.one.queries.running)
+        lease = leased.leases.held["e"]
+        running.cancel()
+        assert lease.ongoing == 1
+        await until(lambda: not lease.ongoing)
+        assert not leased.one.queries.running
+
+    run(leased, scenario())
+
+
+def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
+    async def scenario() -> None:
+        await leased.hold()
+        assert leased.one.queries.leases
+        leased.one.caller.lost_proxy()
+        assert await leased.handle.remote() == 0.0, "they go on meanwhile"
+        place = Place(leased.one.loop)
+        meet = MeetProxy(proxy=place, process=Process(1, 1, "next"), is_near=True)
+        port: Any = leased.one.queries.address
+        port.arrived(meet, place)
+        assert not leased.one.queries.leases
+
+    run(leased, scenario())
+
+
+def test_a_backends_time_limit_holds_under_a_lease() -> None:
+    leased = Leased(request_timeout_s=0.1)
+
+    async def scenario() -> None:
+        await leased.hold()
+        with pytest.raises(TimeoutError, match="no answer within"):
+            await leased.handle.remote(5.0)
+        await until(lambda: not leased.one.queries.running)
+
+    run(leased, scenario())
+    leased.one.close()

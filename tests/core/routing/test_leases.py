@@ -1,0 +1,415 @@
+"""Dispatch leases: random lives of a router with callers that hold some, and single cases."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from greenroom.core.routing.leases import (
+    ASK_WITHIN_S,
+    IDLE_S,
+    PAUSE_S,
+    HeldLease,
+    HeldShare,
+    Used,
+    share_of,
+)
+from greenroom.core.routing.retries import MAX_ATTEMPTS
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tickets import (
+    Assign,
+    CloseLease,
+    Grant,
+    Lease,
+    Observer,
+    Refuse,
+    Revoke,
+    TellGranted,
+)
+from tests.core.routing.queries import Query, endpoint, replica
+
+SOON_S = ASK_WITHIN_S / 10
+CALLERS = ("c1", "c2", "c3")
+LIMIT = 8
+
+
+def table(limit: int = LIMIT, replicas: tuple[str, ...] = ("b#1",), **more: Any) -> BackendTable:
+    tables = tuple(replica(tag) for tag in replicas)
+    return BackendTable(tag="b", replicas=tables, max_ongoing_requests=limit, **more)
+
+
+def leasing(limit: int = LIMIT, *callers: str, **more: Any) -> Router:
+    """Return a router whose endpoint "e" has all its traffic at the backend "b"."""
+    router = Router(lambda: 0.0)
+    router.set_backend("b", table(limit, **more), 0.0)
+    router.set_endpoint("e", endpoint("e", to="b"), 0.0)
+    for caller in callers or ("c1",):
+        router.allow_leases(caller)
+    return router
+
+
+def run(router: Router, caller: str, number: int, now: float) -> list[Any]:
+    """Let a query pass the router, from its beginning to its end; return the effects."""
+    effects = router.submit(caller, Query(number), now)
+    assigned = [each for each in effects if isinstance(each, Assign)]
+    for each in assigned:
+        effects += router.finished(each.replica, [(each.ticket.number, 200)], now)
+    return effects
+
+
+def granted(router: Router, caller: str = "c1", now: float = 0.0) -> Lease:
+    """Have a caller be told of a lease, by two queries in a row."""
+    effects = run(router, caller, 1, now) + run(router, caller, 2, now + SOON_S)
+    (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
+    assert router.opened(lease.number, now + SOON_S) == [TellGranted(lease)]
+    return lease
+
+
+# --- Grants ---------------------------------------------------------------------------------------
+
+
+def test_a_caller_that_sends_one_query_after_the_other_gets_a_lease() -> None:
+    router = leasing()
+    assert [type(each) for each in run(router, "c1", 1, 0.0)] == [Assign]
+    (*_, grant) = router.submit("c1", Query(2), SOON_S)
+    assert isinstance(grant, Grant)
+    assert grant.lease.slots == {"b#1": 6}, "a quarter stays with the router"
+
+
+def test_one_that_sends_a_query_now_and_then_does_not() -> None:
+    router = leasing()
+    for number in range(5):
+        effects = run(router, "c1", number, 2 * ASK_WITHIN_S * number)
+        assert not any(isinstance(each, Grant) for each in effects)
+
+
+def test_no_lease_is_granted_where_the_router_has_a_say() -> None:
+    for limits, change in (
+        ({}, lambda router: router.set_endpoint("e", endpoint("e", shadows={"b": 1.0}, to="b"), 0)),
+        ({}, lambda router: router.set_rollout("e", is_on=True)),
+        ({"max_queued_requests": 5}, lambda router: None),
+        ({"limit": 1}, lambda router: None),
+    ):
+        router = leasing(**limits)
+        change(router)
+        for number in range(4):
+            effects = run(router, "c1", number, number * SOON_S)
+            assert not any(isinstance(each, Grant) for each in effects)
+
+
+def test_leased_slots_count_as_taken() -> None:
+    router = leasing()
+    granted(router)
+    for number in (10, 11):
+        assert any(isinstance(e, Assign) for e in router.submit("c2", Query(number), 1.0))
+    effects = router.submit("c2", Query(12), 1.0)
+    assert [type(each) for each in effects] == [Revoke], "and a query that waits needs them"
+
+
+def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> None:
+    router = leasing(100, "greedy", "modest")
+    first = granted(router, "greedy")
+    assert first.slots == {"b#1": share_of(100, 1)}
+    effects = run(router, "modest", 1, 0.02) + run(router, "modest", 2, 0.03)
+    assert [each.lease for each in effects if isinstance(each, Revoke)] == [first]
+    router.returned("greedy", first.number, {}, 0.04)
+    found = {}
+    for number in range(3, 9):
+        for caller in ("greedy", "modest"):
+            for effect in run(router, caller, number, 0.03 + number / 1000):
+                if isinstance(effect, Grant):
+                    found[caller] = effect.lease.slots["b#1"]
+    assert found == {"greedy": 37, "modest": 37}
+
+
+# --- Ends -----------------------------------------------------------------------------------------
+
+
+def test_what_a_change_of_tables_revokes_is_unconfirmed_until_it_is_returned() -> None:
+    changes = {
+        "traffic": lambda r: r.set_endpoint("e", endpoint("e", to="other"), 1.0),
+        "deletion": lambda r: r.set_endpoint("e", None, 1.0),
+        "limits": lambda r: r.set_backend("b", table(4), 1.0),
+        "replicas": lambda r: r.set_backend("b", table(replicas=("b#1", "b#2")), 1.0),
+        "a rollout": lambda r: r.set_rollout("e", is_on=True),
+        "a route": lambda r: r.set_endpoint("f", EndpointTable(name="f", route="/e/f"), 1.0),
+    }
+    for what, change in changes.items():
+        router = leasing()
+        lease = granted(router)
+        assert Revoke(lease) in change(router), what
+        assert router.unconfirmed == {lease.number}
+        router.returned("c1", lease.number, {"b#1": 2}, 1.0)
+        assert not router.unconfirmed, "nothing begins; what has begun runs on"
+        assert router.ongoing()["b#1"] == 2
+        (closed,) = router.returned("c1", lease.number, {}, 1.0)
+        assert isinstance(closed, CloseLease)
+        assert router.ongoing().get("b#1", 0) == 0
+
+
+def test_the_same_table_again_revokes_nothing() -> None:
+    router = leasing()
+    granted(router)
+    assert router.set_backend("b", table(), 1.0) == []
+    assert router.set_endpoint("e", endpoint("e", to="b"), 1.0) == []
+
+
+def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> None:
+    router = leasing()
+    lease = granted(router)
+    assert CloseLease(lease, ("b#1",)) in router.caller_lost("c1", 1.0)
+    assert router.ongoing() == {"b#1": 0}
+
+    router = leasing()
+    lease = granted(router)
+    router.set_rollout("e", is_on=True)
+    assert CloseLease(lease, ("b#1",)) in router.fenced(lease.number, 1.0)
+    assert not router.unconfirmed
+    assert router.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
+
+
+def test_what_waits_gets_the_slots_that_are_returned() -> None:
+    router = leasing(4)
+    lease = granted(router)
+    submitted = [router.submit("c2", Query(number), 1.0) for number in range(5)]
+    assert [type(each) for effects in submitted for each in effects] == [Assign, Revoke]
+    effects = router.returned("c1", lease.number, {"b#1": 2}, 1.0)
+    assert [each.ticket.query.id for each in effects] == [1], "the first that waits"
+    effects = router.returned("c1", lease.number, {}, 1.0)
+    assert [e.ticket.query.id for e in effects if isinstance(e, Assign)] == [2, 3]
+
+
+def test_after_queries_had_to_wait_leases_pause() -> None:
+    router = leasing(4)
+    lease = granted(router)
+    tickets = []
+    for number in range(5):
+        tickets += [e.ticket for e in router.submit("c2", Query(number), 1.0) if type(e) is Assign]
+    tickets += [e.ticket for e in router.returned("c1", lease.number, {}, 1.0) if type(e) is Assign]
+    router.finished("b#1", [(ticket.number, 200) for ticket in tickets], 1.0)
+    router.finished("b#1", [(number, 200) for number in range(1, 50)], 1.0)
+    at = 1.0
+    grants = []
+    for number in range(10, 60):
+        at += PAUSE_S / 20
+        grants += [at for e in run(router, "c1", number, at) if isinstance(e, Grant)]
+    assert grants
+    assert grants[0] >= 1.0 + PAUSE_S
+
+
+def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() -> None:
+    router = leasing(2)
+    first = [router.submit("c2", Query(number), 0.0) for number in (1, 2)]
+    router.submit("c2", Query(3), 0.0)
+    assert router.submit_refused("c1", [Query(1), Query(2)], 0.1) == []
+    order = []
+    running = [effects[0].ticket for effects in first]
+    while running:
+        (assigned,) = router.finished("b#1", [(running.pop(0).number, 200)], 0.2) or [None]
+        if assigned is not None:
+            order.append((assigned.ticket.caller, assigned.ticket.query.id))
+            running.append(assigned.ticket)
+    assert order == [("c1", 1), ("c1", 2), ("c2", 3)]
+
+
+def test_a_query_that_was_lost_under_a_lease_is_retried_by_the_rules_of_all() -> None:
+    router = leasing()
+    (assigned,) = router.submit("c1", Query(1), 0.0, attempts=1)
+    assert assigned.ticket.attempts == 2
+    (refused,) = router.submit("c1", Query(2, retryable=False), 0.0, attempts=1)
+    assert isinstance(refused, Refuse)
+    assert "it may have run" in refused.text
+    (refused,) = router.submit("c1", Query(3), 0.0, attempts=MAX_ATTEMPTS)
+    assert isinstance(refused, Refuse)
+    assert "3 replicas died" in refused.text
+
+
+def test_observers_hear_of_queries_under_leases() -> None:
+    heard = []
+
+    class Listens(Observer):
+        def leased(self, *what: Any) -> None:
+            heard.append(what)
+
+    router = leasing()
+    router.observers.add(Listens())
+    lease = granted(router)
+    router.used("c1", lease.number, Used(3, {200: [0.1, 0.2], 500: [0.3]}), 1.0)
+    assert heard == [("e", "b", 200, [0.1, 0.2]), ("e", "b", 500, [0.3])]
+    assert router.busy() == {"b": (0, 3)}
+    assert router.load_by_endpoint()[0] == {("e", "b"): (0, 3)}
+
+
+# --- The caller's side ----------------------------------------------------------------------------
+
+
+def held(**slots: int) -> HeldLease:
+    shares = [HeldShare(tag, count) for tag, count in slots.items()]
+    return HeldLease(1, "lease", "e", (), None, shares, 0.0)
+
+
+def test_replicas_take_turns_and_get_no_more_than_their_slots() -> None:
+    lease = held(a=2, b=3)
+    taken = Counter(share.replica for _ in range(4) if (share := lease.take(0.0)))
+    assert taken == {"a": 2, "b": 2}
+    assert lease.take(0.0) is not None
+    assert lease.take(0.0) is None
+    assert lease.in_use() == {"a": 2, "b": 3}
+
+
+def test_it_is_returned_when_it_is_idle_or_a_replica_is_silent() -> None:
+    lease = held(a=2)
+    assert not lease.is_to_be_returned(IDLE_S / 2, 1.0)
+    assert lease.is_to_be_returned(IDLE_S, 1.0)
+    share = lease.take(5.0)
+    assert share is not None
+    assert not lease.is_to_be_returned(5.9, 1.0)
+    assert lease.is_to_be_returned(6.1, 1.0)
+    lease.free(share, 6.1)
+    assert not lease.is_to_be_returned(6.1 + IDLE_S / 2, 1.0)
+
+
+# --- Random lives ---------------------------------------------------------------------------------
+
+
+class LeasesModel(RuleBasedStateMachine):
+    """A router, its callers and replicas, with messages on their way between each two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ids = iter(range(1, 10**6))
+        self.router = leasing(LIMIT, *CALLERS)
+        self.held: dict[str, HeldLease | None] = dict.fromkeys(CALLERS)
+        self.returned: dict[str, list[HeldLease]] = {caller: [] for caller in CALLERS}
+        self.to_caller: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
+        self.to_router: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
+        self.opening: list[Lease] = []
+        self.tickets: dict[int, Any] = {}  # that the replica has
+        self.leased: list[tuple[str, HeldShare]] = []  # queries that it has under leases
+        self.newest = dict.fromkeys(CALLERS, 0)
+
+    def perform(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Assign):
+                self.tickets[effect.ticket.number] = effect.ticket
+            elif isinstance(effect, Grant):
+                self.opening.append(effect.lease)
+            elif isinstance(effect, TellGranted):
+                slots = dict(effect.lease.slots)
+                self.to_caller[effect.lease.caller].append(("granted", effect.lease.number, slots))
+            elif isinstance(effect, Revoke):
+                self.to_caller[effect.lease.caller].append(("revoked", effect.lease.number, {}))
+
+    def give_back(self, caller: str) -> None:
+        lease = self.held[caller]
+        if lease is not None:
+            self.held[caller] = None
+            lease.is_returned = True
+            self.returned[caller].append(lease)
+            self.to_router[caller].append((lease.number, lease.in_use()))
+
+    @rule(caller=st.sampled_from(CALLERS), count=st.integers(1, 6))
+    def send(self, caller: str, count: int) -> None:
+        for _ in range(count):
+            lease = self.held[caller]
+            share = None if lease is None else lease.take(self.now)
+            if share is not None:
+                self.leased.append((caller, share))
+            else:
+                self.perform(self.router.submit(caller, Query(next(self.ids)), self.now))
+
+    @rule(index=st.integers(0, 50), count=st.integers(1, 4))
+    def end_some(self, index: int, count: int) -> None:
+        for _ in range(count):
+            if self.leased:
+                caller, share = self.leased.pop(index % len(self.leased))
+                share.lease.free(share, self.now)
+                if share.lease.is_returned:
+                    self.to_router[caller].append((share.lease.number, share.lease.in_use()))
+            if self.tickets:
+                number = sorted(self.tickets)[index % len(self.tickets)]
+                del self.tickets[number]
+                self.perform(self.router.finished("b#1", [(number, 200)], self.now))
+
+    @rule(caller=st.sampled_from(CALLERS))
+    def caller_hears(self, caller: str) -> None:
+        if not self.to_caller[caller]:
+            return
+        what, number, slots = self.to_caller[caller].popleft()
+        lease = self.held[caller]
+        if what == "revoked":
+            if lease is not None and lease.number == number:
+                self.give_back(caller)
+        elif number > self.newest[caller]:
+            assert lease is None, "one lease at a time"
+            self.newest[caller] = number
+            shares = [HeldShare(tag, count) for tag, count in slots.items()]
+            self.held[caller] = HeldLease(number, "", "e", (), None, shares, self.now)
+        elif lease is not None and lease.number == number:
+            lease.extend(slots)
+
+    @rule(caller=st.sampled_from(CALLERS))
+    def router_hears(self, caller: str) -> None:
+        if self.to_router[caller]:
+            number, in_use = self.to_router[caller].popleft()
+            self.perform(self.router.returned(caller, number, in_use, self.now))
+
+    @rule()
+    def replica_opens(self) -> None:
+        if self.opening:
+            self.perform(self.router.opened(self.opening.pop(0).number, self.now))
+
+    @rule(seconds=st.sampled_from([0.001, 0.01, PAUSE_S, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        for caller, lease in self.held.items():
+            if lease is not None and lease.is_to_be_returned(self.now, 100.0):
+                self.give_back(caller)
+
+    @rule(is_on=st.booleans())
+    def change(self, is_on: bool) -> None:
+        self.perform(self.router.set_rollout("e", is_on=is_on))
+        if not self.router.unconfirmed:
+            usable = [lease for lease in self.held.values() if lease is not None]
+            assert not (is_on and usable), "acknowledged, and something may begin against it"
+
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        assert len(self.tickets) + len(self.leased) <= LIMIT
+        assert self.router.ongoing()["b#1"] <= LIMIT
+
+    @invariant()
+    def nothing_waits_for_ever(self) -> None:
+        queued = self.router.busy().get("b", (0, 0))[0]
+        if queued and not any(self.to_caller.values()) and not any(self.to_router.values()):
+            assert all(lease is None for lease in self.held.values()), "all were revoked"
+            assert len(self.tickets) + len(self.leased) == LIMIT
+
+    def teardown(self) -> None:
+        for _ in range(400):
+            if not (self.leased or self.tickets):
+                break
+            self.end_some(0, 4)
+            self.settle()
+        self.settle()
+        self.time_passes(2.0)
+        self.settle()
+        assert self.router.ongoing() == {"b#1": 0}, "idle systems hold no lease"
+        assert not self.router.busy()
+
+    def settle(self) -> None:
+        for _ in range(50):
+            self.replica_opens()
+            for caller in CALLERS:
+                self.caller_hears(caller)
+                self.router_hears(caller)
+
+
+TestLeases = LeasesModel.TestCase
+TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
