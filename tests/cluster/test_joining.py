@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,22 @@ def test_every_host_answers_and_shows_all_and_one_that_leaves_is_replaced_first(
     assert "b" not in a.replicas("default#Who").values()
     a.check("rebalance")
     wait_until(lambda: "b" in a.replicas("default#Who").values(), 20, "one is moved to b")
+
+
+def test_a_scrape_of_any_host_has_all_and_can_be_of_one(serving: Cluster) -> None:
+    """As it is put in Prometheus' own format, whose labels name the host."""
+    b = serving.hosts[1]
+
+    def hosts(query: str, metric: str) -> set[str]:
+        text = b.get(f"/-/metrics{query}")[1]
+        return set(re.findall(rf'^{metric}{{.*host="(\w+)"', text, re.MULTILINE))
+
+    for host in serving.hosts:
+        assert host.get("/")[0] == 200
+    metric = "greenroom_replica_requests_total"
+    wait_until(lambda: hosts("", metric) == {"a", "b", "c"}, 20, "each replica's queries")
+    assert hosts("", "greenroom_build_info") == {"a", "b", "c"}
+    assert hosts("?host=self", "greenroom_build_info") == {"b"}
 
 
 def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None:
