@@ -39,10 +39,12 @@ setup(
     ],
     extras_require={
         "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
-        "cluster": [
-            "cryptography>=44",
-            "prometheus-client>=0.20",
-        ],  # makes cluster files: keygen, start --bind, rotate-key
+        "cluster": ["cryptography>=44"],  # makes cluster files: keygen, start --bind, rotate-key
+        "otel": [
+            "opentelemetry-api>=1.25",
+            "opentelemetry-sdk>=1.25",
+            "opentelemetry-exporter-otlp-proto-http>=1.25",
+        ],
         "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
         "test": [
             "pytest>=8",
@@ -50,6 +52,9 @@ setup(
             "hypothesis>=6.100",
             "cryptography>=44",
             "openapi-spec-validator>=0.7",
+            "prometheus-client>=0.20",
+            "opentelemetry-sdk>=1.25",
+            "opentelemetry-exporter-otlp-proto-http>=1.25",
         ],
     },
     entry_points={

@@ -39,6 +39,7 @@ class Entry(NamedTuple):
     duration_s: float
     bytes_out: int
     client: tuple[str, int] | None
+    trace_id: str = ""  # where this worker traces
 
 
 class AccessLog:
@@ -141,12 +142,13 @@ def line(entry: Entry) -> str:
     at = entry.finished_at
     # Of a client behind a trusted proxy it is what X-Forwarded-For says: anything.
     client = quoted(f"{entry.client[0]}:{entry.client[1]}") if entry.client else "null"
+    trace = f',"trace_id":"{entry.trace_id}"' if entry.trace_id else ""
     return (
         f'{{"time":"{_second(int(at))}.{int(at * 1000) % 1000:03d}Z"'
         f',"request_id":{quoted(entry.request_id)},"method":{quoted(entry.method)}'
         f',"path":{quoted(entry.path)},"status":{entry.status}'
         f',"duration_ms":{entry.duration_s * 1000:.3f},"bytes":{entry.bytes_out}'
-        f',"client":{client}}}\n'
+        f',"client":{client}{trace}}}\n'
     )
 
 

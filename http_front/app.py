@@ -28,6 +28,7 @@ import falcon
 import falcon.asgi
 
 from greenroom.actors.caller.streams import StreamFailedError
+from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
@@ -86,6 +87,7 @@ class Front:
     def __init__(self, settings: HostSettings, link: Link) -> None:
         self._settings = settings
         self.options = options = settings.http
+        self._host_name = settings.host_name
         self.link = link
         self.access_log = AccessLog(
             settings.logs_dir / ACCESS_LOG,
@@ -155,6 +157,7 @@ class Front:
 
     async def start(self) -> None:
         """Begin; never raises, for a worker that cannot start would end all others too."""
+        tracing.start("greenroom", {"host.name": self._host_name})
         self._shown.keep_showing(asyncio.get_running_loop().call_later)
         try:
             await self.link.start()
@@ -164,6 +167,7 @@ class Front:
     async def stop(self) -> None:
         """End; never raises."""
         self._shown.close()
+        await asyncio.to_thread(tracing.flush)
         try:
             await self.link.stop()
         except Exception:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from greenroom.actors.messages.queries import Query, beside
+from greenroom.actors.runtime import tracing
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.metrics import Family, Group
 from greenroom.core.validation import HOOKS
@@ -77,6 +78,8 @@ class Exchanges:
     def begin(self, scope: Scope) -> Exchange:
         """Return the exchange of a new request."""
         exchange = Exchange(self, scope)
+        if tracing.active is not None and not exchange.path.startswith("/-/"):
+            exchange.span = tracing.active.request(scope, exchange.request_id)
         self.in_flight += 1
         return exchange
 
@@ -125,12 +128,14 @@ class Exchange:
         "raw_path",
         "request_id",
         "scope",
+        "span",
         "started_at",
         "status",
     )
 
     def __init__(self, exchanges: Exchanges, scope: Scope, request_id: str | None = None) -> None:
         self.started_at = perf_counter()
+        self.span: tracing.Span | None = None  # where this worker traces
         self._exchanges = exchanges
         self.scope = scope
         self.head: dict[bytes, bytes] = dict(scope["headers"])
@@ -165,7 +170,11 @@ class Exchange:
 
     def passed_on(self, scope: Scope) -> Exchange:
         """Return the exchange of this request as middlewares have passed it on."""
-        return self if scope is self.scope else Exchange(self._exchanges, scope, self.request_id)
+        if scope is self.scope:
+            return self
+        passed_on = Exchange(self._exchanges, scope, self.request_id)
+        passed_on.span = self.span
+        return passed_on
 
     def identified(self, headers: Headers) -> Headers:
         """Add the request id."""
@@ -193,8 +202,11 @@ class Exchange:
                 perf_counter() - self.started_at,
                 self.bytes_out,
                 self.scope["client"],
+                "" if self.span is None else self.span.trace_id,
             )
         )
+        if self.span is not None:
+            self.span.ended(self.status)
 
 
 # --- The query ------------------------------------------------------------------------------------
@@ -231,7 +243,9 @@ def _http_call(exchange: Exchange) -> tuple[Any, ...]:
     Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
     for one, X_Forwarded_For would pass for X-Forwarded-For.
     """
-    scope = exchange.scope
+    scope, trace = exchange.scope, None
+    if exchange.span is not None:
+        trace = exchange.span.carried()
     return (
         exchange.method,
         exchange.full_path,
@@ -246,6 +260,7 @@ def _http_call(exchange: Exchange) -> tuple[Any, ...]:
         scope["client"],
         scope["server"],
         exchange.root_path,
+        trace,
     )
 
 

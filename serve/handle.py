@@ -30,6 +30,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import Origin, RunningQuery
+from greenroom.actors.runtime import tracing
 from greenroom.core.errors import (
     GreenroomError,
     InvalidRequestError,
@@ -538,7 +539,11 @@ class DeploymentHandle(Generic[R_co]):
         values, named, inputs = take_inputs(args, kwargs)
         arguments = pack_arguments(self._what(), values, named)
         pending = client.pending(origin.request_id or secrets.token_hex(16))
-        send(pending, inputs, partial(self._submit, client, pending, origin, arguments))
+        span = None
+        if tracing.active is not None:
+            span = tracing.active.call(f"call {self._what()}", pending.request_id)
+            pending.when_over(partial(_end_span, span, pending))
+        send(pending, inputs, partial(self._submit, client, pending, origin, arguments, span))
         if origin.query is not None:
             _belong(pending, origin.query)
         make: Any = DeploymentResponseGenerator if self._options.stream else DeploymentResponse
@@ -551,10 +556,12 @@ class DeploymentHandle(Generic[R_co]):
         pending: PendingQuery,
         origin: Origin,
         arguments: bytes,
+        span: tracing.Span | None,
         inputs: tuple[bytes, ...],
     ) -> None:
         method = self._options.method_name
-        call = PythonCall(method, arguments, inputs, self._options.stream)
+        trace = None if span is None else span.carried()
+        call = PythonCall(method, arguments, inputs, self._options.stream, trace)
         deadline_at = origin.deadline_at
         client.submit(
             pending,
@@ -614,6 +621,17 @@ def _restore(
     deployment_name: str, app_name: str | None, options: HandleOptions
 ) -> DeploymentHandle:
     return DeploymentHandle(deployment_name, app_name, options=options)
+
+
+def _end_span(span: tracing.Span, pending: PendingQuery) -> None:
+    future = pending.future
+    if future.cancelled():
+        span.over("cancelled")
+    elif error := future.exception():
+        span.over(type(error).__name__)
+    else:
+        answer = future.result()
+        span.over(answer.kind if isinstance(answer, FailedAnswer) else "")
 
 
 def _belong(call: PendingQuery, query: RunningQuery) -> None:

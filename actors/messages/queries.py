@@ -71,6 +71,7 @@ class HttpCall(NamedTuple):
     client: tuple[str, int] | None
     server: tuple[str, int] | None
     root_path: str
+    trace: tuple[str, str, float] | None = None  # tracing.Carried, where the front traces
 
 
 class PythonCall(NamedTuple):
@@ -84,6 +85,7 @@ class PythonCall(NamedTuple):
     arguments: bytes
     inputs: tuple[bytes, ...] = ()
     stream: bool = False
+    trace: tuple[str, str, float] | None = None  # tracing.Carried, where the caller traces
 
 
 class Input(NamedTuple):

@@ -38,6 +38,7 @@ from greenroom.actors.replica.user_code import (
     give_way_to_messages,
     import_starlette,
 )
+from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
@@ -225,6 +226,14 @@ class Replica(LoopActor):
         except ValueError as error:
             self._loaded(Failure.of(DeployFailedError(str(error))))
             return
+        tracing.start(
+            order.backend,
+            {
+                "service.instance.id": order.replica,
+                "service.version": order.version or "",
+                "host.name": self.settings.host_name,
+            },
+        )
         self._install(order, env)
 
     def _metrics(self) -> list[Group]:
@@ -408,6 +417,7 @@ class Replica(LoopActor):
             self.user_code.close(lambda _failure: self._leave())
 
     def _leave(self) -> None:
+        tracing.flush()
         self.exiting()
 
 

@@ -20,6 +20,7 @@ from greenroom.actors.messages.queries import MORE, Answer, Assignment
 
 if TYPE_CHECKING:
     from greenroom.actors.caller.streams import Parts
+    from greenroom.actors.runtime.tracing import Span
 
 
 class DeploymentID(NamedTuple):
@@ -123,7 +124,7 @@ class RunningQuery:
     the cancellation from that of user code's loop.
     """
 
-    __slots__ = ("assignment", "calls", "deadline_at", "has_ended", "is_cancelled")
+    __slots__ = ("assignment", "calls", "deadline_at", "has_ended", "is_cancelled", "span")
 
     def __init__(self, assignment: Assignment, deadline_at: float | None) -> None:
         self.assignment = assignment
@@ -131,6 +132,7 @@ class RunningQuery:
         self.calls: set[Call] = set()  # those that are under way
         self.is_cancelled = False
         self.has_ended = False
+        self.span: Span | None = None  # where this process traces
 
     def made(self, call: Call) -> None:
         """Cancel this call with the query, unless :meth:`over` comes before."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import LineFormatter, one_line, replica_log
 from greenroom.actors.runtime.state_dir import open_private
 from greenroom.core.config import LoggingConfig
@@ -43,6 +44,8 @@ CONTEXT = (
     "multiplexed_model_id",
     "remaining_s",
     "is_shadow",
+    "trace_id",
+    "span_id",
 )
 _PYTHONS = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
 CANCELLED = 499
@@ -60,6 +63,7 @@ class ContextFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Add what is known here and now."""
         query, replica = user_context.request_context(), user_context.replica_context()
+        trace_id, span_id = ("", "") if tracing.active is None else tracing.active.ids()
         known = {
             "request_id": query.request_id,
             "route": query.route,
@@ -72,6 +76,8 @@ class ContextFilter(logging.Filter):
             "multiplexed_model_id": query.multiplexed_model_id,
             "remaining_s": None if query.remaining_s is None else round(query.remaining_s, 3),
             "is_shadow": query.is_shadow,
+            "trace_id": trace_id,
+            "span_id": span_id,
         }
         for name, value in known.items():
             record.__dict__.setdefault(name, value)
@@ -90,7 +96,9 @@ class TextFormatter(LineFormatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Show a dash where there is no request."""
-        record.shown_id = getattr(record, "request_id", "") or "-"
+        trace_id = getattr(record, "trace_id", "")
+        trace = f" trace_id={trace_id}" if trace_id else ""
+        record.shown_id = (getattr(record, "request_id", "") or "-") + trace
         return super().formatMessage(record)
 
 

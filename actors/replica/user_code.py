@@ -51,6 +51,7 @@ from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica.callables import Manners, http_methods, is_async, users_traceback
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, Threads, outcome_of
+from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import one_record
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import (
@@ -64,6 +65,7 @@ from greenroom.core.routing.tickets import SOCKET
 
 if TYPE_CHECKING:
     from greenroom.actors.replica.asgi import AsgiHost
+    from greenroom.actors.runtime.tracing import Span, Tracing
 
 ASGI_APP = "__greenroom_asgi_app__"  # the attribute of a class whose requests an app answers
 END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropped
@@ -289,6 +291,8 @@ class UserCode:
     def run(self, reply: Reply) -> None:
         """Run a query."""
         serve = self._serve_logged if user_logging.logs_queries() else self._serve
+        if tracing.active is not None:
+            serve = partial(_traced, serve)
         task = self.loop.create_task(serve(reply))
         self._running[reply.key] = task, reply
         task.add_done_callback(partial(self._ended, reply))
@@ -337,9 +341,12 @@ class UserCode:
         call: Any = None
         try:
             call = pickle.loads(content_of(query.call))
-            if isinstance(call, PythonCall):
+            is_python = isinstance(call, PythonCall)
+            call = call if is_python else HttpCall(*call)
+            if tracing.active is not None:
+                reply.span = _span_of(tracing.active, reply, call)
+            if is_python:
                 return await self._answer_python(reply, call)
-            call = HttpCall(*call)
             return await self._answer_http(reply, call)
         except _RefusedError as error:
             return FailedAnswer(query.id, InvalidRequestError.__name__, str(error))
@@ -354,6 +361,8 @@ class UserCode:
             # Closed: this is collected, with the GeneratorExit of one that would not be cancelled.
             if self.loop.is_closed() or asyncio.current_task() in self._cancelled:
                 raise
+            if reply.span is not None:
+                reply.span.failed(error)
             return _failed(query, error, is_http=isinstance(call, HttpCall))
 
     async def _answer_python(self, reply: Reply, call: PythonCall) -> Answer | None:
@@ -448,6 +457,36 @@ class UserCode:
         if manner.makes_generator:
             return function(*args, **kwargs)
         return await self._threads.run(function, args, kwargs)
+
+
+# --- Traces -----------------------------------------------------------------------------------
+
+
+async def _traced(serve: Callable[[Reply], Coroutine[Any, Any, None]], reply: Reply) -> None:
+    """Serve a query, and end its span, if it has come to have one."""
+    try:
+        await serve(reply)
+    finally:
+        if reply.span is not None:
+            reply.span.ended(reply.status)
+
+
+def _span_of(tracer: Tracing, reply: Reply, call: PythonCall | HttpCall) -> Span:
+    """Begin a query's span; what its task does from now on belongs to it."""
+    assignment, replica = reply.assignment, user_context.replica_context()
+    query, carried = assignment.query, call.trace
+    attributes = {
+        "greenroom.request_id": query.request_id,
+        "greenroom.endpoint": assignment.endpoint,
+        "greenroom.replica": replica.replica_tag if replica is not None else "",
+    }
+    if isinstance(call, PythonCall):
+        return tracer.query(f"{assignment.endpoint}.{call.method}", carried, attributes)
+    if carried is None:  # the front does not trace, but its client may
+        head = {name: value.decode("latin-1") for name, value in call.headers}
+        carried = (head.get(b"traceparent", ""), head.get(b"tracestate", ""), 0.0)
+    attributes |= {"http.request.method": query.http_method, "http.route": assignment.route}
+    return tracer.query(f"{query.http_method} {assignment.route}", carried, attributes)
 
 
 # --- What a call is made of, and what comes of it ---------------------------------------------

@@ -26,6 +26,7 @@ from typing_extensions import Self
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica import metrics
 from greenroom.actors.replica.context import RunningQuery
+from greenroom.actors.runtime import tracing
 from greenroom.core.batching import Batches
 from greenroom.core.errors import GreenroomError
 from greenroom.core.validation import is_number
@@ -366,6 +367,14 @@ class _Running:
 
     async def _run(self) -> None:
         self._query = user_context.begin_batch(item.query for item in self._items)
+        if tracing.active is None:
+            await self._call()
+            return
+        spans = [None if item.query is None else item.query.span for item in self._items]
+        with tracing.active.batch(self._name, spans):
+            await self._call()
+
+    async def _call(self) -> None:
         try:
             called = self._batching.call(self._items)
             if isinstance(called, AsyncGenerator):
