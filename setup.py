@@ -19,7 +19,7 @@ setup(
     python_requires=">=3.10",
     packages=find_namespace_packages("src"),
     package_dir={"": "src"},
-    package_data={"": ["py.typed"]},
+    package_data={"": ["py.typed"], "greenroom.http_front.admin": ["dashboard.html"]},
     install_requires=[
         "thespian==4.0.1",  # its inside is used in actors/transport
         "cloudpickle>=3.0",

@@ -71,6 +71,7 @@ from greenroom.http_front.responses import (
 _logger = logging.getLogger(__name__)
 
 RESERVED = "/-/"  # below it is nothing of users'
+DASHBOARD = "/-/dashboard"
 ADMIN = "/-/api/"  # where the admin API is beside requests
 OWN_ADMIN = "/api/"  # and at a place of its own, as Ray Serve has it
 HEALTH = ("/-/healthz", "/-/readyz")  # answered wherever requests are, and past the middlewares
@@ -104,6 +105,7 @@ class Front:
         self._falcon = self._falcon_app(pages)
         self._admin: falcon.asgi.App[Any, Any] | None = None  # until it is asked for
         self._admin_prefix = (root_path + ADMIN).encode()
+        self._dashboard = (root_path + DASHBOARD).encode()
         self._own_admin_prefix = (root_path + OWN_ADMIN).encode()
         # A page has one spelling, below the root path: a proxy in front of us that was told to keep
         # it to itself knows it by these bytes.
@@ -209,7 +211,7 @@ class Front:
         """Return the Falcon app that a request is for, and the path that it knows it by."""
         raw_path = exchange.raw_path
         if are_pages_here and self.options.has_admin:
-            if raw_path.startswith(self._admin_prefix):
+            if raw_path == self._dashboard or raw_path.startswith(self._admin_prefix):
                 return self._admin_app(), exchange.path.removeprefix("/-")
             if PAGES_KEY in exchange.scope and raw_path.startswith(self._own_admin_prefix):
                 return self._admin_app(), exchange.path

@@ -36,8 +36,9 @@ LISTED = 8  # so many other hosts that one of them is there, whatever has happen
 class Connection:
     """Admin requests to the controller, and queries to the proxy; thread-safe."""
 
-    def __init__(self, port: ThreadPort, *, is_remote: bool = False) -> None:
+    def __init__(self, port: ThreadPort, *, is_remote: bool = False, user: str = "") -> None:
         self._port = port
+        self._user = user or user_name()
         self._caller = Caller(port.loop, port.process)
         self._waiting: dict[str, Future[RequestReply]] = {}
         self._controller = ControllerRequests(port)
@@ -50,10 +51,11 @@ class Connection:
         self._caller.listen(port.on)
 
     @classmethod
-    def open(cls, settings: HostSettings, *, timeout_s: float = 5.0) -> Connection:
+    def open(cls, settings: HostSettings, *, timeout_s: float = 5.0, user: str = "") -> Connection:
         """Connect to this host's system; NotRunningError when none answers in time.
 
-        InvalidRequestError when the cluster file cannot be used.
+        InvalidRequestError when the cluster file cannot be used. ``user`` is who changes things, by
+        default the user of this process.
         """
         if settings.address is None and not is_running(settings):
             timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
@@ -62,7 +64,7 @@ class Connection:
             port = ThreadPort(settings.admin_port, this_process(), way)
         except ClusterKeyError as error:
             raise InvalidRequestError(str(error)) from None
-        connection = cls(port, is_remote=way is not None and bool(way.gates))
+        connection = cls(port, is_remote=way is not None and bool(way.gates), user=user)
         port.open(timeout_s)
         connection.start()
         return connection
@@ -92,7 +94,7 @@ class Connection:
         connection was closed.
         """
         self._check_open()
-        request = request_of(operation, new_id(), user_name())
+        request = request_of(operation, new_id(), self._user)
         waiting: Future[RequestReply] = Future()
         self._waiting[request.request_id] = waiting
         self._controller.ask(request, partial(_settle, waiting))

@@ -40,8 +40,8 @@ class Access:
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
-    async def holder(self, head: Head, role: Role | None) -> str:
-        """Return the name of the token that a request bears.
+    async def holder(self, head: Head, role: Role | None) -> TokenRecord:
+        """Return the token that a request bears.
 
         UnauthorizedError where that is none or not in force, ForbiddenError where its role does not
         include ``role``, NotRunningError where there is no controller to ask.
@@ -62,7 +62,7 @@ class Access:
                 f"token {found.name!r} has the role {found.role}; this takes "
                 + (f"the role {role}" if role else "the command greenroom")
             )
-        return found.name
+        return found
 
     async def _read(self, within_s: float) -> None:
         """Have the tokens as they were ``within_s`` ago at most."""
@@ -86,28 +86,35 @@ def _bearer(head: Head) -> str:
     return token.decode("latin-1")
 
 
-def check_origin(head: Head, own_names: Sequence[str], *, is_local: bool) -> None:
-    """Raise ForbiddenError for what a browser sends in the name of a page that is not ours.
+def check_name(head: Head, own_names: Sequence[str], *, is_local: bool) -> None:
+    """Raise ForbiddenError for a Host that another site's page may have made lead here.
 
-    ``is_local``: whether only this host can connect. Then Host must be an address, localhost or one
-    of ``own_names``, for a page of another site may have a name that leads here. From elsewhere
-    that is a matter of the operator's DNS.
+    ``is_local``: whether only this host can connect. Then it must be an address, localhost or one
+    of ``own_names``. From elsewhere that is a matter of the operator's DNS.
     """
-    host = head.get(b"host", b"").decode("latin-1").lower()
+    host = _host(head)
     name = _name(host)
     if is_local and not (_is_address(name) or name in {"localhost", *own_names}):
         raise ForbiddenError(
             f"the Host header {host[:100]!r} is no name of this host; call it localhost, or by "
             "its address"
         )
+
+
+def check_origin(head: Head) -> None:
+    """Raise ForbiddenError for what a browser sends for a page that is not ours."""
     site = head.get(b"sec-fetch-site")
     if site is not None:
         is_own = site in {b"same-origin", b"none"}
     else:
         origin = head.get(b"origin")
-        is_own = origin is None or urlsplit(origin.decode("latin-1")).netloc.lower() == host
+        is_own = origin is None or urlsplit(origin.decode("latin-1")).netloc.lower() == _host(head)
     if not is_own:
         raise ForbiddenError("a page of another site may not use the admin API")
+
+
+def _host(head: Head) -> str:
+    return head.get(b"host", b"").decode("latin-1").lower()
 
 
 def _name(host: str) -> str:

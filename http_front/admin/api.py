@@ -5,110 +5,46 @@ Theory of operation. ``/api/v1/OPERATION`` is one resource for the whole table
 one that only reads takes them from the query, too. In this order: is the request from a page of
 another site, whose token is it, what may that ask for; only then is the body read. The controller
 gets the same request as from a Python client, with the token's name as its author.
-
-Errors are problem documents of RFC 9457, with the texts that a Python client gets.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import secrets
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 import falcon
 import falcon.asgi
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from greenroom.actors.messages.admin import Request
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.config import is_loopback
 from greenroom.core.errors import (
     GreenroomError,
     InvalidRequestError,
-    NotRunningError,
-    UnauthorizedError,
 )
 from greenroom.core.operations import OPERATIONS, Operation, WaitForGoal
 from greenroom.core.validation import problems_in
-from greenroom.http_front.admin.access import Access, check_origin
+from greenroom.http_front.admin.access import Access, check_name, check_origin
+from greenroom.http_front.admin.answers import (
+    answer_our_error,
+    answer_timeout,
+    asked,
+    serialize,
+    write,
+)
+from greenroom.http_front.admin.applications import ApplicationsResource
+from greenroom.http_front.admin.controller import Controller
+from greenroom.http_front.admin.dashboard import DashboardPage
+from greenroom.http_front.admin.logs import LogsResource
 from greenroom.http_front.admin.openapi import openapi
-from greenroom.http_front.exchange import VISIT_KEY
 from greenroom.http_front.link import Link
 
-ANSWER_S = 30.0  # how long an operation may take that does not wait for a goal
 GOAL_S = 0.5  # how long to wait for a goal's state without ?wait=
 MAX_WAIT_S = 300.0
-RETRY_AFTER_S = 5
-PROBLEM = "application/problem+json"
+DASHBOARD = "/dashboard"
 _IDEMPOTENCY_KEY = b"idempotency-key"
-
-
-class AdminRequest:
-    """What the resources need of a request: its head, its query and its body.
-
-    Falcon's own would log and decode what is not ours to decode.
-    """
-
-    def __init__(self, visit: Any) -> None:
-        self._visit = visit
-        self.head: Mapping[bytes, bytes] = visit.exchange.head
-
-    def query(self) -> dict[str, str]:
-        """Return the query's fields; InvalidRequestError where one comes twice."""
-        text = self._visit.exchange.scope["query_string"].decode("latin-1")
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=50)
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            raise InvalidRequestError(f"query {text[:200]!r}: give each field once")
-        return fields
-
-    async def body(self) -> bytes:
-        """Return the body."""
-        body: bytes = await self._visit.whole_body()
-        return body
-
-
-class Controller:
-    """Asks the controller in the name of a token's holder."""
-
-    def __init__(self, link: Link, access: Access) -> None:
-        self._link = link
-        self.access = access
-
-    async def request(
-        self,
-        operation: Operation,
-        author: str,
-        *,
-        request_id: str = "",
-        timeout_s: float = ANSWER_S,
-    ) -> Any:
-        """Return the operation's answer, or raise its error."""
-        return await self._link.request(
-            Request(
-                request_id=request_id or secrets.token_hex(16),
-                operation=operation.key,
-                fields=operation.fields,
-                user=f"token {author}",
-            ),
-            timeout_s,
-        )
-
-    async def reached(self, goals: list[str], author: str, within_s: float) -> bool:
-        """Return whether all goals are reached; raise why one has failed."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + within_s
-        for goal in goals:
-            left_s = max(0.0, ends_at - loop.time())
-            try:
-                await self.request(WaitForGoal(goal_id=goal), author, timeout_s=left_s)
-            except TimeoutError:
-                return False
-        return True
 
 
 class OperationResource:
@@ -131,7 +67,7 @@ class OperationResource:
 
     async def _answer(self, req: Any, resp: falcon.asgi.Response, kind: type[Operation]) -> None:
         request = asked(req)
-        author = await self._controller.access.holder(request.head, kind.role)
+        author = (await self._controller.access.holder(request.head, kind.role)).name
         query = request.query()
         wait_s = _wait(query.pop("wait", None))
         if req.method == "GET":
@@ -211,16 +147,16 @@ def goals_in(kind: type[Operation], answer: Any) -> list[str]:
     return [goal for goal in named if goal is not None]
 
 
-def asked(req: Any) -> AdminRequest:
-    """Return the request that Falcon's stands for."""
-    return AdminRequest(req.scope[VISIT_KEY])
+class _TokenResource:
+    """``/api/token``: what the token is that a request bears."""
 
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
-def write(resp: falcon.asgi.Response, answer: Any, *, is_accepted: bool = False) -> None:
-    """Answer with JSON; ``is_accepted``: goals are still to be waited for."""
-    resp.status = falcon.HTTP_202 if is_accepted else falcon.HTTP_200
-    resp.content_type = "application/json"
-    resp.data = to_json(answer, inf_nan_mode="null", bytes_mode="base64", fallback=str)
+    async def on_get(self, req: Any, resp: falcon.asgi.Response) -> None:
+        """Answer with its name, role and end."""
+        found = await self._access.holder(asked(req).head, "viewer")
+        write(resp, {"name": found.name, "role": found.role, "expires_at": found.expires_at})
 
 
 class _Document:
@@ -246,8 +182,11 @@ class _Guard:
         self._own_names = (settings.host_name.lower(), host.lower())
 
     async def process_request(self, req: Any, _: falcon.asgi.Response) -> None:
-        """Refuse what comes from other sites."""
-        check_origin(asked(req).head, self._own_names, is_local=self._is_local)
+        """Refuse what comes from other sites; but they may link to the page."""
+        head = asked(req).head
+        check_name(head, self._own_names, is_local=self._is_local)
+        if req.path != DASHBOARD:
+            check_origin(head)
 
     async def process_response(
         self, _req: Any, resp: falcon.asgi.Response, _resource: Any, _succeeded: bool
@@ -258,50 +197,19 @@ class _Guard:
 
 
 def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
-    """Return the Falcon app of all that is below ``/api/``; one in each worker."""
+    """Return the Falcon app of the dashboard and all below ``/api/``; one in each worker."""
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[_Guard(settings)])
-    controller = Controller(link, Access(link))
+    access = Access(link)
+    controller = Controller(link, access)
     app.add_route("/api/v1/{operation}", OperationResource(controller))
+    applications = ApplicationsResource(settings, controller)
+    app.add_route("/api/serve/applications", applications)
+    app.add_route("/api/serve/applications/", applications)
+    app.add_route(DASHBOARD, DashboardPage())
+    app.add_route("/api/token", _TokenResource(access))
+    app.add_route("/api/logs", LogsResource(settings, access))
     app.add_route("/api/openapi.json", _Document())
-    app.set_error_serializer(_serialize)
-    app.add_error_handler(GreenroomError, _answer_our_error)
-    app.add_error_handler(TimeoutError, _answer_timeout)
+    app.set_error_serializer(serialize)
+    app.add_error_handler(GreenroomError, answer_our_error)
+    app.add_error_handler(TimeoutError, answer_timeout)
     return app
-
-
-# --- Problems (RFC 9457) --------------------------------------------------------------------------
-
-
-def _write_problem(resp: falcon.asgi.Response, status: int, kind: str, detail: str) -> None:
-    resp.status = status
-    resp.content_type = PROBLEM
-    fields = {
-        "type": f"urn:greenroom:problem:{kind}",
-        "title": kind,
-        "status": status,
-        "detail": detail.partition("Traceback (most recent call last)")[0].strip() or kind,
-    }
-    resp.data = to_json(fields)
-
-
-async def _answer_our_error(
-    _req: Any, resp: falcon.asgi.Response, error: GreenroomError, _: dict[str, Any]
-) -> None:
-    _write_problem(resp, error.http_status, type(error).__name__, str(error))
-    if isinstance(error, UnauthorizedError):
-        resp.set_header("www-authenticate", 'Bearer realm="greenroom"')
-    if isinstance(error, NotRunningError):
-        resp.set_header("retry-after", str(RETRY_AFTER_S))
-
-
-async def _answer_timeout(
-    _req: Any, resp: falcon.asgi.Response, error: TimeoutError, _: dict[str, Any]
-) -> None:
-    detail = f"{error}; it may have been carried out: send it again, which changes nothing then"
-    _write_problem(resp, 504, "TimeoutError", detail)
-
-
-def _serialize(_req: Any, resp: Any, error: falcon.HTTPError) -> None:
-    """Give Falcon's own errors, 404 and 405, the same form."""
-    text = error.description or error.title or str(error.status)
-    _write_problem(resp, error.status_code, type(error).__name__.removeprefix("HTTP"), text)

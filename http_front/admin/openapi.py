@@ -22,6 +22,10 @@ _KEY = {
     "description": "The same request with the same key is carried out once.",
     "schema": {"type": "string"},
 }
+_LOG_FIELDS = {
+    "log": {"type": "string", "description": "Its name; without one the names are answered."},
+    "after": {"type": "integer", "minimum": 0, "description": "The `next` of an answer before."},
+}
 
 
 def openapi() -> dict[str, Any]:
@@ -32,6 +36,11 @@ def openapi() -> dict[str, Any]:
         for key, kind in sorted(OPERATIONS.items())
         if kind.role is not None
     }
+    paths["/api/token"] = _read("token", "Answers the name, role and end of the token itself.", {})
+    paths["/api/logs"] = _read(
+        "logs", "Answers the logs of the host that answers, or lines of one.", _LOG_FIELDS
+    )
+    paths["/api/serve/applications/"] = _documents()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -91,6 +100,30 @@ def _path(kind: type[Operation], schemas: dict[str, Any]) -> dict[str, Any]:
             ],
             "responses": _responses(kind),
         }
+    return path
+
+
+def _read(name: str, summary: str, fields: dict[str, Any]) -> dict[str, Any]:
+    parameters = [{"name": each, "in": "query", "schema": of} for each, of in fields.items()]
+    problem = {"$ref": "#/components/responses/Problem"}
+    answer = {"description": "The answer.", "content": {"application/json": {"schema": {}}}}
+    responses = {"200": answer, "401": problem, "default": problem}
+    get = {"operationId": name, "summary": summary, "tags": ["viewer"]}
+    return {"get": {**get, "parameters": parameters, "responses": responses}}
+
+
+def _documents() -> dict[str, Any]:
+    summaries = {
+        "get": "Answers all applications, in the shape of Ray Serve's ServeInstanceDetails.",
+        "put": "Makes the applications be those of a document: Ray Serve's ServeDeploySchema.",
+        "delete": "Deletes all applications.",
+    }
+    path = {}
+    for method, summary in summaries.items():
+        read = _read(f"{method}_applications", summary, {})["get"]
+        path[method] = {**read, "tags": ["viewer" if method == "get" else "deployer"]}
+    content = {"application/json": {"schema": {"type": "object"}}}
+    path["put"]["requestBody"] = {"required": True, "content": content}
     return path
 
 

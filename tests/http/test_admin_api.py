@@ -24,6 +24,7 @@ from tests.http.conftest import Answer, AppClient
 from tests.http.fake_link import FakeLink
 
 NOW = 1_000.0
+APPLICATIONS = "/api/serve/applications/"
 CODE = {"code": base64.b64encode(b"+/\xff?").decode(), "code_hash": "hash"}
 
 
@@ -213,6 +214,56 @@ def test_a_controller_that_cannot_is_told(api: Api, failure: Exception, status: 
     assert answer.all("retry-after") == (["5"] if status == 503 else [])
 
 
+# --- Ray Serve's resource -------------------------------------------------------------------------
+
+
+class StatusLink(ClusterLink):
+    """Knows one application."""
+
+    async def request(self, request: Request, timeout_s: float) -> Any:
+        if request.operation != "get_status":
+            return await super().request(request, timeout_s)
+        replica = {"tag": "a#A#1", "state": "RUNNING", "pid": 7, "host": "one"}
+        deployment = {"status": "HEALTHY", "message": "", "target_replicas": 1}
+        deployment["replicas"] = [replica]
+        of = {"status": "RUNNING", "message": "", "route_prefix": "/a", "deployments": {}}
+        of["deployments"] = {"A": deployment}
+        host = {"name": "one", "address": "10.0.0.1:1900", "state": "RUNNING"}
+        return {"controller": {"host": "one"}, "hosts": [host], "applications": {"a": of}}
+
+
+def test_all_applications_are_answered_in_rays_shape(api: Api) -> None:
+    tokens = api.link.cluster.tokens
+    api.link = StatusLink()
+    api.link.cluster.tokens = tokens
+    api.rebuild()
+    answer = api.ask("GET", "/serve/applications/", token="viewer").json
+    assert answer == api.ask("GET", "/serve/applications").json
+    (replica,) = answer["applications"]["a"]["deployments"]["A"]["replicas"]
+    assert replica == {
+        "replica_id": "a#A#1",
+        "state": "RUNNING",
+        "pid": 7,
+        "node_id": "one",
+        "node_ip": "10.0.0.1",
+    }
+    assert answer["applications"]["a"]["status"] == "RUNNING"
+    assert answer["proxies"]["one"]["status"] == "HEALTHY"
+
+
+def test_deleting_all_applications_is_one_change(api: Api) -> None:
+    answer = api.ask("DELETE", "/serve/applications/", token="deployer")
+    assert (answer.status, answer.json["goals"]) == (200, {})
+    assert api.ask("DELETE", "/serve/applications/", token="viewer").status == 403
+
+
+def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
+    answer = api.problem("PUT", "/serve/applications/", token="viewer")
+    assert answer[0] == 403
+    status, told = api.problem("PUT", "/serve/applications/", token="deployer")
+    assert (status, told[:26]) == (400, "the body is no JSON docume")
+
+
 # --- Who may --------------------------------------------------------------------------------------
 
 
@@ -301,6 +352,51 @@ def test_no_token_is_in_the_access_log(api: Api) -> None:
     assert "deployer" not in json.dumps(api.front.log())
 
 
+# --- The token itself, and logs -------------------------------------------------------------------
+
+
+def test_a_token_says_what_it_is(api: Api) -> None:
+    answer = api.ask("GET", "/token", token="viewer").json
+    assert answer == {"name": "viewer", "role": "viewer", "expires_at": None}
+    assert api.ask("GET", "/token", token="").status == 401
+
+
+def test_logs_are_listed_read_and_followed(api: Api) -> None:
+    folder = api.front.settings.logs_dir
+    folder.mkdir(exist_ok=True)
+    log = folder / "replica-a.log"
+    log.write_text("one\ntwo\nthr")
+    assert [each["log"] for each in api.ask("GET", "/logs").json["logs"]] == ["replica-a"]
+    first = api.ask("GET", "/logs?log=replica-a").json
+    assert (first["lines"], first["skipped"]) == (["one", "two"], False)
+    log.write_text("one\ntwo\nthree\n")
+    after = f"/logs?log=replica-a&after={first['next']}"
+    assert api.ask("GET", after).json["lines"] == ["three"]
+    log.write_text("new\n")  # rotated
+    assert api.ask("GET", after).json["lines"] == ["new"]
+
+
+def test_of_a_long_log_the_end_is_read(api: Api) -> None:
+    folder = api.front.settings.logs_dir
+    folder.mkdir(exist_ok=True)
+    (folder / "a.log").write_text("".join(f"line {number}\n" for number in range(100_000)))
+    answer = api.ask("GET", "/logs?log=a").json
+    assert answer["skipped"]
+    assert answer["lines"][0].startswith("line ")
+    assert answer["lines"][-1] == "line 99999"
+    assert len(answer["lines"]) < 20_000
+    assert api.ask("GET", "/logs?log=a&after=5").json["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("log=../store/x", 404), ("log=nothing", 404), ("log=a&after=-1", 400), ("lines=3", 400)],
+)
+def test_no_other_file_is_read(api: Api, query: str, status: int) -> None:
+    assert api.problem("GET", f"/logs?{query}")[0] == status
+    assert api.ask("GET", "/logs", token="").status == 401
+
+
 # --- Where it is ----------------------------------------------------------------------------------
 
 
@@ -327,7 +423,9 @@ def test_it_is_below_the_root_path(api: Api) -> None:
 def test_the_openapi_document_is_valid_and_names_every_operation(api: Api) -> None:
     document = api.ask("GET", "/openapi.json", token="").json
     OpenAPIV31SpecValidator(document).validate()
-    named = {path.removeprefix("/api/v1/") for path in document["paths"]}
-    assert named == {key for key, kind in ops.OPERATIONS.items() if kind.role is not None}
+    paths = set(document["paths"]) - {"/api/token", "/api/logs", APPLICATIONS}
+    assert {path.removeprefix("/api/v1/") for path in paths} == {
+        key for key, kind in ops.OPERATIONS.items() if kind.role is not None
+    }
     assert "get" in document["paths"]["/api/v1/get_series"]
     assert "get" not in document["paths"]["/api/v1/set_traffic"]

@@ -1,0 +1,142 @@
+"""Ray Serve's REST resource, ``/api/serve/applications/``: all applications as one document.
+
+GET answers in the shape of Ray's ``ServeInstanceDetails``, with what there is of it here. PUT takes
+a ``ServeDeploySchema``: what is in it is deployed, other applications are deleted, in one change.
+A process of its own (:mod:`.applying`) does that, since it imports what the document names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.errors import GreenroomError, InvalidRequestError, error_from
+from greenroom.core.operations import DeployApplications, GetStatus
+from greenroom.http_front.admin.answers import asked, write
+from greenroom.http_front.admin.controller import Controller
+
+PUT_TIMEOUT_S = 150.0
+_PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
+
+
+class ApplicationsResource:
+    """``/api/serve/applications/``."""
+
+    def __init__(self, settings: HostSettings, controller: Controller) -> None:
+        self._settings = settings
+        self._controller = controller
+        self._applying = asyncio.Lock()  # one at a time: each is a process
+
+    async def on_get(self, req: Any, resp: Any) -> None:
+        """Answer with all applications and where they run."""
+        holder = await self._controller.access.holder(asked(req).head, "viewer")
+        status = await self._controller.request(GetStatus(), holder.name)
+        write(resp, instance_details(status, self._settings))
+
+    async def on_put(self, req: Any, resp: Any) -> None:
+        """Make the applications be those of the document."""
+        request = asked(req)
+        holder = await self._controller.access.holder(request.head, "deployer")
+        try:
+            document = json.loads(await request.body())
+        except ValueError as error:
+            raise InvalidRequestError(f"the body is no JSON document: {error}") from None
+        async with self._applying:
+            answer = await _applied(document, f"token {holder.name}")
+        write(resp, answer, is_accepted=bool(answer["goals"]))
+
+    async def on_delete(self, req: Any, resp: Any) -> None:
+        """Delete all applications."""
+        holder = await self._controller.access.holder(asked(req).head, "deployer")
+        answer = await self._controller.request(DeployApplications(applications=()), holder.name)
+        write(resp, answer, is_accepted=bool(answer["goals"]))
+
+
+async def _applied(document: Any, user: str) -> Any:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "greenroom.http_front.admin.applying",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    given = json.dumps({"document": document, "user": user}).encode()
+    try:
+        told, _ = await asyncio.wait_for(process.communicate(given), PUT_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise GreenroomError(f"deploying took longer than {PUT_TIMEOUT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise GreenroomError(f"deploying ended with exit code {process.returncode}: see front.log")
+    answer = json.loads(told)
+    if "kind" in answer:
+        raise error_from(answer["kind"], answer["error"])
+    return answer["answer"]
+
+
+def instance_details(status: Mapping[str, Any], settings: HostSettings) -> dict[str, Any]:
+    """Return a report of the status in the shape of Ray's ServeInstanceDetails."""
+    http = settings.http
+    addresses = {host["name"]: host["address"].rpartition(":")[0] for host in status["hosts"]}
+    leader = status["controller"]["host"]
+    return {
+        "controller_info": {"node_id": leader, "node_ip": addresses.get(leader)},
+        "proxy_location": "EveryNode",
+        "http_options": {
+            "host": http.host,
+            "port": http.port,
+            "root_path": http.root_path,
+            "request_timeout_s": http.request_timeout_s,
+            "keep_alive_timeout_s": http.keep_alive_timeout_s,
+        },
+        "proxies": {
+            host["name"]: {
+                "node_id": host["name"],
+                "node_ip": addresses[host["name"]],
+                "status": _PROXY_STATES.get(host["state"], host["state"]),
+            }
+            for host in status["hosts"]
+        },
+        "applications": {
+            name: _application(name, of, addresses) for name, of in status["applications"].items()
+        },
+        "target_capacity": None,
+    }
+
+
+def _application(
+    name: str, of: Mapping[str, Any], addresses: Mapping[str, str | None]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "route_prefix": of["route_prefix"],
+        "docs_path": None,
+        "status": of["status"],
+        "message": of["message"],
+        "deployed_app_config": None,
+        "deployments": {
+            each: {
+                "name": each,
+                "status": deployment["status"],
+                "message": deployment["message"],
+                "target_num_replicas": deployment["target_replicas"],
+                "replicas": [
+                    {
+                        "replica_id": replica["tag"],
+                        "state": replica["state"],
+                        "pid": replica["pid"],
+                        "node_id": replica["host"],
+                        "node_ip": addresses.get(replica["host"]),
+                    }
+                    for replica in deployment["replicas"]
+                ],
+            }
+            for each, deployment in of["deployments"].items()
+        },
+    }
