@@ -200,6 +200,7 @@ def test_no_view_is_wider_than_the_window(
     page.click("#sign")
     page.type("#token", tokens["viewer"])
     page.click("#token-ok")
+    page.wait("Hosts", "#overview")
     for view in VIEWS:
         go(page, view)
         page.wait_for(lambda view=view: page.text(f"#{view}"), f"{view} is there")
