@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from greenroom import serve
@@ -63,7 +63,7 @@ def loaded(target: Any) -> Failure | None:
         failures.append(failure)
         done.set()
 
-    code.load(cloudpickle.dumps((target, (), {})), "c" if target is not function else None, on_done)
+    code.load(pickle.dumps((target, (), {})), "c" if target is not function else None, on_done)
     assert done.wait(10)
     code.end()
     return failures[0]
