@@ -69,7 +69,7 @@ _MODULES = {
     "get_multiplexed_model_id": "decorators.multiplex",
     "get_replica_context": "context",
     "get_request_context": "context",
-    "ingress": "asgi",
+    "ingress": "decorators.ingress",
     "multiplexed": "decorators.multiplex",
 } | dict.fromkeys(
     ("delete", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start", "status"),
