@@ -68,6 +68,11 @@ class Canaries:
         self._records = dict(records)
         for record in records.values():
             self._hold_code(record)
+        self._orphans = {
+            name
+            for name, application in state.applications.items()
+            if name != served_as(name) and not application.deleting
+        } - {candidate_of(name) for name, each in records.items() if each.state in UNDER_WAY}
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -75,6 +80,8 @@ class Canaries:
         """Return whether a deploy can be a canary: of an application that runs, with other code."""
         present = self._state.definition((APPLICATION, name))
         if not isinstance(present, ApplicationRecord):
+            return False
+        if definitions.qualified(name, present.ingress) not in self._state.endpoints:
             return False
         tags = [definitions.qualified(name, each) for each in present.deployments]
         backends = [self._state.backends[tag] for tag in tags if tag in self._state.backends]
@@ -116,6 +123,7 @@ class Canaries:
             endpoint=definitions.qualified(name, present.ingress),
             to=definitions.qualified(candidate_of(name), new.ingress),
         )
+        self._rollouts.check_traffic(record.endpoint)  # before anything is written
         bring_about(state, self._rollouts, _candidate(name, wanted), code)
         rules = settings.model_dump(exclude={"compare"})
         rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
@@ -151,6 +159,10 @@ class Canaries:
 
     def advance(self, wall_now: float) -> None:
         """Take the next step of every canary that has one to take."""
+        while self._orphans:  # their records are lost
+            name = self._orphans.pop()
+            to = definitions.qualified(name, self._state.applications[name].ingress)
+            self._withdraw(to, {each.name for each in self._state.endpoints.using(to)})
         for record in [each for each in self._records.values() if each.state in UNDER_WAY]:
             if self._state.definition((APPLICATION, record.application)) is None:
                 self.forget(record.application)  # it was deleted, and the candidate with it
@@ -196,20 +208,22 @@ class Canaries:
         if state == WENT_BACK and (compared := self._compared(record)):
             reason = f"{reason}; {compared}"
         self._put(replace(record, state=state, reason=reason))
-        for name in {record.endpoint, self._ingress(record)} & self._state.endpoints.keys():
-            self._without_candidate(record.to, name, self._state.endpoints[name])
-        candidate = definitions.without_application(self._state, candidate_of(record.application))
-        bring_about(self._state, self._rollouts, candidate)
+        self._withdraw(record.to, {record.endpoint, self._ingress(record)})
 
-    def _without_candidate(self, to: str, name: str, endpoint: EndpointRecord) -> None:
-        if to in {*endpoint.traffic, *endpoint.shadows}:
-            gone = replace(
-                endpoint,
-                traffic={name: 1.0} if to in endpoint.traffic else endpoint.traffic,
-                shadows={tag: each for tag, each in endpoint.shadows.items() if tag != to},
-                compares={tag: each for tag, each in endpoint.compares.items() if tag != to},
-            )
-            self._state.put_endpoint(gone)
+    def _withdraw(self, to: str, names: set[str]) -> None:
+        """Take a candidate's ingress out of these endpoints, and delete the candidate."""
+        for name in sorted(names & self._state.endpoints.keys()):
+            endpoint = self._state.endpoints[name]
+            if name != to and to in {*endpoint.traffic, *endpoint.shadows}:
+                gone = replace(
+                    endpoint,
+                    traffic={name: 1.0} if to in endpoint.traffic else endpoint.traffic,
+                    shadows={tag: each for tag, each in endpoint.shadows.items() if tag != to},
+                    compares={tag: each for tag, each in endpoint.compares.items() if tag != to},
+                )
+                self._state.put_endpoint(gone)
+        candidate = definitions.without_application(self._state, to.partition("#")[0])
+        bring_about(self._state, self._rollouts, candidate)
 
     def _compared(self, record: CanaryRecord) -> str:
         endpoint = self._state.endpoints.get(record.endpoint)

@@ -219,3 +219,26 @@ def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
     fresh.change(deploy(canary=CANARY))
     wait(fresh)
     assert codes(fresh) == OLD
+
+
+def test_while_another_rollout_decides_on_the_traffic_it_is_refused(world: World) -> None:
+    both = (Spec("d", b"one", {}), Spec("e", b"e", {}))
+    world.change(ask.deploy("app", *both))
+    world.settle()
+    rollout = {"endpoint": INGRESS, "to": "app#e", "hold_s": 100.0}
+    world.change(ask.do(ops.StartRollout, **rollout))
+    with pytest.raises(ConflictError, match="rollout of endpoint 'app#d' to 'app#e' decides on it"):
+        world.change(deploy(b"two", canary=CANARY))
+    assert not world.cluster.state.is_torn
+    assert set(world.cluster.applications) == {"app"}
+
+
+def test_a_new_version_whose_record_is_lost_is_taken_back(world: World) -> None:
+    begin(world)
+    wait(world)
+    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
+    world.records["canary"].clear()
+    world.boot()
+    wait(world)
+    assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
+    assert set(world.cluster.applications) == {"app"}
