@@ -27,8 +27,13 @@ from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.errors import DeploymentUnavailableError, NotRunningError, error_from
-from greenroom.http_front.scraping import Scrapes
+from greenroom.core.errors import (
+    DeploymentUnavailableError,
+    GreenroomError,
+    NotRunningError,
+    error_from,
+)
+from greenroom.http_front.scraping import OTHERS_TIMEOUT_S, Scrapes
 
 if TYPE_CHECKING:  # few workers need it
     from greenroom.actors.messages.admin import Request, RequestReply
@@ -178,6 +183,17 @@ class Link:
             raise error_from(reply.error_kind, reply.error)
         return reply.value
 
+    async def _hosts(self) -> list[str]:
+        """Return the addresses of all hosts; none while there is no controller."""
+        from greenroom.actors.messages.admin import request_of  # noqa: PLC0415
+        from greenroom.actors.runtime.asking import new_id  # noqa: PLC0415
+        from greenroom.core.operations import ListHosts  # noqa: PLC0415
+
+        try:
+            return list(await self.request(request_of(ListHosts(), new_id()), OTHERS_TIMEOUT_S))
+        except (GreenroomError, TimeoutError):
+            return []
+
     def _follow_controller(self) -> ControllerRequests | None:
         from greenroom.actors.runtime.asking import ControllerRequests  # noqa: PLC0415
 
@@ -202,7 +218,7 @@ class Link:
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)
         caller.on_ready = self._met
-        self._scrapes = Scrapes(port, settings.own_address)
+        self._scrapes = Scrapes(port, settings.own_address, self._hosts)
         self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
         caller.listen(port.on)
         self._finder.start()
