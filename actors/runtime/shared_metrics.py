@@ -38,12 +38,11 @@ class SharedMetrics:
         self._shown = b""
         self._has_told = False
         self._timer: Any = None
-        fd = os.memfd_create(_name(os.getpid()))
         try:
-            os.ftruncate(fd, MAX_BYTES)
-            self._page = mmap.mmap(fd, MAX_BYTES)
-        finally:
-            os.close(fd)  # the mapping has one of its own
+            self._page = _shared_page()
+        except OSError as error:  # out of descriptors, say
+            logger.warning("this process cannot show its metrics: %s", error)
+            self._page = mmap.mmap(-1, MAX_BYTES)
 
     def keep_showing(self, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
         """Show them now and from now on."""
@@ -99,6 +98,15 @@ class OtherMetrics:
         for process in self._fds.keys() - processes:
             os.close(self._fds.pop(process))
             self._last.pop(process, None)
+
+
+def _shared_page() -> mmap.mmap:
+    fd = os.memfd_create(_name(os.getpid()))
+    try:
+        os.ftruncate(fd, MAX_BYTES)
+        return mmap.mmap(fd, MAX_BYTES)
+    finally:
+        os.close(fd)  # the mapping has one of its own
 
 
 def _open(process: Process) -> int | None:
