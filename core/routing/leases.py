@@ -325,7 +325,8 @@ class Leases:
     def used(self, lease: Lease, used: Used, now: float) -> None:
         """Take a caller's report."""
         lease.ongoing = used.ongoing
-        self._used_at[lease.backend][lease.caller] = now
+        if lease.backend in self._used_at:  # else it is gone
+            self._used_at[lease.backend][lease.caller] = now
 
     def replica_lost(self, tag: str) -> Effects:
         """Forget what was leased of a dead replica; revoke what is nothing without it."""
