@@ -32,7 +32,9 @@ def test_a_bad_address_is_refused(running):
 
 def test_an_address_of_another_host_needs_the_clusters_key(tmp_path, monkeypatch):
     monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
-    with pytest.raises(ValueError, match=r"10\.0\.0\.7:1900.*key; name its file with --key-file"):
+    with pytest.raises(
+        ValueError, match=r"10\.0\.0\.7:1900.*cluster file; name a copy with --key-file"
+    ):
         serve.Client.connect("10.0.0.7:1900")
 
 
