@@ -122,7 +122,8 @@ class Request:
         """Return the next part of the body; its end once more, when there is no more."""
         if self.expects_continue:
             self.expects_continue = False
-            if not (self.is_started or self.is_disconnected):
+            waits = self.more_body and not self.body  # the client, with its body
+            if waits and not (self.is_started or self.is_disconnected):
                 self._protocol.write([], _CONTINUE)
         while not (self.is_disconnected or self.is_complete):
             if self.body or not (self.more_body or self._has_given_all):

@@ -27,6 +27,10 @@ FORMS = {
     "a path": GET % b"/ok",
     "an escaped path": GET % b"/ok%20%ff?a=b",
     "a body": b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\nContent-Length: 2\r\n\r\nab",
+    "a body that did not wait": (
+        b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n"
+        b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\nab"
+    ),
     "chunks": b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
     "head": (GET % b"/ok").replace(b"GET", b"HEAD"),
@@ -130,6 +134,26 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
         assert app.front.exchanges.in_flight == 0
         seen.append((written, lines, asked))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("has_short_way", [True, False])
+def test_a_client_that_waits_with_its_body_is_asked_for_it_once(app, has_short_way):
+    app.rebuild(short_way=has_short_way)
+    head = FORMS["a body that did not wait"].removesuffix(b"ab")
+
+    async def talk():
+        connection = connected(app.front)
+        connection.say(head)
+        await turn_over()
+        before = connection.wire.written
+        connection.say(b"ab")
+        await turn_over()
+        await connection.end()
+        return before, connection.wire.written.removeprefix(before)
+
+    asked, answered = asyncio.run(talk())
+    assert asked == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_middlewares_keep_requests_off_the_short_way(app):
