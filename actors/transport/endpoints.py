@@ -342,7 +342,7 @@ class Attach(TransportInit__Base):  # type: ignore[misc]
     """Asks for a transport on a loop that others run; ``on_envelope`` gets what arrives.
 
     ``gate`` is the admin of another host to belong to, None for this host's; ``environ`` says where
-    the cluster's key and certificates are.
+    the cluster file is.
     """
 
     def __init__(
