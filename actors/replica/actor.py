@@ -407,7 +407,8 @@ class Replica(LoopActor):
 
     def _drain(self) -> None:
         queries = self.queries
-        if queries is not None and (queries.running or queries.undelivered):
+        # What a caller sent under a lease that is still open may be on its way.
+        if queries is not None and (queries.running or queries.undelivered or queries.leases):
             self.loop.call_later(EXIT_CHECK_S, self._drain)
         elif self.user_code is None:
             self._leave()

@@ -339,6 +339,9 @@ class Queries:
 
     def _lessee_lost(self, caller: str) -> None:
         self._lessees.discard(caller)
+        self.leases = {
+            name: it for name, it in self.leases.items() if it.caller.incarnation != caller
+        }
         for run in [run for run in self._runs.values() if run.proxy == caller]:
             self.cancel(run)
 
