@@ -162,7 +162,9 @@ def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
 def ongoing(running: RunningSystem, name: str) -> float:
     """Return how many slots the application's queries have."""
     lines = running.get("/-/metrics")[1].decode().splitlines()
-    found = [line for line in lines if "ongoing" in line and f'"{name}#' in line]
+    found = [
+        line for line in lines if line.startswith("greenroom_ongoing_") and f'"{name}#' in line
+    ]
     assert found
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
