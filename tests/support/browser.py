@@ -81,10 +81,10 @@ class Browser:
         return found or ""
 
     def click(self, selector: str) -> None:
-        self._ask("POST", f"/element/{self._element(selector)}/click", {})
+        self._act(selector, "click", {})
 
     def type(self, selector: str, text: str) -> None:
-        self._ask("POST", f"/element/{self._element(selector)}/value", {"text": text})
+        self._act(selector, "value", {"text": text})
 
     def wait(self, text: str, selector: str = "body", within_s: float = 10) -> None:
         wait_until(
@@ -105,18 +105,21 @@ class Browser:
         told = [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
         return [each for each in told if "responded with a status of" not in each]
 
-    def _element(self, selector: str) -> str:
+    def _act(self, selector: str, action: str, how: dict[str, Any]) -> None:
+        """Do something with an element, once it is there: a page may make it anew at any time."""
         deadline = time.monotonic() + 10
         while True:
             try:
                 wanted = {"using": "css selector", "value": selector}
-                found: str = self._ask("POST", "/element", wanted)[ELEMENT]
-            except LookupError:
-                if time.monotonic() > deadline:
+                found = self._ask("POST", "/element", wanted)[ELEMENT]
+                self._ask("POST", f"/element/{found}/{action}", how)
+            except LookupError as error:
+                is_missing = str(error).startswith(("no such element", "stale element"))
+                if not is_missing or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
             else:
-                return found
+                return
 
     def _is_ready(self) -> bool:
         try:

@@ -302,6 +302,7 @@ def test_history_tells_who_and_undo_takes_back(
         client.undo(last["id"])
 
 
+WOULD_CHANGE = 3  # what `greenroom deploy --plan` exits with then
 APP = """
 from greenroom import serve
 
@@ -339,23 +340,26 @@ def test_plan_history_and_undo_by_the_command_line(
     (tmp_path / "mine.py").write_text(APP)
     (tmp_path / "flaky.py").write_text(FLAKY.replace("FLAG", str(tmp_path / "flag")))
 
-    def greenroom(*arguments: str) -> str:
+    def greenroom(*arguments: str, code: int = 0) -> str:
         done = own_system.greenroom(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         return done.stdout
 
+    def plan(*arguments: str) -> str:
+        return greenroom("deploy", "--plan", "mine", *arguments, code=WOULD_CHANGE)
+
     assert greenroom("history") == "nothing has been changed yet\n"
-    planned = greenroom("deploy", "--plan", "mine", "word=one")
+    planned = plan("word=one")
     assert "+ backend default#Word: num_replicas 1\n" in planned
-    assert planned.endswith("deploying 'default'; nothing was changed yet\n")
+    assert planned.endswith("deploying 'default'; nothing was changed yet (version 0)\n")
     assert greenroom("history") == "nothing has been changed yet\n"
     greenroom("deploy", "mine", "word=one")
     assert greenroom("deploy", "--plan", "mine", "word=one") == (
-        "deploying 'default' would change nothing\n"
+        "deploying 'default' would change nothing (version 1)\n"
     )
-    planned = greenroom("deploy", "--plan", "mine", "word=one", "replicas=2")
+    planned = plan("word=one", "replicas=2")
     assert planned.startswith("~ backend default#Word: num_replicas 1 -> 2; in place\n")
-    planned = greenroom("deploy", "--plan", "mine", "word=two")
+    planned = plan("word=two")
     assert "other code; replicas are replaced one after another" in planned
     greenroom("deploy", "mine", "word=two")
     assert own_system.get() == (200, b"two")
