@@ -269,7 +269,7 @@ class Supervisor:
     def _rank_of(self, tag: str) -> tuple[int, int, int, int] | None:
         backend = self._cluster.backend_of(tag)
         replica = None if backend is None else backend.replicas.get(tag)
-        rank = None if replica is None else replica.rank
+        rank = None if replica is None else replica.known_rank
         return None if rank is None else (rank[0], rank[1], rank[2], rank[3])
 
     def _stop(self, effect: fx.Stop) -> None:

@@ -229,7 +229,7 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "version": backend.release_of(replica.tag).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,
-        "rank": None if replica.rank is None or replica.state not in LIVE else replica.rank.rank,
+        "rank": replica.known_rank.rank if replica.known_rank and replica.state in LIVE else None,
         **({"devices": devices} if devices else {}),
         **({"trouble": replica.trouble} if replica.trouble else {}),
     }

@@ -41,13 +41,13 @@ from greenroom.core.lifecycle.replicas import (
     LEAVING,
     LIVE,
     Failures,
-    Rank,
     Replica,
     ReplicaEvent,
     ReplicaState,
     Report,
     Retries,
     rank,
+    recorded_rank,
 )
 from greenroom.core.records import BackendRecord, Release, ReplicaRecord
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
@@ -90,12 +90,11 @@ class Backend:
                 ask_at=now,
                 recovering=True,
                 devices=each.devices or {},
-                rank=Rank(each.rank, 0, 0, 0),
+                rank=recorded_rank(each.rank),
             )
             for tag, each in record.replicas.items()
             if self.placement.knows(each.host)
         }
-        rank(self._live())
         for replica in self.replicas.values():
             self._take_room(replica)
         if self.config.autoscaling_config is not None and record.target is None:
@@ -527,7 +526,7 @@ class Backend:
         effects = self._give_up_silent(now)
         self._retire_unhealthy(now)
         self._choose(now)
-        rank(self._live())
+        self._rank()
         released = publish(self.table())
         for replica in self.replicas.values():
             effects += self._step(replica, released, now)
@@ -732,6 +731,17 @@ class Backend:
             replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
         return []
 
+    def _rank(self) -> None:
+        """Give the living replicas their numbers, once all that are recorded were heard of.
+
+        One that is recorded may have been on its way to its end: its number may be another's by
+        now. If that were recorded as well, a controller that dies after each checkpoint would
+        change the numbers back and forth, and come no further.
+        """
+        live = self._live()
+        if not any(each.recovering for each in live) or any(each.rank is None for each in live):
+            rank(live)
+
     def _await_start(self, replica: Replica, now: float) -> list[Effect]:
         if now < replica.ask_at:
             return []
@@ -742,7 +752,7 @@ class Backend:
 
     def _ask_to_start(self, replica: Replica, now: float) -> list[Effect]:
         replica.ask_at = now + RESEND_S
-        replica.told_rank = replica.rank
+        replica.told_rank = replica.known_rank
         return [Start(replica.tag, self.record.tag)]
 
     def _keep(self, replica: Replica, now: float) -> list[Effect]:
@@ -752,11 +762,11 @@ class Backend:
         if self._is_newest(replica) and not is_told:
             replica.told_config_id = config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
-        is_due = now >= replica.ask_at or replica.rank != replica.told_rank
+        is_due = now >= replica.ask_at or replica.told_rank != replica.known_rank
         if replica.check_sent_at is None and is_due:
             replica.check_id += 1
             replica.check_sent_at = now
-            replica.told_rank = replica.rank  # which the check carries
+            replica.told_rank = replica.known_rank  # which the check carries
             effects.append(Check(replica.tag, replica.check_id))
         return effects
 

@@ -92,7 +92,12 @@ class Rank(NamedTuple):
     rank: int
     node_rank: int  # of its host, among those that have any
     local_rank: int  # among those on its host
-    world_size: int  # how many there are
+    world_size: int  # how many there are; 0 while that is not known
+
+
+def recorded_rank(number: int) -> Rank:
+    """Return what is known of a replica's rank by its record alone."""
+    return Rank(number, 0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +126,11 @@ class Replica:
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
     told_rank: Rank | None = None
+
+    @property
+    def known_rank(self) -> Rank | None:
+        """The rank to tell it; None while only the record is known."""
+        return self.rank if self.rank is not None and self.rank.world_size else None
 
     def move(self, event: ReplicaEvent, now: float) -> float:
         """Take the table's transition; return since when it was in the state that it leaves."""

@@ -44,7 +44,7 @@ def supervisor_of(
         record=record,
         release_of=lambda _tag: release,
         host_of=lambda _tag: "here",
-        replicas={TAG: SimpleNamespace(devices={}, rank=None)},
+        replicas={TAG: SimpleNamespace(devices={}, known_rank=None)},
         config=BackendConfig(),
     )
     cluster: Any = SimpleNamespace(backends={BACKEND: backend}, backend_of=lambda _tag: backend)
