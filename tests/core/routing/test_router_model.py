@@ -320,8 +320,8 @@ class RouterModel(RuleBasedStateMachine):
 
     @invariant()
     def router_and_replicas_agree(self) -> None:
-        held = {tag: len(tickets) for tag, tickets in self.held.items() if tickets}
-        assert {tag: n for tag, n in self.router.ongoing().items() if n} == held
+        loads = {tag: self.load(tag) for tag in {*self.held, *self.withdrawn} if self.load(tag)}
+        assert {tag: n for tag, n in self.router.ongoing().items() if n} == loads
 
     @invariant()
     def what_is_busy_is_what_is_open(self) -> None:
