@@ -100,7 +100,9 @@ class Container:
             *json.loads(instruction("CMD")),
         )
         logs.begin(self.volume / "state/logs")
-        folders = {str(ROOT), sys.prefix, sys.base_prefix}
+        # Not the whole clone: tox keeps its environments in a folder that others may not enter.
+        ours = (str(each) for each in ROOT.iterdir() if each.is_dir() and each.name[0] != ".")
+        folders = {*ours, sys.prefix, sys.base_prefix}
         with self.printed.open("ab") as output, self.errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 [
