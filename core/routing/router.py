@@ -459,7 +459,9 @@ class Router:
     def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> Effects:
         replicas = tuple(lease.slots)
         freed = self._leases.returned(lease, in_use)
-        effects: Effects = [] if lease.slots else [CloseLease(lease, replicas)]
+        # A replica at which no slot is in use gets nothing more of it, and need not wait for that.
+        done = tuple(tag for tag in replicas if tag not in lease.slots)
+        effects: Effects = [CloseLease(lease, done)] if done else []
         for tag, count in freed.items():
             replica = self._replicas.by_tag.get(tag)
             if replica is not None and replica.leased >= count:
