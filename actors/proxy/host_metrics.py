@@ -8,6 +8,7 @@ from pathlib import Path
 
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.processes import stat_fields
 from greenroom.actors.runtime.shared_metrics import OtherMetrics
 from greenroom.core.metrics import Family, Group, Kind
 
@@ -43,7 +44,7 @@ class HostMetrics:
             "gauge", "resident_memory_bytes", "Its memory, with what it shares with others"
         )
         for process, role, more in processes:
-            fields = _stat(process.pid)
+            fields = stat_fields(process.pid)
             if fields:
                 values = (role, str(process.pid), more.get("tag", ""))
                 used = int(fields[_UTIME]) + int(fields[_STIME])
@@ -64,14 +65,6 @@ class HostMetrics:
 def _family(kind: Kind, name: str, description: str) -> Family:
     labels = ("role", "pid", "replica")
     return Family(f"greenroom_process_{name}", kind, description, labels, (), {})
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return []  # it has ended
-    return text.rpartition(")")[2].split()
 
 
 def _booted_at() -> float:

@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from greenroom.actors.replica.folders import try_lock
 from greenroom.actors.runtime.loop import Loop
 from greenroom.core.errors import DeployFailedError
 
@@ -94,7 +95,7 @@ class Installation:
         """Look for it, and make it when it is not there."""
         try:
             self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = _try_lock(self._folder)
+            lock = try_lock(_lock_file(self._folder))
         except OSError as error:
             self._on_made(DeployFailedError(f"{self._folder.parent} cannot be used: {error}"))
             return
@@ -231,7 +232,7 @@ def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:
     found = {environments / path.name.partition(".")[0] for path in environments.glob("*")}
     unused = [p for p in found if not p.name.startswith(_PIP) and p.name not in in_use()]
     for path in sorted(unused, key=_used_at, reverse=True)[KEPT_UNUSED:]:
-        lock = _try_lock(path)
+        lock = try_lock(_lock_file(path))
         if lock is None:
             continue
         try:
@@ -258,17 +259,3 @@ def _failure_file(folder: Path) -> Path:
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
-
-
-def _try_lock(folder: Path) -> int | None:
-    """Take an environment's lock; None while any process has it, the installer perhaps."""
-    path = _lock_file(folder)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
-            return fd
-    except OSError:  # another process has it, or has just removed it
-        pass
-    os.close(fd)
-    return None

@@ -59,7 +59,7 @@ class Arrival:
         """Look for it, and fetch it when it is not here."""
         try:
             self._folders.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _try_lock(self._folders, self._digest)
+            self._lock = try_lock(_lock_file(self._folders / self._digest))
         except OSError as error:
             self._end(DeployFailedError(f"{self._folders} cannot be used: {error}"))
             return
@@ -144,7 +144,7 @@ def _write(archive: zipfile.ZipFile, info: zipfile.ZipInfo, below: Path, left: i
 def prune(folders: Path, in_use: Callable[[], set[str]]) -> None:
     """Remove folders that no replica uses, and none has for ``KEPT_UNUSED_S``."""
     for path in _old(folders):
-        lock = _try_lock(folders, path.name)
+        lock = try_lock(_lock_file(path))
         if lock is None:
             continue
         try:
@@ -152,7 +152,7 @@ def prune(folders: Path, in_use: Callable[[], set[str]]) -> None:
             if path.name not in in_use():
                 logger.info("removing the folder %s, which no replica uses", path.name)
                 shutil.rmtree(path)
-                (folders / f"{path.name}.lock").unlink()
+                _lock_file(path).unlink()
         finally:
             os.close(lock)
 
@@ -165,12 +165,18 @@ def _old(folders: Path) -> Iterator[Path]:
                     yield path
 
 
-def _try_lock(folders: Path, digest: str) -> int | None:
-    """Take a folder's lock, which ends with the descriptor; None while another process has it."""
-    path = folders / f"{digest}.lock"
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def try_lock(path: Path) -> int | None:
+    """Take the lock that is this file; None while any process has it.
+
+    It is given back once all descriptors of it are closed, those of child processes included.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd
     except OSError:  # another process has it, or has just removed it

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.logs import RenamedLogs
-from greenroom.actors.runtime.processes import command_line, send_signal
+from greenroom.actors.runtime.processes import command_line, open_page, send_signal, shared_page
 from greenroom.core.silence import TICK_S, Doing, Silences
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Pulse:
     def __init__(self, *, runs_user_code: bool = False) -> None:
         # Not written through a descriptor: user code may close all, and open others.
         try:
-            self._page = _shared_page()
+            self._page = shared_page(_name(os.getpid()), _PAGE.size)
         except OSError as error:
             logger.warning(
                 "this process cannot show its pulse, so its hangs go unnoticed: %s", error
@@ -110,17 +110,8 @@ class OtherPulse:
     @classmethod
     def find(cls, process: Process) -> OtherPulse | None:
         """Return the pulse of a process of this host; None where it has none, or is gone."""
-        folder = f"/proc/{process.pid}/fd"
-        wanted = f"/memfd:{_name(process.pid)} (deleted)"
-        try:
-            for number in sorted(map(int, os.listdir(folder))):  # it is among the first
-                path = f"{folder}/{number}"
-                with contextlib.suppress(FileNotFoundError):
-                    if os.readlink(path) == wanted:
-                        return cls(process, os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
-        except OSError:
-            return None  # it is gone, or another user's
-        return None
+        found = open_page(process.pid, _name(process.pid))
+        return None if found is None else cls(process, *found)
 
     def read(self) -> Seen:
         """Return what it says now."""
@@ -171,15 +162,6 @@ def silence_of(process: Process) -> tuple[float, Doing] | None:
         return silent, pulse.doing(seen.thread)
     finally:
         pulse.close()
-
-
-def _shared_page() -> mmap.mmap:
-    fd = os.memfd_create(_name(os.getpid()))
-    try:
-        os.ftruncate(fd, _PAGE.size)
-        return mmap.mmap(fd, _PAGE.size)
-    finally:
-        os.close(fd)  # the mapping has one of its own
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import resource
 import secrets
@@ -24,7 +25,7 @@ _STATE, _PARENT, _START_TICKS, _ENV_START, _ENV_END = 0, 1, 19, 47, 48
 
 def identify(pid: int, incarnation: str = "") -> Process | None:
     """Return the live process ``pid``, or None when there is none (a zombie counts as none)."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     if not fields or fields[_STATE] in "ZX":
         return None
     return Process(pid, int(fields[_START_TICKS]), incarnation)
@@ -32,16 +33,41 @@ def identify(pid: int, incarnation: str = "") -> Process | None:
 
 def parent_pid(pid: int) -> int:
     """Return the pid of a process's parent, 0 when it is gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[_PARENT]) if fields else 0
 
 
-def _stat(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
+    """Return what /proc/PID/stat has after the command, see proc(5); empty when it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return []
     return stat.rpartition(")")[2].split()
+
+
+def shared_page(name: str, size: int) -> mmap.mmap:
+    """Make memory of this process that others of its user find by its name."""
+    fd = os.memfd_create(name)
+    try:
+        os.ftruncate(fd, size)
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)  # the mapping has one of its own
+
+
+def open_page(pid: int, name: str) -> tuple[int, str] | None:
+    """Open another process's page; return the descriptor and the path, None where it has none."""
+    folder, wanted = f"/proc/{pid}/fd", f"/memfd:{name} (deleted)"
+    try:
+        for number in sorted(map(int, os.listdir(folder))):  # it is among the first
+            path = f"{folder}/{number}"
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(path) == wanted:
+                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), path
+    except OSError:
+        return None  # it is gone, or another user's
+    return None
 
 
 def this_process() -> Process:
@@ -137,7 +163,7 @@ def descendants(pids: Iterable[int]) -> list[Process]:
 
 def environ_block() -> range:
     """Return where in this process's memory is what ``/proc/PID/environ`` shows."""
-    fields = _stat(os.getpid())
+    fields = stat_fields(os.getpid())
     return range(int(fields[_ENV_START]), int(fields[_ENV_END]))
 
 

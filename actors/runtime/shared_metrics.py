@@ -8,7 +8,6 @@ up: the samples end with their process. They are shown once a second, where anyt
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.processes import is_alive
+from greenroom.actors.runtime.processes import is_alive, open_page, shared_page
 from greenroom.core.metrics import Group
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class SharedMetrics:
         self._has_told = False
         self._timer: Any = None
         try:
-            self._page = _shared_page()
+            self._page = shared_page(_name(os.getpid()), MAX_BYTES)
         except OSError as error:  # out of descriptors, say
             logger.warning("this process cannot show its metrics: %s", error)
             self._page = mmap.mmap(-1, MAX_BYTES)
@@ -100,24 +99,13 @@ class OtherMetrics:
             self._last.pop(process, None)
 
 
-def _shared_page() -> mmap.mmap:
-    fd = os.memfd_create(_name(os.getpid()))
-    try:
-        os.ftruncate(fd, MAX_BYTES)
-        return mmap.mmap(fd, MAX_BYTES)
-    finally:
-        os.close(fd)  # the mapping has one of its own
-
-
 def _open(process: Process) -> int | None:
-    folder = f"/proc/{process.pid}/fd"
-    wanted = f"/memfd:{_name(process.pid)} (deleted)"
-    with contextlib.suppress(OSError):  # it is gone
-        for number in sorted(map(int, os.listdir(folder))):
-            path = f"{folder}/{number}"
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(path) == wanted and is_alive(process):
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    found = open_page(process.pid, _name(process.pid))
+    if found is None:
+        return None
+    if is_alive(process):
+        return found[0]
+    os.close(found[0])  # of a later process with its pid
     return None
 
 

@@ -50,11 +50,14 @@ def add_app_dir_of(target: Any, sent: frozenset[Path] = frozenset()) -> None:
 
     Modules in the folders of ``sent`` travel as references, for these replicas have a copy.
     """
-    global _seen_modules, _sent  # one registry per process, as cloudpickle's own
+    global _seen_modules, _sent  # noqa: PLW0603 - one registry per process, as cloudpickle's own
+    known = _sent, len(_app_dirs)
     module = sys.modules.get(getattr(target, "__module__", None) or "")
     if module is not None and is_users(module):
         _app_dirs.add(_app_dir(module))
-    _seen_modules, _sent = 0, sent
+    _sent = sent
+    if known != (_sent, len(_app_dirs)):
+        _seen_modules = 0
     refresh()
 
 
@@ -70,7 +73,8 @@ def refresh() -> None:
     for name, module in list(sys.modules.items()):
         if not (is_users(module) and module.__name__ == name):
             continue
-        if not _sent.isdisjoint(Path(str(module.__file__)).resolve().parents):
+        # Links are followed only where there is something to find: that asks the disk.
+        if _sent and not _sent.isdisjoint(Path(str(module.__file__)).resolve().parents):
             if name in cloudpickle.list_registry_pickle_by_value():
                 cloudpickle.unregister_pickle_by_value(module)
         elif _is_in_app_dirs(module):
