@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 
 from greenroom.actors.transport.cluster_key import read_key
+from greenroom.core.operations import RotateKey
 from tests.cluster.conftest import WHO
-from tests.support.cluster import Cluster, cluster_of, read_status
+from tests.support.cluster import Cluster, cluster_of, connection, read_status
 from tests.support.systems import wait_until
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 HEARD = b"default#Who"  # in all that is said of the application
 
 
-def replace_key() -> Any:
+def replace_key(environ: dict[str, str]) -> Any:
     """Have the key replaced, by the connection of ``read_status``. Called on a host."""
-    from greenroom.core.operations import RotateKey  # noqa: PLC0415
-    from tests.support import cluster  # noqa: PLC0415  # on the host
-
-    assert cluster._connection is not None
-    return cluster._connection.request(RotateKey(), timeout_s=100)
+    return connection(environ).request(RotateKey(), timeout_s=100)
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def test_another_takes_over_amid_the_replacing_of_the_key(led: Cluster) -> None:
     asking.call(read_status, b.environ)
     answers: list[Any] = []
     c.cut()  # so that the replacing waits
-    thread = threading.Thread(target=lambda: answers.append(asking.call(replace_key)))
+    thread = threading.Thread(target=lambda: answers.append(asking.call(replace_key, b.environ)))
     thread.start()
     wait_until(lambda: key.with_name("cluster.key.next").exists() or answers, 20, "it has begun")
     a.crash()

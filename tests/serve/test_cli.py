@@ -290,14 +290,11 @@ def test_run_prints_the_logs_of_its_replicas(invoke, system, monkeypatch, tmp_pa
     logs.mkdir(parents=True)
     (logs / "replica-default#Model.log").write_text("before\n")
 
-    def serve_for_a_while(_connection, _source, followed, *, reload):
+    def serve_for_a_while():
         (logs / "replica-default#Model.log").write_text("before\nanswered\n")
         (logs / "replica-other#Model.log").write_text("elsewhere\n")
-        over = threading.Event()
-        over.set()
-        run_command._print(followed, over)
 
-    monkeypatch.setattr(run_command, "_follow", serve_for_a_while)
+    monkeypatch.setattr(run_command, "_wait_for_interrupt", serve_for_a_while)
     result = invoke("run", "demo")
     assert "default#Model | answered\n" in result.stdout
     assert "before" not in result.stdout

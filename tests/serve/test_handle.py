@@ -254,7 +254,12 @@ def test_cancelling_the_task_that_awaits_cancels_the_query(handle, queries):
 
 def test_an_answer_after_its_event_loop_was_closed_harms_nobody(handle, queries):
     queries.hold = True
-    waits = handle.remote()._wait()
+    response = handle.remote()
+
+    async def wait() -> None:
+        await response
+
+    waits = wait()
     loop = asyncio.new_event_loop()
     task = loop.create_task(waits)
     loop.run_until_complete(asyncio.sleep(0))
@@ -272,7 +277,7 @@ def test_a_response_as_an_argument_is_resolved_without_blocking_the_caller(handl
     first, other = handle.double.remote(1), handle.double.remote(2)
     second = handle.remote(first, key=other)
     assert len(queries.submitted) == 2
-    assert not second._pending.future.done()
+    assert ", pending, " in repr(second)
     queries.release()
     assert second.result(timeout_s=5) == ((2,), {"key": 4})
     assert queries.submitted[-1].request_id == second.request_id

@@ -68,16 +68,22 @@ def listening() -> list[tuple[str, str]]:
 _connection: Connection | None = None
 
 
+def connection(environ: dict[str, str]) -> Connection:
+    """Return a connection that stays. Called on a host."""
+    global _connection  # noqa: PLW0603  # one per process
+    if _connection is None:
+        _connection = Connection.open(read_settings(environ))
+    return _connection
+
+
 def read_status(environ: dict[str, str]) -> dict[str, Any]:
-    """Return what status tells, over a connection that stays. Called on a host."""
+    """Return what status tells. Called on a host."""
     global _connection  # noqa: PLW0603  # one per process
     for _ in range(2):
-        if _connection is None:
-            _connection = Connection.open(read_settings(environ))
         try:
-            return _connection.request(GetStatus(), timeout_s=10)  # type: ignore[no-any-return]
+            return connection(environ).request(GetStatus(), timeout_s=10)  # type: ignore[no-any-return]
         except (GreenroomError, TimeoutError):  # of a system that has ended meanwhile
-            _connection.close()
+            connection(environ).close()
             _connection = None
     raise AssertionError("the controller does not answer")
 
@@ -177,7 +183,7 @@ class ClusterHost(Host):
 
     def freeze(self) -> Callable[[], None]:
         """SIGSTOP all but what calls for the test; returns what undoes it."""
-        ours = {each._process.pid for each in (self, self._loads) if each is not None}
+        ours = {each.pid for each in (self, self._loads) if each is not None}
         pids = set(self.pids()) - ours
         self._signal(pids, signal.SIGSTOP)
         return lambda: self._signal(pids, signal.SIGCONT)

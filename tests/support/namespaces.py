@@ -39,6 +39,11 @@ class Host:
         self._process.start()
         pipe.close()
 
+    @property
+    def pid(self) -> int:
+        """The process that calls for the test."""
+        return int(self._process.pid)
+
     def another(self) -> Host:
         """Return one more process of the same host; it ends with the host."""
         return Host(self.name, self.address)

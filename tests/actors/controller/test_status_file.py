@@ -189,6 +189,6 @@ def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(
     assert [pid for _, pid in pids if alive(pid)] == []
     left = [each.name for each in own_system.settings.state_dir.iterdir()]
     assert set(left) <= {"cluster.key"}
-    own_system._connection = None
+    own_system.disconnect()
     own_system.start()
     assert own_system.status()["backends"] == {}
