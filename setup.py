@@ -51,6 +51,7 @@ setup(
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
             "cryptography>=44",
+            "openai>=2",
             "openapi-spec-validator>=0.7",
             "prometheus-client>=0.20",
             "opentelemetry-sdk>=1.25",

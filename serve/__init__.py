@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from greenroom.serve.decorators.ingress import ingress
     from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
+    from greenroom.serve.protocols.openai import openai
 
     __version__: str
 
@@ -52,6 +53,7 @@ __all__ = [
     "get_request_context",
     "ingress",
     "multiplexed",
+    "openai",
     "run",
     "shutdown",
     "start",
@@ -71,6 +73,7 @@ _MODULES = {
     "get_request_context": "context",
     "ingress": "decorators.ingress",
     "multiplexed": "decorators.multiplex",
+    "openai": "protocols.openai",
 } | dict.fromkeys(
     ("delete", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start", "status"),
     "api",

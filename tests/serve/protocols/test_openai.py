@@ -1,0 +1,348 @@
+"""serve.openai, through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenroom import serve
+from greenroom.serve.exceptions import BackPressureError
+from greenroom.serve.protocols.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Delta,
+    Embeddings,
+    EmbeddingsRequest,
+    OpenAIError,
+    StopCutter,
+)
+from tests.support.systems import RunningSystem, patched_environ, wait_until
+
+WORDS = ["The ", "quick ", "brown ", "fox ", "EN", "D", " is ", "left ", "out"]
+HI = [{"role": "user", "content": "hi"}]
+KEY = "sk-of-the-test"
+
+
+ERRORS = {
+    "busy": BackPressureError("all places are taken"),
+    "own error": OpenAIError(400, "too rude", param="messages", code="rude"),
+    "breaks at once": LookupError("secret"),
+}
+
+
+@serve.deployment
+@serve.openai(models=["tiny", "org/other"], api_keys=[KEY])
+class Model:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[str | Delta]:
+        asked = str(request.messages[-1].content)
+        if asked == "calls":
+            assert request.tools
+            function = {"name": request.tools[0]["function"]["name"], "arguments": ""}
+            yield Delta(tool_calls=[{"id": "call_1", "type": "function", "function": function}])
+            for part in ['{"city":', ' "Ulm"}']:
+                yield Delta(tool_calls=[{"index": 0, "function": {"arguments": part}}])
+            return
+        if asked == "forever":
+            try:
+                while True:
+                    yield "on and "
+                    await asyncio.sleep(0.005)
+            finally:
+                self.closed += 1
+        if asked == "closed":
+            yield str(self.closed)
+            return
+        if asked in ERRORS:
+            raise ERRORS[asked]
+        for word in WORDS[: request.token_limit]:
+            yield word
+        if asked == "breaks":
+            raise LookupError("secret")
+        yield Delta(finish_reason="length" if request.token_limit else None, prompt_tokens=7)
+
+    async def completions(self, request: CompletionRequest) -> str:
+        assert request.suffix == "!", "fields of others' pass through"
+        return f"{request.text}, world"
+
+    async def embeddings(self, request: EmbeddingsRequest) -> Embeddings:
+        return Embeddings([[float(len(each)), 0.5] for each in request.inputs], prompt_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    system = RunningSystem(tmp_path_factory.mktemp("openai") / "state")
+    system.start()
+    try:
+        with patched_environ(system.environ):
+            serve.run(Model.bind(), route_prefix="/llm")
+        yield f"{system.url}/llm/v1"
+    finally:
+        system.stop()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def chat(client, text="hi", **options):
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="tiny", messages=messages, **options)
+
+
+def test_a_whole_answer_has_text_usage_and_reason(client):
+    answer = chat(client)
+    assert answer.choices[0].message.content == "".join(WORDS)
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens == 7
+    assert answer.usage.completion_tokens == len(WORDS)
+    assert answer.usage.total_tokens == 7 + len(WORDS)
+    assert answer.model == "tiny"
+    assert answer.id.startswith("chatcmpl-")
+
+
+def test_a_stream_has_the_same_parts(client):
+    chunks = list(chat(client, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].delta.content for chunk in chunks[1:-1]] == WORDS
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert all(chunk.usage is None for chunk in chunks)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_ends_a_stream_that_asks_for_it(client):
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert not chunks[-1].choices
+    assert chunks[-1].usage.completion_tokens == len(WORDS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_across_chunks_ends_the_text_before_it(client, stream):
+    answer = chat(client, stream=stream, stop=["END", "never"])
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        text = answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "stop"
+    assert text == "The quick brown fox "
+
+
+def test_token_limits_reach_the_method_by_both_names(client):
+    for name in ("max_tokens", "max_completion_tokens"):
+        answer = chat(client, **{name: 2})
+        assert answer.choices[0].message.content == "The quick "
+        assert answer.choices[0].finish_reason == "length"
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+
+
+def test_tool_calls_pass_through(client):
+    choice = chat(client, "calls", tools=TOOLS).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls
+    assert (call.id, call.function.name) == ("call_1", "weather")
+    assert json.loads(call.function.arguments) == {"city": "Ulm"}
+
+
+def test_tool_calls_are_streamed_in_fragments(client):
+    with client.chat.completions.stream(
+        model="tiny", messages=[{"role": "user", "content": "calls"}], tools=TOOLS
+    ) as stream:
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Ulm"}')
+
+
+def test_completions(client):
+    answer = client.completions.create(model="tiny", prompt="hello", suffix="!")
+    assert answer.choices[0].text == "hello, world"
+    parts = client.completions.create(model="tiny", prompt=["hello"], suffix="!", stream=True)
+    assert "".join(part.choices[0].text for part in parts) == "hello, world"
+
+
+def test_embeddings_in_both_encodings(client):
+    for encoding in ("float", "base64", None):
+        options = {} if encoding is None else {"encoding_format": encoding}
+        answer = client.embeddings.create(model="tiny", input=["a", "abc"], **options)
+        vectors = [each.embedding for each in answer.data]
+        if encoding == "base64":
+            assert vectors[0] == "AACAPwAAAD8="
+        else:
+            assert vectors == [[1.0, 0.5], [3.0, 0.5]]
+        assert answer.usage.total_tokens == 3
+    tokens = client.embeddings.create(model="tiny", input=[1, 2, 3, 4])
+    assert tokens.data[0].embedding == [4.0, 0.5]
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny", "org/other"]
+    assert client.models.retrieve("org/other").id == "org/other"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("none")
+
+
+BAD = {
+    "n": {"n": 2},
+    "temperature": {"temperature": 9},
+    "max_tokens": {"max_tokens": 0},
+    "stop": {"stop": [""]},
+    "messages": {"messages": []},
+}
+
+
+@pytest.mark.parametrize("param", BAD)
+def test_bad_values_are_named(client, param):
+    values = {"model": "tiny", "messages": HI, **BAD[param]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**values)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert f"{param}" in caught.value.message
+    assert "must" in caught.value.message or "at least" in caught.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_openais_form(client, stream):
+    with pytest.raises(openai.RateLimitError, match="all places are taken") as busy:
+        chat(client, "busy", stream=stream)
+    assert busy.value.response.headers["retry-after"] == "1"
+    with pytest.raises(openai.BadRequestError, match="too rude") as rude:
+        chat(client, "own error", stream=stream)
+    assert (rude.value.param, rude.value.code) == ("messages", "rude")
+    with pytest.raises(openai.InternalServerError) as broken:
+        chat(client, "breaks at once", stream=stream)
+    assert "secret" not in str(broken.value)
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="huge", messages=HI, stream=stream)
+    assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
+
+
+def test_an_error_in_a_stream_ends_it_as_an_error(client):
+    chunks = chat(client, "breaks", stream=True)
+    with pytest.raises(openai.APIError, match="raised an exception"):
+        list(chunks)
+
+
+def test_a_key_is_needed(url, client):
+    with (
+        openai.OpenAI(base_url=url, api_key="sk-wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError) as caught,
+    ):
+        stranger.models.list()
+    assert caught.value.code == "invalid_api_key"
+    assert "sk-wrong" not in caught.value.message
+    odd = urllib.request.Request(f"{url}/models", headers={"Authorization": "Bearer \xe9"})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(odd, timeout=20)
+    basic = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Basic {KEY}"})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(basic, timeout=20)
+
+
+def test_a_client_that_leaves_closes_the_generator(client):
+    before = int(chat(client, "closed").choices[0].message.content)
+    for _ in range(2):
+        stream = chat(client, "forever", stream=True)
+        for _, _chunk in zip(range(3), stream, strict=False):
+            pass
+        stream.close()
+    wait_until(
+        lambda: int(chat(client, "closed").choices[0].message.content) == before + 2,
+        5,
+        "the generators are closed",
+    )
+    chat(client, "forever", stop="on and on and on")
+    assert int(chat(client, "closed").choices[0].message.content) == before + 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"model": "tiny", "messages": ' + b"[" * 5000,
+        b'{"model": "tiny", "messages": [' + b"1," * 500_000 + b"1]}",
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}',
+    ],
+)
+def test_hostile_bodies_are_refused_in_short(url, body):
+    began = time.monotonic()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(url, body)
+    assert caught.value.code == 400
+    text = caught.value.read()
+    assert len(text) < 2000
+    assert json.loads(text)["error"]["type"] == "invalid_request_error"
+    assert time.monotonic() - began < 20
+
+
+def test_large_bodies_and_unknown_paths_are_refused_in_openais_form(url):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(url, b" " * ((16 << 20) + 1))
+    assert caught.value.code == 413
+    assert "16777216 bytes" in json.load(caught.value)["error"]["message"]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{url}/none", timeout=20)
+    assert caught.value.code == 404
+    assert json.load(caught.value)["error"]["type"] == "invalid_request_error"
+
+
+def post(url, body):
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/chat/completions", body, headers)
+    return urllib.request.urlopen(request, timeout=60)
+
+
+# --- Without a system -----------------------------------------------------------------------------
+
+
+@given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_a_text_stops_alike_however_it_is_cut(text, stops):
+    def cut(parts):
+        cutter, out = StopCutter(stops), ""
+        for part in parts:
+            out += cutter.feed(part)
+            if cutter.is_stopped:
+                return out
+        return out + cutter.rest()
+
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    expected = text[: min(ends)[1]] if ends else text
+    assert cut(text) == expected
+    assert cut([text]) == expected
+    assert cut([text[:3], text[3:5], text[5:]]) == expected
+
+
+def test_errors_travel_between_deployments():
+    error = pickle.loads(pickle.dumps(ERRORS["own error"]))
+    assert (error.status, error.body) == (400, ERRORS["own error"].body)
+    assert str(error) == "too rude"
+
+
+def test_what_cannot_be_decorated_is_refused():
+    with pytest.raises(TypeError, match="none of the methods chat, completions, embeddings"):
+        serve.openai(type("Empty", (), {}))
+    with pytest.raises(TypeError, match="chat must be made by 'async def'"):
+        serve.openai(type("Sync", (), {"chat": lambda self, request: ""}))
+    with pytest.raises(TypeError, match=r"below @serve\.deployment"):
+        serve.openai(Model)
+    with pytest.raises(TypeError, match="lists of strings"):
+        serve.openai(api_keys="sk-1")
+    with pytest.raises(ValueError, match="empty"):
+        serve.openai(api_keys=[""])
