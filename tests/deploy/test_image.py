@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.runtime.processes import child_pids
+from greenroom.actors.runtime.processes import child_pids, identify
 from tests.support.container import ROOT, Container, container, dockerfile, instruction
 from tests.support.systems import wait_until
 
@@ -107,8 +107,7 @@ def test_what_dies_is_replaced_and_leaves_no_zombie(running: Container) -> None:
 
     def is_whole() -> bool:
         tree = _below(running.pid)
-        alive = all("\nState:\tZ" not in Path(f"/proc/{p}/status").read_text() for p in tree)
-        return alive and len(tree) == len(before) and tree != before
+        return all(map(identify, tree)) and len(tree) == len(before) and tree != before
 
     wait_until(is_whole, 10, "as many processes as before, none a zombie")
 
