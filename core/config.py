@@ -463,6 +463,7 @@ class BackendConfig(Settings):
     graceful_shutdown_wait_loop_s: float = Field(default=2, ge=0)
     max_constructor_retry_count: int = Field(default=20, ge=1)
     constructor_timeout_s: float = Field(default=1800, gt=0)
+    max_surge_percent: int = Field(default=20, ge=1, le=100)
     logging_config: LoggingConfig | None = None
     max_replicas_per_host: int | None = Field(default=None, ge=1)
     allow_method_header: bool = Field(default=True, strict=True)
@@ -531,6 +532,14 @@ class HTTPOptions(Settings):
     With ``pages_host`` or ``pages_port``, the pages under ``/-/`` are served only there, except for
     the health page.
     """
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "location": "leave it out: every host has a front",
+        "num_cpus": "leave it out: fronts reserve nothing",
+        "root_url": "give root_path",
+        "ssl_ca_certs": "ssl_certfile has the whole chain; clients have no certificates",
+        "ssl_keyfile_password": "store the key without one, readable by its owner alone",
+    }
 
     host: str = Field(default="127.0.0.1", description="Address for HTTP; 0.0.0.0 for all.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port for HTTP.")

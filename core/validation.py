@@ -76,6 +76,13 @@ def _hints() -> dict[str, str]:
     return {name: hint for model in Settings.__subclasses__() for name, hint in model.hints.items()}
 
 
+def explain_missing(self: object, name: str) -> Any:
+    """Be the ``__getattr__`` of a class with ``hints`` about names that it does not have."""
+    hint = getattr(type(self), "hints", {}).get(name)
+    kind = type(self).__name__
+    raise AttributeError(f"{kind} has no {name!r}" + (f"; {hint}" if hint else ""))
+
+
 # --- Numbers --------------------------------------------------------------------------------------
 
 
@@ -88,7 +95,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 MAX_NAME_BYTES = 75  # application#deployment#hash, with what a store puts before it, is one key
 # Methods of a class that its replica calls, and nothing else.
-HOOKS = frozenset({"reconfigure", "check_health", "warmup"})
+HOOKS = frozenset({"reconfigure", "check_health", "warmup", "record_autoscaling_stats"})
 MAX_TAG_BYTES = 150  # of a backend or an endpoint of its own, which stands alone
 
 

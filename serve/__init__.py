@@ -15,11 +15,14 @@ from greenroom.serve import absent
 if TYPE_CHECKING:
     from greenroom.serve.admin.client import Client
     from greenroom.serve.api import (
+        RunTarget,
         delete,
         get_app_handle,
         get_deployment_handle,
         run,
+        run_many,
         shutdown,
+        shutdown_async,
         start,
         status,
     )
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         get_batch_request_context,
         get_replica_context,
         get_request_context,
+        get_trace_context,
     )
     from greenroom.serve.decorators.batching import batch
     from greenroom.serve.decorators.ingress import ingress
@@ -42,6 +46,7 @@ __all__ = [
     "Client",
     "Deployment",
     "HTTPOptions",
+    "RunTarget",
     "batch",
     "delete",
     "deployment",
@@ -51,11 +56,14 @@ __all__ = [
     "get_multiplexed_model_id",
     "get_replica_context",
     "get_request_context",
+    "get_trace_context",
     "ingress",
     "multiplexed",
     "openai",
     "run",
+    "run_many",
     "shutdown",
+    "shutdown_async",
     "start",
     "status",
 ]
@@ -71,11 +79,15 @@ _MODULES = {
     "get_multiplexed_model_id": "decorators.multiplex",
     "get_replica_context": "context",
     "get_request_context": "context",
+    "get_trace_context": "context",
     "ingress": "decorators.ingress",
     "multiplexed": "decorators.multiplex",
     "openai": "protocols.openai",
 } | dict.fromkeys(
-    ("delete", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start", "status"),
+    (
+        *("RunTarget", "delete", "get_app_handle", "get_deployment_handle", "run", "run_many"),
+        *("shutdown", "shutdown_async", "start", "status"),
+    ),
     "api",
 )
 
@@ -88,7 +100,8 @@ def __getattr__(name: str) -> Any:
     if name == "metrics":  # a module, and users write serve.metrics.Counter
         return importlib.import_module("greenroom.serve.metrics")
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = absent.told("", name) or f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(text)
     # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.
     importlib.import_module("starlette.requests")
     importlib.import_module("starlette.responses")

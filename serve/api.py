@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from typing_extensions import Never
 
 from greenroom.actors.replica import context as user_context
 from greenroom.core.config import HTTPOptions, LoggingConfig, RuntimeEnv, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
-from greenroom.serve import local_testing
+from greenroom.serve import absent, local_testing
 from greenroom.serve.admin import applications, session
 from greenroom.serve.build import not_an_application
 from greenroom.serve.checks import check_name, check_path
@@ -36,6 +40,7 @@ def run(
     runtime_env: RuntimeEnv | Mapping[str, Any] | None = None,
     logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
+    **others: Never,
 ) -> DeploymentHandle[R]:
     """Bring up an application, wait until it serves, and return its ingress's handle.
 
@@ -50,6 +55,7 @@ def run(
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
+    absent.refuse_arguments("run", others)
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     applications.check_target(name, route_prefix)
@@ -76,12 +82,42 @@ def run(
     return handle
 
 
-def start(http_options: HTTPOptions | Mapping[str, Any] | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class RunTarget:
+    """One application of :func:`run_many`, with the arguments of :func:`run`."""
+
+    target: Application
+    name: str = "default"
+    route_prefix: str | None = "/"
+    logging_config: LoggingConfig | Mapping[str, Any] | None = None
+
+
+def run_many(
+    targets: Sequence[RunTarget], *, blocking: bool = False, **others: Never
+) -> list[DeploymentHandle]:
+    """Bring up applications one after the other, and return the handles of their ingresses."""
+    absent.refuse_arguments("run_many", others)
+    handles: list[DeploymentHandle] = [
+        run(
+            each.target,
+            name=each.name,
+            route_prefix=each.route_prefix,
+            logging_config=each.logging_config,
+        )
+        for each in targets
+    ]
+    if blocking:
+        _wait_for_interrupt(*(each.name for each in targets))
+    return handles
+
+
+def start(http_options: HTTPOptions | Mapping[str, Any] | None = None, **others: Never) -> None:
     """Start a system on this host, unless one runs; it is stopped when this process ends.
 
     ``http_options`` count only for a system that this call starts; one that runs goes on with its
     own, and a warning names those that it was not started with here.
     """
+    absent.refuse_arguments("start", others)
     ours = session.current()
     options = ours.settings.http if http_options is None else _http_options(http_options)
     if options != ours.settings.http and not ours.is_running:
@@ -105,8 +141,14 @@ def shutdown() -> list[str]:
     return session.current().shutdown()
 
 
-def delete(name: str) -> None:
+async def shutdown_async() -> list[str]:
+    """Do what :func:`shutdown` does, for code on an event loop."""
+    return await asyncio.to_thread(shutdown)
+
+
+def delete(name: str, **others: Never) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
+    absent.refuse_arguments("delete", others)
     check_name("name", name)
     if not local_testing.delete(name):
         applications.delete(session.current().connect(), name)
@@ -178,9 +220,10 @@ def _runtime_env(given: RuntimeEnv | Mapping[str, Any]) -> RuntimeEnv:
     return validated(RuntimeEnv, given)
 
 
-def _wait_for_interrupt(name: str) -> None:
+def _wait_for_interrupt(*names: str) -> None:
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        delete(name)
+        for name in names:
+            delete(name)
         sys.exit(0)

@@ -1,5 +1,7 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
+from typing import TYPE_CHECKING
+
 from greenroom.core.autoscaling.config import (
     AutoscalingConfig,
     AutoscalingContext,
@@ -14,6 +16,7 @@ from greenroom.core.config import (
     LoggingConfig,
     MiddlewareOptions,
 )
+from greenroom.serve import absent
 
 __all__ = [
     "ActorOptions",
@@ -27,3 +30,6 @@ __all__ = [
     "MiddlewareOptions",
     "QueueLengthPolicy",
 ]
+
+if not TYPE_CHECKING:  # names of Ray Serve
+    __getattr__ = absent.names_of(__name__)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import ReplicaContext, RequestContext
 from greenroom.actors.replica.logging import ContextFilter
+from greenroom.actors.runtime import tracing
 from greenroom.core.errors import GreenroomError
+from greenroom.serve import absent
 
 __all__ = [
     "ContextFilter",
@@ -14,6 +18,7 @@ __all__ = [
     "get_batch_request_context",
     "get_replica_context",
     "get_request_context",
+    "get_trace_context",
 ]
 
 
@@ -45,5 +50,18 @@ def get_batch_request_context() -> list[RequestContext]:
     return user_context.batch_request_context()
 
 
+def get_trace_context() -> Any:
+    """Return the OpenTelemetry context of the query that runs; None where tracing is off."""
+    if tracing.active is None:
+        return None
+    from opentelemetry import context  # noqa: PLC0415  # optional
+
+    return context.get_current()
+
+
 _get_serve_request_context = get_request_context  # Ray Serve's names
 _get_serve_batch_request_context = get_batch_request_context
+
+
+if not TYPE_CHECKING:  # names of Ray Serve
+    __getattr__ = absent.names_of(__name__)

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict, TypeVar, Unpack
@@ -15,6 +15,7 @@ from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.config import ActorOptions, BackendConfig, LoggingConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, wrong_with
+from greenroom.serve import absent
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
 
@@ -28,6 +29,12 @@ HINTS = {
     # Ray Serve's, of today and of once
     "max_concurrent_queries": "it is called max_ongoing_requests",
     "max_replicas_per_node": "it is called max_replicas_per_host",
+    "rolling_update_percentage": "it is called max_surge_percent, in percent",
+    "backpressure_config": "leave it out: what max_queued_requests refuses gets 503",
+    "gang_scheduling_config": "replicas have ranks: serve.get_replica_context().rank",
+    "deployment_actors": "give it a deployment with one replica by bind",
+    "placement_group_bundle_label_selector": "give actor_options a label_selector",
+    "placement_group_fallback_strategy": "give actor_options a label_selector",
     "placement_group_bundles": "a replica is one process; say what it takes in actor_options",
     "placement_group_strategy": "a replica is one process; say what it takes in actor_options",
     "request_router_config": "queries go to the replica with the fewest",
@@ -52,6 +59,7 @@ class GivenOptions(TypedDict, total=False):
     graceful_shutdown_wait_loop_s: float
     max_constructor_retry_count: int
     constructor_timeout_s: float
+    max_surge_percent: int
     logging_config: LoggingConfig | Mapping[str, Any] | None
     max_replicas_per_host: int | None
     allow_method_header: bool
@@ -248,6 +256,9 @@ class Deployment(Generic[R_co]):
             f"{self.name}.func_or_class"
         )
 
+    if not TYPE_CHECKING:
+        __getattr__ = absent.member
+
     def __repr__(self) -> str:
         return f"Deployment(name={self.name!r})"
 
@@ -291,7 +302,7 @@ def deployment(
     (100), ``max_queued_requests`` (-1: unlimited), ``request_timeout_s``, ``retryable`` (None),
     ``health_check_period_s``, ``health_check_timeout_s``, ``graceful_shutdown_timeout_s``,
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count`` (20),
-    ``constructor_timeout_s`` (1800), ``logging_config``,
+    ``constructor_timeout_s`` (1800), ``max_surge_percent`` (20), ``logging_config``,
     ``allow_method_header`` (True: HTTP requests may name a method in X-Serve-Call-Method), and
     ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory``,
     ``resources`` and ``runtime_env``.

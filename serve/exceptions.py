@@ -1,5 +1,7 @@
 """The errors that users catch; all are kinds of :class:`GreenroomError`."""
 
+from typing import TYPE_CHECKING
+
 from greenroom.core.errors import (
     BackPressureError,
     ConflictError,
@@ -17,6 +19,7 @@ from greenroom.core.errors import (
     UnsupportedResultError,
     UserCodeError,
 )
+from greenroom.serve import absent
 
 RayServeException = GreenroomError
 
@@ -38,3 +41,6 @@ __all__ = [
     "UnsupportedResultError",
     "UserCodeError",
 ]
+
+if not TYPE_CHECKING:  # names of Ray Serve
+    __getattr__ = absent.names_of(__name__)

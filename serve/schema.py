@@ -13,7 +13,7 @@ import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from pydantic import (
     field_validator,
 )
 
+from greenroom.actors.replica.context import ReplicaRank
 from greenroom.core.config import (
     ActorOptions,
     BackendConfig,
@@ -36,6 +37,7 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationName, NewName, Route
 from greenroom.core.validation import Settings, expectation, value_told
+from greenroom.serve import absent
 from greenroom.serve.deployments import HINTS
 
 __all__ = [
@@ -44,8 +46,10 @@ __all__ = [
     "DeploymentSchema",
     "DeploymentStatus",
     "DeploymentStatusOverview",
+    "EncodingType",
     "InvalidDocumentError",
     "LoggingConfig",
+    "ReplicaRank",
     "ReplicaStatusOverview",
     "ServeApplicationSchema",
     "ServeDeploySchema",
@@ -89,6 +93,13 @@ def _each_named_once(parts: Any) -> Any:
     if twice := [name for name, count in counted.items() if count > 1]:
         raise ValueError(f"two of them have the name {twice[0]!r}")
     return parts
+
+
+class EncodingType(str, Enum):
+    """How log lines are written: ``encoding`` of LoggingConfig."""
+
+    TEXT = "TEXT"
+    JSON = "JSON"
 
 
 class DeploymentSchema(BackendConfig):
@@ -293,3 +304,7 @@ class ServeStatus(_Status):
     def of(cls, report: Mapping[str, Any]) -> ServeStatus:
         """Read what the controller answered to GetStatus."""
         return cls.model_validate({"applications": report.get("applications") or {}})
+
+
+if not TYPE_CHECKING:  # names of Ray Serve
+    __getattr__ = absent.names_of(__name__)

@@ -102,6 +102,7 @@ class Supervisor:
             exception=message.exception,
             trouble=message.trouble,
             lasts=message.lasts,
+            stats=message.stats,
         )
         if not known and message.state != "draining":
             self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))

@@ -185,7 +185,8 @@ class ReplicaReported(Message):
     ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
     traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
-    to start it again would end in the same way; ``trouble`` is for status to show.
+    to start it again would end in the same way; ``trouble`` is for status to show, ``stats`` what
+    ``record_autoscaling_stats`` returned last.
     """
 
     replica: str
@@ -199,6 +200,7 @@ class ReplicaReported(Message):
     exception: bytes | None = None
     lasts: bool = False
     trouble: str = ""
+    stats: dict[str, float] = field(default_factory=dict)
 
 
 @message

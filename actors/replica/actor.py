@@ -75,6 +75,9 @@ class Replica(LoopActor):
         self._applied_id = 0  # the newest that user code has taken too
         self.state = "idle"
         self._failure: Failure | None = None  # of the constructor
+        self._stats: dict[str, float] = {}  # of record_autoscaling_stats
+        self._is_recording = False
+        self._stats_failure = ""
         self._sickness = ""  # what its last health check raised
         self._refusal: Failure | None = None  # of reconfigure, on the newest settings
         self.user_code: UserCode | None = None
@@ -132,6 +135,19 @@ class Replica(LoopActor):
             logger.info("%s passes its health check again", self.tag)
         self._sickness = text
         self._report(check_id=check_id, failure=failure)
+        is_wanted = self.config["autoscaling_config"] is not None
+        if self.user_code is not None and is_wanted and not self._is_recording:  # it may hang
+            self._is_recording = self.user_code.autoscaling_stats(self._recorded)
+
+    def _recorded(self, stats: dict[str, float], failure: Failure | None) -> None:
+        self._is_recording = False
+        text = "" if failure is None else failure.text
+        if failure is not None and text != self._stats_failure:
+            logger.error("%s: record_autoscaling_stats failed: %s", self.tag, failure.traceback)
+        self._stats_failure = text
+        if stats != self._stats:
+            self._stats = stats
+            self._report()
 
     def _stuck(self, user_code: UserCode) -> Failure | None:
         """Take note of sync calls that hang; return why that makes this replica unhealthy.
@@ -400,6 +416,7 @@ class Replica(LoopActor):
                 exception=None if failure is None else failure.exception,
                 trouble=self._trouble,
                 lasts=failure is not None and failure.lasts,
+                stats=self._stats,
             ),
             on_sent=then,
             on_failed=then,

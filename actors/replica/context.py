@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from greenroom.actors.messages.queries import MORE, Answer, Assignment
+from greenroom.core.validation import explain_missing
 
 if TYPE_CHECKING:
     from greenroom.actors.caller.streams import Parts
@@ -63,6 +64,13 @@ class ReplicaContext:
     servable_object: Any = None
     rank: ReplicaRank = field(default_factory=ReplicaRank)
     world_size: int = 1  # how many replicas the deployment has
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "code_version": "use version",
+        "gang_context": "use rank and world_size",
+    }
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing
 
     @property
     def replica_id(self) -> ReplicaID:

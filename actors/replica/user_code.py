@@ -21,13 +21,14 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import math
 import os
 import pickle
 import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,6 +131,9 @@ class Failure(NamedTuple):
 
 
 OnDone = Callable[[Failure | None], None]
+OnStats = Callable[[dict[str, float], Failure | None], None]
+MAX_STATS = 10  # of a replica, for the policy of autoscaling
+MAX_NAME = 60  # characters
 
 
 class UserCode:
@@ -208,6 +212,20 @@ class UserCode:
                 self._post(lambda: on_done(failure))
 
             self._health_pool.submit(outcome_of, check, (), {}).add_done_callback(finished)
+
+    def autoscaling_stats(self, on_done: OnStats) -> bool:
+        """Call the instance's record_autoscaling_stats; return whether it has one."""
+        method = getattr(self._callable, "record_autoscaling_stats", None)
+        if method is None or inspect.isroutine(self._callable):
+            return False
+        stats: dict[str, float] = {}
+
+        async def record() -> None:
+            returned = await (method() if is_async(method) else self._threads.run(method, ()))
+            stats.update(_numbers(returned))
+
+        self._spawn(record(), lambda failure: on_done(stats, failure))
+        return True
 
     async def _check_on_own_thread(self, check: Any) -> None:
         """Check the health between calls: a call may take longer than a check may."""
@@ -645,3 +663,16 @@ class UserLoop:
             # The disk of the log may be full, and user code may have closed the file.
             with contextlib.suppress(OSError, ValueError):
                 print(one_record(traceback.format_exc()), file=sys.stderr)  # noqa: T201
+
+
+def _numbers(stats: Any) -> dict[str, float]:
+    """Return what record_autoscaling_stats returned as plain numbers; TypeError for others."""
+    if not isinstance(stats, Mapping) or len(stats) > MAX_STATS:
+        raise TypeError(f"expected a dict of at most {MAX_STATS} numbers, not {stats!r:.200}")
+    numbers: dict[str, float] = {}
+    for name, value in stats.items():
+        number = float(value)
+        if not (isinstance(name, str) and math.isfinite(number)):
+            raise TypeError(f"expected a name and a finite number, not {name!r:.50}: {value!r:.50}")
+        numbers[name[:MAX_NAME]] = number
+    return numbers

@@ -22,6 +22,7 @@ from greenroom.core.lifecycle.backend import Backend
 
 KEPT_DECISIONS = 20
 MIN_STEP_S = 0.01  # between two steps, whatever happens
+MAX_STATS = 1000  # numbers of replicas in a question
 LOST_S = 120.0  # a question this old is asked again; the shell answers within its time limit
 
 
@@ -194,6 +195,8 @@ class Autoscaler:
             "capacity_adjusted_min_replicas": config.min_replicas,
             "capacity_adjusted_max_replicas": config.max_replicas,
             "policy_state": entry.scaling.policy_state,
+            "aggregated_metrics": _by_name(backend.stats()),
+            "running_replicas": sorted(backend.stats())[:MAX_STATS],
             "config": config.model_dump(exclude={"policy"}),
         }
 
@@ -221,6 +224,19 @@ class Autoscaler:
         entry.due_at = due_at
         if due_at < NEVER:
             heapq.heappush(self._due, (due_at, tag))
+
+
+def _by_name(stats: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return name -> replica -> number, of as many replicas as a question has room for."""
+    by_name: dict[str, dict[str, float]] = {}
+    left = MAX_STATS
+    for replica, numbers in sorted(stats.items()):
+        left -= len(numbers)
+        if left < 0:
+            break
+        for name, number in numbers.items():
+            by_name.setdefault(name, {})[replica] = number
+    return by_name
 
 
 def _shown(kept: Kept, offset: float) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from greenroom.core.validation import Settings, problems_in
+from greenroom.core.validation import Settings, explain_missing, problems_in
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"
@@ -200,5 +200,17 @@ class AutoscalingContext:
     capacity_adjusted_min_replicas: int  # the bounds, to which the answer is clipped
     capacity_adjusted_max_replicas: int
     current_time: float  # seconds since the epoch
+    # By what record_autoscaling_stats calls it, and by replica; only of those that returned some.
+    aggregated_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    running_replicas: list[str] = field(default_factory=list)
     config: Any  # an object with the fields of AutoscalingConfig
     policy_state: Any = field(default_factory=dict)
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "deployment_id": "use deployment_name and app_name",
+        "last_scale_down_time": "keep it in the state that you return",
+        "last_scale_up_time": "keep it in the state that you return",
+        "raw_metrics": "keep what aggregated_metrics has had in the state that you return",
+    }
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +218,11 @@ class Backend:
         """How many replicas run."""
         return _count_running(self.replicas.values())
 
+    def stats(self) -> dict[str, Mapping[str, float]]:
+        """Return what record_autoscaling_stats returned last in each running replica."""
+        running = (r for r in self.replicas.values() if r.state is ReplicaState.RUNNING)
+        return {replica.tag: replica.stats for replica in running}
+
     @property
     def settled(self) -> bool:
         """Whether exactly the wanted replicas run, with the newest config."""
@@ -334,6 +339,7 @@ class Backend:
         replica.reported, replica.recovering = True, False
         replica.address, replica.process = report.address, report.process
         replica.ongoing, replica.trouble = report.ongoing, report.trouble
+        replica.stats = report.stats
         if replica.state is ReplicaState.RUNNING and report.state == "draining":
             replica.move(ReplicaEvent.RETIRE, now)  # told to stop by a controller that died
         if report.check_id:
@@ -640,6 +646,7 @@ class Backend:
                 old_running=_count_running(old),
                 leaving=sum(r.state in LEAVING for r in self.replicas.values()),
                 can_start_old=earlier is not None,
+                max_surge_percent=self.config.max_surge_percent,
             )
         )
         self._retire_surplus(old, steps.retire_old, now)

@@ -69,9 +69,6 @@ class CodeUse:
         return digest in self._holders and digest not in self.lost
 
 
-ROLLING_UPDATE_PERCENTAGE = 0.2  # of the replicas, at least one, are started beyond the old ones
-
-
 def numbered(record: BackendRecord, number: int) -> Release:
     """Return the release of that number, the newest where there is no such release any more."""
     return next((r for r in record.releases if r.number == number), record.newest)
@@ -156,6 +153,7 @@ class Counts(NamedTuple):
     old_running: int
     leaving: int  # told to go, or about to be
     can_start_old: bool
+    max_surge_percent: int = 20  # of those that are wanted
 
 
 class Steps(NamedTuple):
@@ -178,7 +176,8 @@ def next_steps(counts: Counts) -> Steps:
     keep = max(c.capacity - c.running, 0)
     if not c.can_start_old:  # what has never come up in full is not waited for
         keep = min(keep, c.old_running)
-    room = max(c.wanted, c.capacity) + surge(c.wanted) - c.live - c.old_live - c.leaving
+    most = max(c.wanted, c.capacity) + surge(c.wanted, c.max_surge_percent)
+    room = most - c.live - c.old_live - c.leaving
     start_old = max(min(keep - c.old_live, room), 0) if c.can_start_old else 0
     return Steps(
         start=max(min(c.wanted - c.live, room - start_old), 0),
@@ -187,6 +186,6 @@ def next_steps(counts: Counts) -> Steps:
     )
 
 
-def surge(wanted: int) -> int:
-    """Return how many replicas an update may have beyond what is wanted."""
-    return max(math.ceil(wanted * ROLLING_UPDATE_PERCENTAGE), 1)
+def surge(wanted: int, percent: int) -> int:
+    """Return how many replicas an update may have beyond what is wanted, at least one."""
+    return max(math.ceil(wanted * percent / 100), 1)

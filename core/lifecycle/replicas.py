@@ -16,7 +16,7 @@ run on a host that cannot be reached. *stopped* is final.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -120,6 +120,7 @@ class Replica:
     missed_checks: int = 0
     trouble: str = ""  # in its own words
     check_error: str = ""  # of the last health check, if it failed
+    stats: Mapping[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
     reported: bool = False
     recovering: bool = False  # known from the record only
     moving: bool = False  # to be replaced elsewhere
@@ -181,6 +182,7 @@ class Report:
     exception: bytes | None
     lasts: bool = False
     trouble: str = ""
+    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 # --- Back-off: when to start a replica after failures ---------------------------------------------

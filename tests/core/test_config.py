@@ -22,6 +22,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "graceful_shutdown_timeout_s": 20,
         "graceful_shutdown_wait_loop_s": 2,
         "max_constructor_retry_count": 20,
+        "max_surge_percent": 20,
         "constructor_timeout_s": 1800,
         "max_replicas_per_host": None,
         "logging_config": None,

@@ -65,6 +65,7 @@ class Process:
     sick: bool = False  # fails its health checks
     refused: bool = False  # its reconfigure raised on the newest settings
     reconfigured: list[int] = field(default_factory=list)
+    stats: dict[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
 
     def report(self, check_id: int = 0) -> dict[str, Any]:
         error = "boom" if self.state == "failed" or (self.sick and check_id) else ""
@@ -81,6 +82,7 @@ class Process:
             "error": error,
             "exception": exception,
             "lasts": self.state == "failed" and self.code == UNLOADABLE,
+            "stats": self.stats,
         }
 
 

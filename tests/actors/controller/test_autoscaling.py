@@ -29,6 +29,9 @@ class Sleeper:
         await asyncio.sleep(0.05)
         return str(os.getpid())
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {"wanted": 2}
+
 
 def told(running: RunningSystem) -> dict[str, Any]:
     """Return what ``greenroom status --autoscaling --json`` prints of the one backend."""
@@ -78,10 +81,12 @@ def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: Runn
     def by_queries(context: Any) -> Any:
         if context.total_num_requests > 50:
             raise RuntimeError("too many for me")
-        return 2 if context.total_num_requests else 1
+        wanted = context.aggregated_metrics.get("wanted", {}).values()
+        return max(wanted, default=1) if context.total_num_requests else 1
 
     scaling = {**QUICK, "min_replicas": 1, "policy": by_queries}
-    own_system.deploy(Sleeper.options(autoscaling_config=scaling).bind())
+    deployed = Sleeper.options(autoscaling_config=scaling, health_check_period_s=0.5)
+    own_system.deploy(deployed.bind())
     with GetLoad(own_system.settings.http.port, connections=4) as load:
         wait_until(lambda: running_now(own_system) == 2, 20, "the policy's two replicas")
         (policy,) = [pid for role, pid in own_system.pids() if role == "policy"]

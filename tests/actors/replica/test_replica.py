@@ -579,3 +579,31 @@ def test_messages_of_an_unknown_kind_and_unknown_tickets_are_ignored(
 
 def fields(message: cm.StartReplica) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__dataclass_fields__}
+
+
+class Measured:
+    """Its numbers, or what its file says instead."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def record_autoscaling_stats(self) -> Any:
+        with open(self.path) as file:
+            return eval(file.read())
+
+
+def test_what_it_records_for_autoscaling_is_reported_and_failures_change_nothing(
+    replica_of: Any, tmp_path: Any
+) -> None:
+    path = tmp_path / "stats"
+    path.write_text("{'gpu': 0.5, 'n': 3}")
+    replica = replica_of(Measured, str(path), autoscaling_config={"max_replicas": 2})
+    replica.check(1)
+    replica.heard_report(lambda report: report.stats == {"gpu": 0.5, "n": 3.0})
+    for bad in ("[1]", "{'gpu': float('nan')}", "{i: i for i in range(99)}", "1 / 0"):
+        path.write_text(bad)
+        checked, _ = replica.check(2)
+        assert not checked.error, "health is another matter"
+    path.write_text("{'gpu': 1}")
+    replica.check(3)
+    replica.heard_report(lambda report: report.stats == {"gpu": 1.0})

@@ -341,6 +341,22 @@ def test_a_policy_is_asked_with_all_inputs_and_its_answer_counts() -> None:
     assert world.sent(AskPolicy)[-1].question["policy_state"] == {"seen": 1}
 
 
+def test_a_policy_hears_the_numbers_of_the_replicas_by_name() -> None:
+    world = Scaled()
+    world.complete(scaled(policy=CUSTOM, min_replicas=2, upscale_delay_s=0))
+    first, second = world.running("a")
+    first.stats, second.stats = {"gpu": 0.5, "queue": 3.0}, {"gpu": 0.25}
+    world.report(first)
+    world.report(second)
+    world.flush()
+    world.now += 1
+    world.set_load("a", 3, 4)
+    asked = world.sent(AskPolicy)[-1].question
+    by_name = {"gpu": {first.tag: 0.5, second.tag: 0.25}, "queue": {first.tag: 3.0}}
+    assert asked["aggregated_metrics"] == by_name
+    assert asked["running_replicas"] == sorted([first.tag, second.tag])
+
+
 def at_zero() -> Scaled:
     """Return a world with a policy of the user's that is asked, and no replica."""
     world = Scaled()

@@ -65,6 +65,12 @@ def test_capacity_is_kept_until_the_smaller_new_version_is_up() -> None:
     assert serving(world) == 4
 
 
+def test_an_update_starts_as_many_more_as_its_surge_allows() -> None:
+    world = world_with(4)
+    world.request(ask.version(b"two", num_replicas=4, max_surge_percent=50))
+    assert watch(world) == (4, 6)
+
+
 def test_a_version_that_cannot_start_goes_back_with_every_old_replica_in_place() -> None:
     world = world_with(5)
     old = world.running(D)
