@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         get_trace_context,
     )
     from greenroom.serve.decorators.batching import batch
+    from greenroom.serve.decorators.continuous import continuous_batch
     from greenroom.serve.decorators.ingress import ingress
     from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
@@ -48,6 +49,7 @@ __all__ = [
     "HTTPOptions",
     "RunTarget",
     "batch",
+    "continuous_batch",
     "delete",
     "deployment",
     "get_app_handle",
@@ -74,6 +76,7 @@ _MODULES = {
     "Deployment": "deployments",
     "HTTPOptions": "config",
     "batch": "decorators.batching",
+    "continuous_batch": "decorators.continuous",
     "deployment": "deployments",
     "get_batch_request_context": "context",
     "get_multiplexed_model_id": "decorators.multiplex",

@@ -47,7 +47,10 @@ _start = _own.gauge(
     "greenroom_replica_start_seconds", "How long it took to load the code and construct it"
 )
 _batch_size = _own.histogram(
-    "greenroom_batch_size", "Items of a batch of serve.batch", "function", bounds=_SIZES
+    "greenroom_batch_size",
+    "Items of a batch, or of a step of serve.continuous_batch",
+    "function",
+    bounds=_SIZES,
 )
 _batch_wait = _own.histogram(
     "greenroom_batch_wait_seconds", "How long an item waited for its batch to begin", "function"
@@ -73,9 +76,9 @@ def started(seconds: float) -> None:
     _start.set(seconds)
 
 
-def batch_begun(function: str, waits_s: Sequence[float]) -> None:
-    """Count a batch, given how long each of its items has waited."""
-    _batch_size.observe(len(waits_s), function)
+def batch_begun(function: str, size: int, waits_s: Sequence[float]) -> None:
+    """Count a batch or a step, and how long each of the items that join with it has waited."""
+    _batch_size.observe(size, function)
     for wait_s in waits_s:
         _batch_wait.observe(wait_s, function)
 

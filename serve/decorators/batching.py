@@ -504,7 +504,7 @@ class _Queue:
         now = asyncio.get_running_loop().time()
         while (items := self._batches.take(now)) is not None:
             waits_s = [now - item.added_at for item in items]
-            metrics.batch_begun(self._batching.function.__qualname__, waits_s)
+            metrics.batch_begun(self._batching.function.__qualname__, len(items), waits_s)
             task = _Running(self._batching, items).start()
             self._tasks.add(task)
             task.add_done_callback(self._ended)

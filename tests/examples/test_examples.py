@@ -15,6 +15,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
 import pytest
 from websockets.sync.client import connect
 
@@ -166,6 +167,22 @@ def test_nearest_answers_many_at_a_time(example):
         for place, (status, body) in zip(asked, pool.map(ask, asked), strict=True):
             assert (status, body) == (200, places[place])
     assert nearest.get("/?at=here")[0] == 400
+
+
+def test_chars_writes_for_several_clients_of_openai_at_once(example):
+    def write(tokens):
+        with openai.OpenAI(base_url=f"{chars.url}/v1", api_key="none") as client:
+            messages = [{"role": "user", "content": "The attribute "}]
+            parts = client.chat.completions.create(
+                model="chars", messages=messages, max_tokens=tokens, stream=True
+            )
+            return [part.choices[0].delta.content for part in parts][1:-1]
+
+    chars = example("chars")
+    with ThreadPoolExecutor() as pool:
+        texts = list(pool.map(write, range(20, 26)))
+    assert list(map(len, texts)) == list(range(20, 26))
+    assert all(len(letter) == 1 for text in texts for letter in text)
 
 
 def test_greetings_have_a_model_for_each_language(example):

@@ -1,0 +1,243 @@
+"""``serve.continuous_batch``: one step function over all streams that are live.
+
+Theory of operation. A call of the decorated function begins a *stream*, which waits for a place in
+the batch of its instance (core/continuous.py). While there are streams, one task admits those that
+wait, calls the step function with the live ones, and hands out what they were given, round by
+round. A stream that is left in the middle of a step leaves the batch after it. So the step function
+owns the streams while it runs, on whichever thread, and nothing else needs a lock.
+
+A stream whose caller is ``MAX_AHEAD`` values behind keeps its place and is not stepped until the
+caller has caught up: a slow client holds up no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import AsyncGenerator
+from contextvars import Context
+from typing import Any, Generic, TypeVar
+
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import metrics
+from greenroom.core.continuous import ContinuousBatch
+from greenroom.core.errors import BackPressureError, GreenroomError, QueryTimeoutError
+from greenroom.serve.decorators.per_instance import Outcome, PerInstance
+
+__all__ = ["Stream", "continuous_batch"]
+
+MAX_AHEAD = 256  # values that a caller may be behind
+I = TypeVar("I")  # noqa: E741  # the item
+V = TypeVar("V")
+
+
+class Stream(Generic[I, V]):
+    """One call of a continuous batch, as its step function sees it.
+
+    ``item`` is what the caller passed. ``state`` is the step function's own, None at first: a cache
+    of keys and values, say. It goes with the stream.
+    """
+
+    __slots__ = ("_call", "item", "state")
+
+    def __init__(self, item: I, call: Call) -> None:
+        self.item = item
+        self.state: Any = None
+        self._call = call
+
+    def put(self, value: V) -> None:
+        """Give the caller a value; a step may give none, or several."""
+        self._call.made.append(Outcome(value))
+
+    def end(self) -> None:
+        """End the stream after the values given so far; it is not stepped again."""
+        self._call.made.append(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an exception, which its caller raises."""
+        self._call.made.append(Outcome.failed(error))
+
+
+class Call:
+    """A stream's other side: what its step has made of it, and what is on its way to the caller.
+
+    None is the end, and so is an outcome with an exception.
+    """
+
+    __slots__ = ("added_at", "arrived", "made", "stream")
+
+    def __init__(self, item: Any) -> None:
+        self.stream: Stream[Any, Any] = Stream(item, self)
+        self.added_at = time.monotonic()
+        self.made: list[Outcome | None] = []
+        self.arrived: asyncio.Queue[Outcome | None] = asyncio.Queue()
+
+    def hand_out(self) -> bool:
+        """Give the caller what was made; return whether that was the last of it."""
+        made, self.made = self.made, []
+        for outcome in made:
+            self.arrived.put_nowait(outcome)
+            if outcome is None or outcome.error is not None:
+                return True
+        return False
+
+
+def continuous_batch(function: Any = None, /, *, max_size: int = 16, max_waiting: int = 100) -> Any:
+    """Turn a step function over live streams into a function that streams.
+
+    The function or method takes a list of :class:`Stream`, does one step with each (puts values,
+    ends it, or fails it), and returns None; it is called again as long as there are streams. If it
+    is no coroutine function it runs on a thread. What it raises, all streams of that step raise,
+    and the others go on. What is decorated takes one item and is an async generator of the values.
+
+    Up to ``max_size`` streams are live, ``max_waiting`` more wait for a place, first in, first out,
+    and beyond these a call raises BackPressureError. Between steps new streams join; those that
+    have ended, were left by their caller, or are past their query's deadline (which raises
+    QueryTimeoutError) leave. TypeError or ValueError for what cannot be decorated.
+    """
+    for name, value, least in (("max_size", max_size, 1), ("max_waiting", max_waiting, 0)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: must be a whole number")
+        if value < least:
+            raise ValueError(f"{name}={value}: must be {least} or more")
+
+    def decorate(target: Any) -> Any:
+        _check_function(target)
+        return _wrapped(_Continuous(target, max_size, max_waiting))
+
+    return decorate if function is None else decorate(function)
+
+
+def _check_function(target: Any) -> None:
+    if not inspect.isfunction(target) or inspect.isasyncgenfunction(target):
+        raise TypeError(f"@serve.continuous_batch is for functions and methods, not for {target!r}")
+    if inspect.isgeneratorfunction(target):
+        raise TypeError(f"{target.__qualname__}: a step function puts values, and yields none")
+    names = [name for name in inspect.signature(target).parameters if name != "self"]
+    if len(names) != 1:
+        raise TypeError(f"{target.__qualname__}: a step function takes one argument, the streams")
+
+
+def _wrapped(continuous: _Continuous) -> Any:
+    @functools.wraps(continuous.function)
+    async def streaming(*args: Any) -> AsyncGenerator[Any, None]:
+        owner = continuous.batches.owner(streaming, args)
+        items = args[len(owner) :]
+        if len(items) != 1:
+            name = continuous.function.__qualname__
+            raise TypeError(f"{name} takes one item, and was called with {len(items)}")
+        batch = continuous.batches.get(owner, lambda _loop: _Batch(continuous))
+        call = batch.begin(owner, items[0])
+        try:
+            while (outcome := await call.arrived.get()) is not None:
+                batch.wake()
+                yield outcome.get()
+        finally:
+            batch.leave(call)
+
+    return streaming
+
+
+class _Continuous:
+    """A step function, its settings, and the batches of its instances. Pickles without batches."""
+
+    def __init__(self, function: Any, max_size: int, max_waiting: int) -> None:
+        self.function = function
+        self.max_size = max_size
+        self.max_waiting = max_waiting
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.batches: PerInstance[_Batch] = PerInstance("serve.continuous_batch", function)
+
+    def __getstate__(self) -> Any:
+        return self.function, self.max_size, self.max_waiting
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
+
+
+class _Batch:
+    """The streams of one instance on one loop, and the task that steps them while there are any."""
+
+    def __init__(self, continuous: _Continuous) -> None:
+        self._function = continuous.function
+        self._is_async = continuous.is_async
+        self._max_waiting = continuous.max_waiting
+        self._streams: ContinuousBatch[Call] = ContinuousBatch(
+            continuous.max_size, continuous.max_waiting
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # an Event would keep the loop alive
+
+    def begin(self, owner: tuple[Any, ...], item: Any) -> Call:
+        """Begin a stream; BackPressureError where too many wait."""
+        call, query = Call(item), user_context.running.get()
+        if not self._streams.add(call, None if query is None else query.deadline_at):
+            raise BackPressureError(
+                f"{self._function.__qualname__}: {self._max_waiting} streams wait for a place"
+            )
+        if self._task is None:
+            # Of no query's context, except for what stands for the replica in tests.
+            context = Context()
+            context.run(user_context.local_replica.set, user_context.local_replica.get())
+            self._task = context.run(asyncio.create_task, self._run(owner))
+        self.wake()
+        return call
+
+    def leave(self, call: Call) -> None:
+        """Forget a stream that nothing reads any more."""
+        self._streams.remove(call)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether there is a stream to step."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _run(self, owner: tuple[Any, ...]) -> None:
+        streams = self._streams
+        try:
+            while streams.live or streams.waiting:
+                for call in streams.expire(time.monotonic()):
+                    late = QueryTimeoutError("the deadline passed before the stream's end")
+                    call.arrived.put_nowait(Outcome.failed(late))
+                admitted = streams.admit()
+                ready = [call for call in streams.live if call.arrived.qsize() < MAX_AHEAD]
+                if ready:
+                    now = time.monotonic()
+                    waits_s = [now - call.added_at for call in admitted]
+                    metrics.batch_begun(self._function.__qualname__, len(ready), waits_s)
+                    await self._step(owner, ready)
+                    await asyncio.sleep(0)  # callers may leave and new ones join
+                elif streams.live:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
+        finally:
+            self._task = self._waiter = None
+
+    async def _step(self, owner: tuple[Any, ...], calls: list[Call]) -> None:
+        name = self._function.__qualname__
+        arguments = (*owner, [call.stream for call in calls])
+        try:
+            if self._is_async:
+                result = await self._function(*arguments)
+            else:
+                result = await asyncio.to_thread(self._function, *arguments)
+        except asyncio.CancelledError as error:  # by user code, or with the loop
+            failure = GreenroomError(f"{name} was cancelled with streams under way")
+            failure.__cause__ = error
+            self._fail(calls, failure)
+        except BaseException as error:  # SystemExit too ends its own streams, and nothing else
+            self._fail(calls, error)
+        else:
+            if result is not None:
+                text = f"{name} returned a {type(result).__name__}: a step puts values into streams"
+                self._fail(calls, GreenroomError(text))
+        for call in calls:
+            if call.hand_out():
+                self._streams.remove(call)
+
+    def _fail(self, calls: list[Call], error: BaseException) -> None:
+        for call in calls:
+            call.made = [Outcome.failed(error)]
