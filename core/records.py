@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greenroom.core.config import HIDDEN, config_shown
+from greenroom.core.formats import travels
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """Code, settings and options that replicas of a backend run."""
@@ -29,6 +31,7 @@ class Release:
     served: bool = False  # at least one of them ran, at some time
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ReplicaRecord:
     """A replica that may have a process."""
@@ -39,6 +42,7 @@ class ReplicaRecord:
     devices: Mapping[str, tuple[int, ...]] | None = None  # see core.cluster.devices
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class BackendRecord:
     """A backend, its releases, and its replicas.
@@ -68,6 +72,7 @@ class BackendRecord:
         return self.releases[-1]
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class CompareRecord:
     """How a shadow's answers are compared; ``settings`` are fields of core.comparing.Compare."""
@@ -80,6 +85,7 @@ class CompareRecord:
         return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class EndpointRecord:
     """An endpoint and its traffic policy."""
@@ -96,6 +102,7 @@ class EndpointRecord:
     deployment: str = ""  # whose endpoint it is, so that it goes with that
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ApplicationRecord:
     """Deployments deployed together."""
@@ -107,6 +114,7 @@ class ApplicationRecord:
     deleting: bool = False
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class GoalRecord:
     """A change under way, or lately ended. ``subject`` is (kind, name) of what is changed."""
@@ -120,6 +128,7 @@ class GoalRecord:
     exception: bytes | None = None
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord:
     """A move of an endpoint's traffic to a backend, step by step; the last one of its endpoint.
@@ -148,6 +157,7 @@ class RolloutRecord:
     slowness: Any = None  # core.judging.Slowness, once it is settled
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class CanaryRecord:
     """A new version of an application beside the running one; the last one of its application.
@@ -165,6 +175,7 @@ class CanaryRecord:
     reason: str = ""  # of its end
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class ListenerRecord:
     """A proxy that may route by tables of this controller or an earlier one."""
@@ -174,6 +185,7 @@ class ListenerRecord:
     host: str = ""
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class HostRecord:
     """A host that has joined and not left, so that replicas may be there."""
@@ -185,6 +197,7 @@ class HostRecord:
     labels: Mapping[str, str]
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
     """A token of the HTTP API, of which only the hash is kept."""
@@ -196,6 +209,7 @@ class TokenRecord:
     expires_at: float | None
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class HistoryRecord:
     """An acknowledged change. ``before`` and ``after`` are what it found and what it left.
@@ -241,6 +255,7 @@ def served_as(application: str) -> str:
     return application.removesuffix(CANDIDATE)
 
 
+@travels
 @dataclass(frozen=True, kw_only=True)
 class BackendDefinition:
     """The code and settings that a backend should run."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import Self
 
 from greenroom.core.errors import InvalidRequestError
 
@@ -26,6 +28,28 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     hints: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Make them of values that another release wrote, without those that only it knows."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            unknown = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
+            if not unknown:
+                raise
+        known = copy.deepcopy(dict(values))
+        for path in unknown:
+            _drop(known, path)
+        return cls(**known)
+
+
+def _drop(values: Any, path: Iterable[Any]) -> None:
+    """Delete what ``path`` leads to; parts of it that name a type lead nowhere."""
+    *outer, last = path
+    for part in outer:
+        values = values[part] if isinstance(values, list) or part in values else values
+    del values[last]
 
 
 def validated(model: type[M], values: Mapping[str, Any]) -> M:

@@ -1,9 +1,9 @@
 """Checkpoints: pickles of hard state in a key-value store, and code stored once by its hash.
 
-A record is stored under ``kind/name`` as a schema version and a pickle. The version stands outside
-the pickle, for a newer one may name classes that this version lacks. Reading builds only classes
-of ours and plain containers, so a record cannot run code of its own; saving makes the same check,
-so that nothing is saved which a restarted controller could not load.
+A record is stored under ``kind/name`` as the number of its format and a pickle. The number stands
+outside the pickle, for a much later one may name classes that this release lacks. Reading builds
+only classes of ours and plain containers, so a record cannot run code of its own; saving makes the
+same check, so that nothing is saved which a restarted controller could not load.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pickle
 import struct
 from collections.abc import Iterable, Mapping
 
+from greenroom.core.formats import FORMAT, OLDEST, SHAPES, Reader, reads_records_of
 from greenroom.persistence.kv import (
     CorruptValueError,
     KVStore,
@@ -23,13 +24,10 @@ from greenroom.persistence.kv import (
     StoreError,
 )
 
-SCHEMA_VERSION = 1
-"""Version of the records, of which a release reads only its own; raise it when fields change."""
-
 CODE = "code"
 """The kind of code blobs: ``(CODE, digest)`` may be deleted, and is put by ``code=`` only."""
 
-_VERSION = struct.Struct(">I")
+_HEADER = struct.Struct(">I")
 _OURS = "greenroom."
 _PLAIN = {
     "builtins": frozenset(
@@ -74,21 +72,15 @@ class Checkpoints:
                 self._unreadable[key] = str(error)
         return records
 
-    def check_schema(self) -> None:
-        """Raise OtherFormatError where another version wrote the records.
-
-        A version refuses others' records before it writes its own, so one of each kind will tell.
-        """
-        kinds: set[str] = set()
+    def check_formats(self) -> None:
+        """Raise OtherFormatError where a release wrote records whose format this cannot read."""
         for key in self._store.list(""):
-            kind = key.partition("/")[0]
-            if kind in kinds or kind == CODE:
+            if key.startswith(f"{CODE}/"):
                 continue
-            kinds.add(kind)
             with contextlib.suppress(CorruptValueError):  # the controller's to deal with
                 value = self._store.get(key)
-                if value is not None and len(value) > _VERSION.size:
-                    _check_version(key, value)
+                if value is not None and len(value) > _HEADER.size:
+                    _check_format(key, value)
 
     def save(
         self,
@@ -175,36 +167,36 @@ def _encode(key: str, record: object) -> bytes:
             f"the record {key} of {type(record)} cannot be pickled: {error}. Keep only plain "
             "values in it, and code as a code blob"
         ) from error
-    value = _VERSION.pack(SCHEMA_VERSION) + pickled
+    value = _HEADER.pack(FORMAT) + pickled
     _decode(key, value)
     return value
 
 
 def _decode(key: str, value: bytes) -> object:
-    if len(value) <= _VERSION.size:
+    if len(value) <= _HEADER.size:
         raise CorruptValueError(f"{key} holds {len(value)} bytes, not a record; save it again")
-    _check_version(key, value)
+    _check_format(key, value)
     try:
-        return _Unpickler(key, value[_VERSION.size :]).load()
+        return _Unpickler(key, value[_HEADER.size :]).load()
     except StoreError:
         raise
     except Exception as error:  # a pickle may raise whatever its classes raise
         raise CorruptValueError(
-            f"{key} cannot be unpickled: {error!r}. Its class changed without a new schema "
-            "version, or its bytes are not a record: save it again, or delete it"
+            f"{key} cannot be unpickled: {error!r}. Its class changed without a new "
+            "format, or its bytes are not a record: save it again, or delete it"
         ) from error
 
 
-def _check_version(key: str, value: bytes) -> None:
-    (version,) = _VERSION.unpack_from(value)
-    if version != SCHEMA_VERSION:
+def _check_format(key: str, value: bytes) -> None:
+    (found,) = _HEADER.unpack_from(value)
+    if not reads_records_of(found):
         raise OtherFormatError(
-            f"{key} has record schema {version}; this version reads schema {SCHEMA_VERSION}. Run "
-            "the version that wrote it, or use another state dir; nothing was changed"
+            f"{key} has format {found}; this release reads formats {OLDEST} to {FORMAT + 1}. Run "
+            "the release that wrote it, or use another state dir; nothing was changed"
         )
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(Reader):
     """Builds classes of ours and plain values; refuses everything else by name."""
 
     def __init__(self, key: str, pickled: bytes) -> None:
@@ -215,15 +207,14 @@ class _Unpickler(pickle.Unpickler):
         """Return the class, or raise RecordRefusedError."""
         if name in _PLAIN.get(module, ()):
             return self._found(module, name)
-        # A dotted name reaches through attributes, so what counts is where the class is from.
         if module.startswith(_OURS):
             found = self._found(module, name)
-            if isinstance(found, type) and found.__module__.startswith(_OURS):
+            if f"{module}.{name}" in SHAPES:
                 return found
         raise RecordRefusedError(
-            f"the record {self._key} holds {module}.{name}; allowed are classes under "
-            f"{_OURS.rstrip('.')}, plain containers, datetime and collections. Convert it to "
-            "one of those before saving"
+            f"the record {self._key} holds {module}.{name}; allowed are plain "
+            "containers, datetime, collections, and classes of ours that are marked by "
+            "greenroom.core.formats.travels. Convert it to one of those before saving"
         )
 
     def _found(self, module: str, name: str) -> type:

@@ -30,6 +30,7 @@ from greenroom.actors.runtime.port import PROXY, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.cluster.leader_lease import RENEW_S, Bid, Contest, Lease, Tenure
+from greenroom.core.formats import fit
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StaleWriterError, StoreError
 
@@ -101,7 +102,7 @@ def read_bids(settings: HostSettings) -> dict[str, Bid]:
     bids = {}
     for path in settings.state_dir.glob(f"hosts/*/{_FILE}"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            bids[path.parent.name] = Bid(*json.loads(path.read_text(encoding="ascii")))
+            bids[path.parent.name] = fit(Bid, json.loads(path.read_text(encoding="ascii")))
     return bids
 
 
@@ -119,7 +120,8 @@ def read_lease(settings: HostSettings) -> SeenLease:
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
         return SeenLease(Lease(epoch), written)
     known = {name: lease[name] for name in Lease._fields if name in lease}
-    return SeenLease(Lease(**known), written)
+    own = {name: known[name] for name in Lease._fields if name in known}  # of any release
+    return SeenLease(Lease(**own), written)
 
 
 def store_id(settings: HostSettings) -> str:

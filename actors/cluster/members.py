@@ -20,6 +20,7 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core import formats
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.leader_lease import Lease
@@ -283,6 +284,15 @@ class Members:
             self._loop.send(known[1], cm.KillReplica(process=process, epoch=self.epoch))
 
     # --- Status ---------------------------------------------------------------------------------
+
+    def format(self) -> int:
+        """Return the lowest format of all hosts: what only a later one has must not be used yet.
+
+        That of a host which has not reported yet counts as the oldest.
+        """
+        names = {self._own, *self._cluster.hosts.records}
+        releases = (self._reports.get(name, {}).get("release", "") for name in names)
+        return max(min(map(formats.named_in, releases)), formats.OLDEST)
 
     def shown(self) -> list[dict[str, Any]]:
         """Return all hosts for status, the controller's own first."""

@@ -304,6 +304,7 @@ class ActiveController:
             "version": self.cluster.history.last_id,
             "saving": saving(self._settings),
             "damaged": self._damaged(),
+            "format": self._members.format(),
             "hosts": self._members.shown(),
             "applications": status.applications(self.cluster),
             "backends": status.backends(self.cluster),

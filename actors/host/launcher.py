@@ -89,7 +89,7 @@ def _check_state(settings: HostSettings) -> None:
         with contextlib.closing(
             FileStore.open(settings.store_dir, namespace="controller", read_only=True)
         ) as store:
-            Checkpoints(store).check_schema()
+            Checkpoints(store).check_formats()
     except OtherFormatError as error:
         told = f"the state in {settings.state_dir} is of another version: {error}"
         raise StartError(told) from error

@@ -77,6 +77,7 @@ from greenroom.actors.runtime.processes import (
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport import base
+from greenroom.actors.transport.addresses import own_release
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
 from greenroom.persistence.filesystem import FileStore
@@ -503,6 +504,7 @@ class Host:
             "name": self._settings.host_name,
             "address": self._settings.own_address,
             "state": "DRAINING" if self._is_stopping else "RUNNING",
+            "release": own_release(),
             "admin_pid": _living_pid(self._system.admin),
             "logger_pid": _living_pid(self._system.logger),
             "host_pid": self._process.pid,

@@ -22,7 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import dataclass_transform
 
+from greenroom.core import formats
 from greenroom.core.errors import error_status
+from greenroom.core.formats import fit, travels
 
 Address = Any  # thespian.actors.ActorAddress, which ships no types
 T = TypeVar("T")
@@ -30,8 +32,8 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
-    """Make ``cls`` a frozen, slotted dataclass with keyword-only fields."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    """Make ``cls`` a frozen, slotted dataclass with keyword-only fields, which travels."""
+    return travels(dataclass(frozen=True, slots=True, kw_only=True)(cls))
 
 
 class Message:
@@ -43,6 +45,7 @@ class Message:
         return type(self).__name__
 
 
+@travels
 class Process(NamedTuple):
     """One process of the system, recognisable even when its pid or port is used again."""
 
@@ -54,6 +57,7 @@ class Process(NamedTuple):
 # --- Records that travel in batches -----------------------------------------------------------
 
 
+@travels
 class HttpCall(NamedTuple):
     """An HTTP request as the replica will see it; opaque to the router.
 
@@ -74,6 +78,7 @@ class HttpCall(NamedTuple):
     trace: tuple[str, str, float] | None = None  # tracing.Carried, where the front traces
 
 
+@travels
 class PythonCall(NamedTuple):
     """A call through a handle: a method's name, and cloudpickle of (args, kwargs).
 
@@ -88,12 +93,14 @@ class PythonCall(NamedTuple):
     trace: tuple[str, str, float] | None = None  # tracing.Carried, where the caller traces
 
 
+@travels
 class Input(NamedTuple):
     """Stands for an argument that another call returns, by its place in ``inputs``."""
 
     place: int
 
 
+@travels
 class Query(NamedTuple):
     """One call on its way. ``id`` is unique for its sender's incarnation; a repeat keeps it."""
 
@@ -112,6 +119,7 @@ class Query(NamedTuple):
     follows: str = ""  # BODY or SOCKET: what its caller sends on to its replica; "" for nothing
 
 
+@travels
 class HttpAnswer(NamedTuple):
     """A response from user code, whatever its status."""
 
@@ -121,6 +129,7 @@ class HttpAnswer(NamedTuple):
     body: bytes | Pieces
 
 
+@travels
 class ValueAnswer(NamedTuple):
     """What a PythonCall returned, cloudpickled."""
 
@@ -128,6 +137,7 @@ class ValueAnswer(NamedTuple):
     value: bytes
 
 
+@travels
 class FailedAnswer(NamedTuple):
     """A query that user code, the router or a death ended; ``kind`` is a class in core.errors.
 
@@ -143,6 +153,7 @@ class FailedAnswer(NamedTuple):
     traceback: str = ""
 
 
+@travels
 class StreamBegun(NamedTuple):
     """An answer that comes in parts has begun; parts follow, then one Answer ends it.
 
@@ -161,6 +172,7 @@ class StreamBegun(NamedTuple):
 MORE, TEXT, BINARY, END = range(4)
 
 
+@travels
 class StreamPart(NamedTuple):
     """The next bytes of an answer that has begun, or of what follows a query."""
 
@@ -170,6 +182,7 @@ class StreamPart(NamedTuple):
     parts: int = 1  # how many were joined to this one
 
 
+@travels
 class FeedWanted(NamedTuple):
     """A replica runs a query that more follows: it is to be sent to the replica itself.
 
@@ -181,6 +194,7 @@ class FeedWanted(NamedTuple):
     process: Process
 
 
+@travels
 class FeedTaken(NamedTuple):
     """So much of what followed has been taken, so that more may be sent."""
 
@@ -189,6 +203,7 @@ class FeedTaken(NamedTuple):
     size: int
 
 
+@travels
 class StreamEnded(NamedTuple):
     """An answer in parts is complete; a FailedAnswer in its place says that it never will be."""
 
@@ -199,6 +214,7 @@ class StreamEnded(NamedTuple):
 Answer = HttpAnswer | ValueAnswer | FailedAnswer | StreamEnded
 
 
+@travels
 class AnswerPart(NamedTuple):
     """The next bytes of the content of an answer that is too large for one message.
 
@@ -210,18 +226,21 @@ class AnswerPart(NamedTuple):
     content: LargeBytes
 
 
+@travels
 class NotRun(NamedTuple):
     """A query under a lease that the replica refuses: the lease is closed, or it has no room."""
 
     query_id: int
 
 
+@travels
 class RunEnded(NamedTuple):
     """A query under a lease has ended without an answer, as it was cancelled: its slot is free."""
 
     query_id: int
 
 
+@travels
 class StillRuns(NamedTuple):
     """A replica runs a query whose router has died; to cancel it, tell that replica."""
 
@@ -241,6 +260,7 @@ Piece = (
 CompareAt = tuple[int, bytes, bytes]
 
 
+@travels
 class ComparedAnswer(NamedTuple):
     """One side's answer, on its way to be compared; ``missing`` says why there is only a status."""
 
@@ -257,6 +277,7 @@ class ComparedAnswer(NamedTuple):
     missing: str = ""
 
 
+@travels
 class Assignment(NamedTuple):
     """A query on its way from the router to one replica, with the address that wants the answer.
 
@@ -394,6 +415,7 @@ class QueriesFinished(Message):
 # --- Dispatch leases: see greenroom.core.routing.leases ------------------------------------------
 
 
+@travels
 class LeasedSlots(NamedTuple):
     """Slots of one replica."""
 
@@ -555,6 +577,7 @@ class Pieces:
             yield self._pieces.pop()
 
 
+@travels
 class PartedAnswer(NamedTuple):
     """An answer without its body or value, whose ``size`` bytes have gone ahead in parts."""
 
@@ -571,6 +594,16 @@ def beside(content: bytes) -> bytes | LargeBytes:
 def content_of(sent: bytes | LargeBytes) -> bytes | memoryview:
     """Return what ``beside`` was given; not copied."""
     return sent.view if isinstance(sent, LargeBytes) else sent
+
+
+def call_of(query: Query) -> HttpCall | PythonCall:
+    """Return the call that a query carries, of whatever format."""
+    pickled = content_of(query.call)
+    try:
+        call = pickle.loads(pickled)
+    except TypeError:  # a PythonCall with more fields
+        call = formats.read(pickled)
+    return call if isinstance(call, PythonCall) else fit(HttpCall, call)
 
 
 def part_travelling(part: StreamPart) -> StreamPart:
@@ -630,13 +663,8 @@ def put_together(sent: PartedAnswer, parts: Sequence[LargeBytes]) -> Answer:
 # pickled as they are. To pickle an instance, Python looks its class up by name and calls its
 # methods. A tuple of plain values costs neither; see docs/performance.md for the figures.
 
-Plain = tuple[Any, ...]  # begins with one of these numbers
+Plain = tuple[Any, ...]  # begins with one of these numbers; then all fields, in their order
 ITSELF, SUBMIT, RUN, ANSWER, FINISHED, LEASED = range(6)
-
-_query = partial(tuple.__new__, Query)
-_assignment = partial(tuple.__new__, Assignment)
-_http_answer = partial(tuple.__new__, HttpAnswer)
-_process = partial(tuple.__new__, Process)
 
 
 def plain(message: Any) -> Any:
@@ -645,9 +673,13 @@ def plain(message: Any) -> Any:
     return message if make_plain is None else make_plain(message)
 
 
-def restored(loaded: Any) -> Any:
-    """Return what ``plain`` was given; raises whatever a tuple that it did not make leads to."""
-    return _RESTORED[loaded[0]](*loaded[1:]) if type(loaded) is tuple else loaded
+def restored(loaded: Any, *, is_exact: bool = True) -> Any:
+    """Return what ``plain`` was given; raises whatever a tuple that it did not make leads to.
+
+    It is not ``is_exact`` if another format made it, so that there may be more or fewer fields.
+    """
+    makers = _RESTORED if is_exact else _FITTED
+    return makers[loaded[0]](*loaded[1:]) if type(loaded) is tuple else loaded
 
 
 def _plain_submit(message: SubmitQueries) -> Plain:
@@ -676,7 +708,10 @@ def _plain_finished(message: QueriesFinished) -> Plain:
     return FINISHED, *[getattr(message, name) for name in _FINISHED_FIELDS]
 
 
-def _maker(kind: type) -> Callable[..., Any]:
+_FINISHED_FIELDS = [each.name for each in fields(QueriesFinished)]
+
+
+def _exact_message(kind: type) -> Callable[..., Any]:
     """Return what makes a message of the values of its fields, faster than its constructor."""
     setters = [getattr(kind, each.name).__set__ for each in fields(kind)]
     new: Callable[[], Any] = partial(object.__new__, kind)
@@ -690,38 +725,47 @@ def _maker(kind: type) -> Callable[..., Any]:
     return make
 
 
-_FINISHED_FIELDS = [each.name for each in fields(QueriesFinished)]
-_submit_queries = _maker(SubmitQueries)
-_run_queries = _maker(RunQueries)
-_answer_queries = _maker(AnswerQueries)
-_run_leased = _maker(RunLeased)
+def _exact_record(kind: type) -> Callable[..., Any]:
+    return partial(tuple.__new__, kind)
 
 
-def _restored_submit(incarnation: str, queries: list[Plain], *others: Any) -> Any:
-    return _submit_queries(incarnation, tuple([_query(each) for each in queries]), *others)
+def _fitted_message(kind: type) -> Callable[..., Any]:
+    names = [each.name for each in fields(kind)]
+    return lambda *values: kind(**dict(zip(names, values, strict=False)))
 
 
-def _restored_leased(
-    incarnation: str, caller: str, queries: list[Plain], cancelled: tuple[int, ...]
-) -> Any:
-    made = [(lease, _query(query)) for lease, query in queries]
-    return _run_leased(incarnation, caller, tuple(made), cancelled)
+def _makers(
+    record: Callable[[type], Callable[..., Any]], message: Callable[[type], Callable[..., Any]]
+) -> dict[int, Callable[..., Any]]:
+    """Return what makes messages of plain tuples, by their numbers."""
+    query, assignment, http_answer = map(record, (Query, Assignment, HttpAnswer))
+    process = record(Process)
+    submit_queries, run_leased = message(SubmitQueries), message(RunLeased)
+    run_queries, answer_queries = message(RunQueries), message(AnswerQueries)
 
+    def submit(incarnation: str, queries: list[Plain], *others: Any) -> Any:
+        return submit_queries(incarnation, tuple([query(each) for each in queries]), *others)
 
-def _restored_run(
-    incarnation: str,
-    proxy: Plain,
-    assignments: list[Plain],
-    cancelled: tuple[int, ...],
-    compared: Plain,
-) -> Any:
-    made = [_assignment((each[0], _query(each[1]), *each[2:])) for each in assignments]
-    return _run_queries(incarnation, _process(proxy), tuple(made), cancelled, compared)
+    def leased(incarnation: str, caller: str, queries: list[Plain], *others: Any) -> Any:
+        made = [(lease, query(each)) for lease, each in queries]
+        return run_leased(incarnation, caller, tuple(made), *others)
 
+    def run(incarnation: str, proxy: Plain, assignments: list[Plain], *others: Any) -> Any:
+        made = [assignment((each[0], query(each[1]), *each[2:])) for each in assignments]
+        return run_queries(incarnation, process(proxy), tuple(made), *others)
 
-def _restored_answer(incarnation: str, answers: list[Any]) -> Any:
-    made = [_http_answer(each) if type(each) is tuple else each for each in answers]
-    return _answer_queries(incarnation, tuple(made))
+    def answer(incarnation: str, answers: list[Any], *others: Any) -> Any:
+        made = [http_answer(each) if type(each) is tuple else each for each in answers]
+        return answer_queries(incarnation, tuple(made), *others)
+
+    return {
+        ITSELF: lambda message, *_: message,
+        SUBMIT: submit,
+        RUN: run,
+        ANSWER: answer,
+        FINISHED: message(QueriesFinished),
+        LEASED: leased,
+    }
 
 
 _PLAIN: dict[type, Callable[[Any], Plain]] = {
@@ -732,11 +776,5 @@ _PLAIN: dict[type, Callable[[Any], Plain]] = {
     QueriesFinished: _plain_finished,
     RunLeased: _plain_leased,
 }
-_RESTORED: dict[int, Callable[..., Any]] = {
-    ITSELF: lambda message: message,
-    SUBMIT: _restored_submit,
-    RUN: _restored_run,
-    ANSWER: _restored_answer,
-    FINISHED: _maker(QueriesFinished),
-    LEASED: _restored_leased,
-}
+_RESTORED = _makers(_exact_record, _exact_message)
+_FITTED = _makers(lambda kind: partial(fit, kind), _fitted_message)

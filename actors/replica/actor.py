@@ -235,7 +235,7 @@ class Replica(LoopActor):
         self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
         user_code.start()
-        env = RuntimeEnv(**order.runtime_env)
+        env = RuntimeEnv.read(order.runtime_env)
         os.environ.update(env.env_vars)
         try:
             os.environ.update(devices.variables(order.devices, os.environ))
@@ -259,7 +259,7 @@ class Replica(LoopActor):
     def _leave_record(self, order: StartReplica) -> None:
         """Let this host's processes know of this one."""
         redirect_output(self.settings, replica_log(order.replica))
-        env = RuntimeEnv(**order.runtime_env)
+        env = RuntimeEnv.read(order.runtime_env)
         if env.requirements is not None:
             self._environment = environments.name_of(*env.requirements)
         self.records.add(

@@ -50,6 +50,7 @@ from greenroom.core.comparing.comparing import (
     compare,
 )
 from greenroom.core.comparing.differences import Differences, Place, Plain
+from greenroom.core.formats import fit
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class Comparisons:
         if message.incarnation != self._port.process.incarnation:
             return  # meant for a dead process whose address this one has
         pairs = []
-        for answer in map(ComparedAnswer._make, message.answers):
+        for answer in (fit(ComparedAnswer, each) for each in message.answers):
             key = (answer.proxy, answer.number)
             other, _ = self._held.pop(key, (None, 0.0))
             if other is None or _is_shadow(other) == _is_shadow(answer):
@@ -313,7 +314,7 @@ class Comparisons:
         if packed not in self._known:
             if len(self._known) >= MAX_PLACES:
                 self._known.clear()
-            settings = Compare(**pickle.loads(packed)[1])
+            settings = Compare.read(pickle.loads(packed)[1])
             self._known[packed] = settings, None  # so that loading the function is tried once
             if settings.code:
                 self._known[packed] = settings, cloudpickle.loads(settings.code)[0]

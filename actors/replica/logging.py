@@ -170,7 +170,9 @@ def configure(values: Mapping[str, Any] | None, tag: str) -> None:
     Without one, records of level INFO are lines of text, and queries that went well are not logged.
     """
     global _logs_queries  # noqa: PLW0603  # one per process, as the loggers are
-    config = LoggingConfig(enable_access_log=False) if values is None else LoggingConfig(**values)
+    config = (
+        LoggingConfig(enable_access_log=False) if values is None else LoggingConfig.read(values)
+    )
     attributes = config.additional_log_standard_attrs
     is_json = config.encoding == "JSON"
     formatter = JsonFormatter(attributes) if is_json else TextFormatter(attributes)

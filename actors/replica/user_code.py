@@ -45,7 +45,7 @@ from greenroom.actors.messages.queries import (
     Query,
     StreamEnded,
     ValueAnswer,
-    content_of,
+    call_of,
 )
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica import logging as user_logging
@@ -358,9 +358,8 @@ class UserCode:
         query = reply.assignment.query
         call: Any = None
         try:
-            call = pickle.loads(content_of(query.call))
+            call = call_of(query)
             is_python = isinstance(call, PythonCall)
-            call = call if is_python else HttpCall(*call)
             if tracing.active is not None:
                 reply.span = _span_of(tracing.active, reply, call)
             if is_python:

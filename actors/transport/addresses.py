@@ -18,12 +18,14 @@ import sys
 from typing import Any
 
 from greenroom.actors.transport.sockets import is_listening, names_taken
+from greenroom.core import formats
 
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT = 1900  # Thespian's default
 LAST_PORT = 65535  # up to here numbers are admin ports; above, they are drawn and not used again
 _DRAWN = 2**47
 _ANYWHERE = frozenset({"", "0.0.0.0", "localhost"})  # names of this host that say nothing more
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _OWN_NAMES = frozenset({LOOPBACK, "127.0.1.1"})  # the second is what Debian resolves host names to
 
 
@@ -153,14 +155,26 @@ def resolved(host: str) -> str:
     return own_host() if address in _OWN_NAMES else address
 
 
-# Which versions this process runs, that must be the same on all hosts of a cluster.
+# --- Releases -------------------------------------------------------------------------------------
 #
 # Messages are pickles and user code travels as bytecode. Another minor version of Python cannot run
-# that code, and another release of Greenroom has other messages.
+# that code. Another release of Greenroom can read our messages if its format is ours or a
+# neighbour.
 
 
 @functools.cache
 def own_release() -> str:
-    """Return the versions of Greenroom and Python, as both sides of a refusal name them."""
+    """Return the versions of Greenroom and Python and the format, as refusals name them."""
     version = importlib.metadata.version("greenroom")
-    return f"greenroom {version}, Python {sys.version_info.major}.{sys.version_info.minor}"
+    return f"greenroom {version}, Python {_PYTHON}, {own_format()}"
+
+
+def own_format() -> str:
+    """Return what processes of one host say of their release."""
+    return f"format {formats.FORMAT}"
+
+
+def fits(release: str) -> bool:
+    """Return whether hosts of that release can be in one cluster with this one."""
+    same_python = f", Python {_PYTHON}, " in release
+    return same_python and formats.reads_messages_of(formats.named_in(release))

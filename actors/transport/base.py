@@ -458,7 +458,7 @@ class Transport(Naming):
         if sender.sender is None:
             sender.sender = ActorAddress(sender.address)
         try:
-            message = decode(buffers)
+            message = decode(buffers, is_exact=sender.has_our_format)
         except Exception:
             logger.exception("cannot read a message of %s; it is sent back", sender.address)
             self.links.send(sender.address, envelopes.sent_back(buffers), tag=None)

@@ -13,6 +13,7 @@ from thespian.system.transport import ReceiveEnvelope
 
 from greenroom.actors.messages.queries import plain, restored
 from greenroom.actors.transport.frames import MAX_BUFFERS, Buffer
+from greenroom.core import formats
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,13 @@ def encode(message: Any) -> list[Buffer]:
     return [first, *map(_frozen, pickled)]
 
 
-def decode(buffers: list[Buffer]) -> Any:
-    """Make the message that ``encode`` was given again; raises whatever unpickling does."""
+def decode(buffers: list[Buffer], *, is_exact: bool = True) -> Any:
+    """Make the message that ``encode`` was given again; raises whatever unpickling does.
+
+    It is not ``is_exact`` if a process of another format sent it.
+    """
+    if not is_exact:
+        return restored(formats.read(buffers[0], buffers[1:]), is_exact=False)
     if len(buffers) == 1:
         return restored(pickle.loads(buffers[0]))
     return restored(pickle.loads(buffers[0], buffers=buffers[1:]))

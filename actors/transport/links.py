@@ -30,6 +30,8 @@ from typing import Protocol
 from greenroom.actors.transport.addresses import (
     LOOPBACK,
     ProcessAddress,
+    fits,
+    own_format,
     own_release,
     parse_address,
 )
@@ -71,6 +73,7 @@ from greenroom.actors.transport.sockets import (
     tcp_socket,
 )
 from greenroom.actors.transport.tls import TlsStream, describe, is_refusal
+from greenroom.core import formats
 from greenroom.core.backoff import pause_s
 
 logger = logging.getLogger(__name__)
@@ -100,6 +103,7 @@ class Peer:
         "connections",
         "failing_since",
         "failures",
+        "has_our_format",
         "has_progressed",
         "process",
         "retry",
@@ -115,6 +119,7 @@ class Peer:
         self.connection: Connection | None = None  # the one that messages are written to
         self.connections: dict[Connection, bool] = {}  # and whether the peer has said hello there
         self.failures = 0  # connections that ended before a message arrived, one after the other
+        self.has_our_format = True  # its messages have the fields that ours have
         self.has_progressed = False  # a message arrived over the present connection
         self.failing_since = 0.0  # the loop's time at the first failure
         self.retry: Cancelable | None = None  # what will lead to the next connection
@@ -184,7 +189,7 @@ class Links:
     ) -> None:
         self.loop = loop
         self.address = address
-        self._release = "unknown" if keys is None else own_release()
+        self._release = own_format() if keys is None else own_release()
         self._shell = shell
         self._process = 1 + secrets.randbits(63)
         self._peers: dict[str, Peer] = {}
@@ -526,10 +531,12 @@ class Links:
         if known is None:
             self._greet(connection, peer)
             connection.flush()
-        if connection.source and hello.release != self._release:
+        if connection.source and not fits(hello.release):
             raise RefusedError(
-                f"it runs {hello.release}, this end {self._release}; all hosts must run the same"
+                f"it runs {hello.release}, this end {self._release}; all hosts must run the same "
+                "Python, and formats that differ by 1 at most"
             )
+        peer.has_our_format = formats.named_in(hello.release) == formats.FORMAT
         if hello.about == session.number and hello.received > session.acknowledged:
             self._acknowledged(peer, hello.received)
         if peer.connection is None or (connection.source and peer.connection is not connection):

@@ -21,7 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from greenroom.core.formats import travels
 
+
+@travels
 class KeyIds(NamedTuple):
     """The names of the keys that a host holds; "" for none."""
 

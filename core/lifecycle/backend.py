@@ -71,7 +71,7 @@ class Backend:
         self, record: BackendRecord, now: float, placement: Placement | None = None
     ) -> None:
         self.record = record
-        self.config = BackendConfig(**record.newest.config)
+        self.config = BackendConfig.read(record.newest.config)
         self.placement = placement or anywhere()
         self.retries = Retries()
         self.changed = False  # the record was replaced, and needs saving
@@ -159,7 +159,7 @@ class Backend:
         only settings differ they change in place; else the replicas are replaced, some at a time.
         """
         wanted, again = self.wanted, self.record.deleting or bool(self.record.failure)
-        config = BackendConfig(**release["config"])
+        config = BackendConfig.read(release["config"])
         target = self._target_with(config, anew=again)
         if again:
             self.try_again()
@@ -189,7 +189,7 @@ class Backend:
 
     def _take_release(self, record: BackendRecord) -> None:
         self._set_record(releases.pruned(record))
-        self.config, self.proven = BackendConfig(**self.record.newest.config), False
+        self.config, self.proven = BackendConfig.read(self.record.newest.config), False
 
     def _target_with(self, config: BackendConfig, *, anew: bool = False) -> int | None:
         """Return the record's target for other settings; ``anew`` as if it had run no replica."""
@@ -388,7 +388,7 @@ class Backend:
         if (replica.release, report.config_id) != (newest.number, newest.config_id):
             return
         if self.record.fallback_config is not None:
-            self.set_config(BackendConfig(**self.record.fallback_config))
+            self.set_config(BackendConfig.read(self.record.fallback_config))
         self.update(update_failure=report.error, exception=report.exception)
 
     def _start_reported(self, replica: Replica, report: Report, now: float) -> None:
@@ -454,7 +454,7 @@ class Backend:
             self.update(failure=error, exception=exception)
             return
         self.retries.went_back()
-        target = self._target_with(BackendConfig(**earlier.config))
+        target = self._target_with(BackendConfig.read(earlier.config))
         self._take_release(releases.rolled_back(self.record, earlier, error))
         self.update(exception=exception, target=target)
 

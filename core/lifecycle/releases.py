@@ -30,7 +30,7 @@ def digests_of(release: Release | BackendDefinition) -> set[str]:
 
 def folders_of(release: Release | BackendDefinition) -> set[str]:
     """Return the names of the folders that a release's replicas have a copy of."""
-    return set(RuntimeEnv(**release.actor_options.get("runtime_env", {})).folders)
+    return set(RuntimeEnv.read(release.actor_options.get("runtime_env", {})).folders)
 
 
 class CodeUse:

@@ -47,6 +47,7 @@ from math import ceil, exp, log, log1p, log2
 from typing import Any, NamedTuple
 
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.formats import travels
 from greenroom.core.routing.tickets import Observer, Ticket
 from greenroom.core.validation import is_number
 
@@ -281,6 +282,7 @@ def _wrong(name: object, value: Any) -> str:
     return f"[{name!r}]={value!r}: must be a number {low} {rule.least:g} and below {rule.most:g}"
 
 
+@travels
 class Slowness(NamedTuple):
     """What counts as slow in a step, and what was counted before that was settled.
 

@@ -12,11 +12,14 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from greenroom.core.formats import travels
+
 ENDPOINT_PREFIX = "endpoint/"
 BACKEND_PREFIX = "backend/"
 ROLLOUT_PREFIX = "rollout/"
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTable:
     """A running replica, as routers use it."""
@@ -27,6 +30,7 @@ class ReplicaTable:
     host: str = ""
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTable:
     """A backend's running replicas and limits. ``unavailable`` says why none is to be expected.
@@ -47,6 +51,7 @@ class BackendTable:
     is_expected: bool = False
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTable:
     """An endpoint's route and methods, and where its queries go. ``methods`` empty means all.

@@ -136,7 +136,7 @@ class Client:
 
     def get_backend_config(self, tag: str) -> BackendConfig:
         """Return a backend's settings."""
-        return BackendConfig(**self._connection.request(ops.GetBackendConfig(tag=tag)))
+        return BackendConfig.read(self._connection.request(ops.GetBackendConfig(tag=tag)))
 
     def list_backends(self) -> dict[str, Any]:
         """Return all backends by tag, with settings and state."""

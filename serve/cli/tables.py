@@ -26,8 +26,11 @@ def show_status(report: Mapping[str, Any]) -> None:
     console = Console()
     hosts, applications = report.get("hosts") or (), report.get("applications") or {}
     controller = report.get("controller") or {}
-    rows = [_host(host, controller) for host in hosts]
-    console.print(_table(("host", "state", "HTTP", "processes"), rows))
+    columns = ("host", "state", "HTTP", "processes", "release")
+    is_mixed = len({host.get("release") for host in hosts}) > 1  # during an upgrade
+    shown = len(columns) if is_mixed else len(columns) - 1
+    rows = [_host(host, controller)[:shown] for host in hosts]
+    console.print(_table(columns[:shown], rows))
     if applications:
         console.print(_applications(applications, has_several_hosts=len(hosts) > 1))
     else:
@@ -132,7 +135,8 @@ def _host(host: Mapping[str, Any], controller: Mapping[str, Any]) -> tuple[Any, 
         "workers": " ".join(map(str, front.get("workers") or ())),
     }
     processes = ", ".join(f"{role} {pid}" for role, pid in pids.items() if pid)
-    return host["name"], _state(host.get("state")), front.get("url"), processes
+    release = host.get("release")
+    return host["name"], _state(host.get("state")), front.get("url"), processes, release
 
 
 def _applications(applications: Mapping[str, Any], *, has_several_hosts: bool) -> Table:

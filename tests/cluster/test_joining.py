@@ -119,7 +119,7 @@ def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three
         with_another_key.result()
     with pytest.raises(AssertionError) as raised:
         of_another_release.result()
-    theirs, advice = "greenroom 0.0.7, Python 3.9", "all hosts must run the same"
+    theirs, advice = "greenroom 0.0.7, Python 3.9", "all hosts must run the same Python"
     assert "cannot join" in str(raised.value)
     assert f"this end {theirs}; {advice}" in str(raised.value)
     refused = "it refuses this host's certificate"

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.persistence.checkpoints import CODE, SCHEMA_VERSION, Checkpoints, code_digest
+from greenroom.core.formats import FORMAT, OLDEST, SHAPES
+from greenroom.persistence.checkpoints import CODE, Checkpoints, code_digest
 from greenroom.persistence.kv import (
     CorruptValueError,
     KVStore,
@@ -28,7 +29,7 @@ from greenroom.persistence.memory import MemoryStore
 
 from .disks import open_store  # noqa: TID251 - the tests' own folder
 
-VERSION = struct.pack(">I", SCHEMA_VERSION)  # before each record
+VERSION = struct.pack(">I", FORMAT)  # before each record
 PLAIN_RECORDS = [
     None,
     {"a": [1, 2.5, True, "é", b"b"], "t": (1, {2}, frozenset({3}))},
@@ -55,6 +56,7 @@ def pretend_ours(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for each in (Backend, Phase):
         monkeypatch.setattr(each, "__module__", module.__name__)
         setattr(module, each.__name__, each)
+        monkeypatch.setitem(SHAPES, f"{module.__name__}.{each.__name__}", each)
     module.os = os  # type: ignore[attr-defined]
     module.Decimal = Decimal  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -249,19 +251,19 @@ def calling(module: str, name: str) -> bytes:
 def test_a_record_that_would_call_anything_else_is_refused(
     store: KVStore, checkpoints: Checkpoints, module: str, name: str
 ) -> None:
-    store.apply({"goal/1": struct.pack(">I", SCHEMA_VERSION) + calling(module, name)})
+    store.apply({"goal/1": struct.pack(">I", FORMAT) + calling(module, name)})
     with pytest.raises(RecordRefusedError, match=f"goal/1 holds {module}.{name}"):
         checkpoints.load("goal")
     assert store.list() == ["goal/1"]
 
 
-@pytest.mark.parametrize("schema", [SCHEMA_VERSION + 1, SCHEMA_VERSION - 1])
-def test_another_schema_is_refused_before_unpickling_naming_both(
+@pytest.mark.parametrize("schema", [OLDEST - 1, FORMAT + 2])
+def test_a_format_beyond_the_next_is_refused_before_unpickling_naming_both(
     store: KVStore, checkpoints: Checkpoints, schema: int
 ) -> None:
     value = struct.pack(">I", schema) + b"not even a pickle"
     store.apply({"goal/1": value})
-    told = rf"goal/1 has record schema {schema}; this version reads schema {SCHEMA_VERSION}\."
+    told = rf"goal/1 has format {schema}; this release reads formats {OLDEST} to {FORMAT + 1}\."
     with pytest.raises(OtherFormatError, match=told):
         checkpoints.load("goal")
     assert store.get("goal/1") == value

@@ -21,7 +21,7 @@ from greenroom.actors.host.records import RunRecords
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
-from greenroom.persistence.checkpoints import SCHEMA_VERSION
+from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileStore
 from greenroom.serve.exceptions import NotRunningError
 from tests.actors.conftest import deploy
@@ -354,7 +354,7 @@ def test_a_client_shuts_down_the_system_at_an_address_with_its_state(tmp_path: P
     wait_until(lambda: not running.settings.store_dir.exists(), 5, "the state is deleted")
 
 
-@pytest.mark.parametrize("schema", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("schema", [OLDEST - 1, FORMAT + 2])
 def test_the_state_of_another_version_is_refused_at_once_naming_both(
     tmp_path: Path, schema: int
 ) -> None:
@@ -362,7 +362,8 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
     store = FileStore.open(settings.store_dir, namespace="controller")
     store.apply({"goal/1": schema.to_bytes(4, "big") + b"a record", "code/x": b"code"})
     store.close()
-    told = rf"{settings.state_dir} .* schema {schema}; this version reads schema {SCHEMA_VERSION}"
+    reads = f"this release reads formats {OLDEST} to {FORMAT + 1}"
+    told = rf"{settings.state_dir} .* format {schema}; {reads}"
     with pytest.raises(StartError, match=told):
         system.start(settings)
     assert not system.is_running(settings)
