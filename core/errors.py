@@ -140,6 +140,26 @@ class RequestCancelledError(GreenroomError):
     http_status = 499
 
 
+class TooManyJobsError(GreenroomError):
+    """A task queue has as many jobs as it may have: wait, or raise its ``max_jobs``."""
+
+    http_status = 429
+    retry_after_s = 5.0
+
+
+class JobsTooLargeError(GreenroomError):
+    """A task queue's jobs and results are as large as they may be: wait, or raise the limit."""
+
+    http_status = 507
+    retry_after_s = 30.0
+
+
+class OtherJobError(ConflictError):
+    """An idempotency key was given with another call before: take another key."""
+
+    http_status = 422
+
+
 class QueryTimeoutError(GreenroomError, TimeoutError):
     """The query was not answered within its request timeout."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from greenroom.serve import absent
 
 if TYPE_CHECKING:
+    from greenroom.core.jobs import TaskProcessorConfig
     from greenroom.serve.admin.client import Client
     from greenroom.serve.api import (
         RunTarget,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
     from greenroom.serve.protocols.openai import openai
+    from greenroom.serve.tasks.consumers import task_consumer, task_handler
 
     __version__: str
 
@@ -48,6 +50,7 @@ __all__ = [
     "Deployment",
     "HTTPOptions",
     "RunTarget",
+    "TaskProcessorConfig",
     "batch",
     "continuous_batch",
     "delete",
@@ -68,6 +71,8 @@ __all__ = [
     "shutdown_async",
     "start",
     "status",
+    "task_consumer",
+    "task_handler",
 ]
 
 _MODULES = {
@@ -86,6 +91,9 @@ _MODULES = {
     "ingress": "decorators.ingress",
     "multiplexed": "decorators.multiplex",
     "openai": "protocols.openai",
+    "TaskProcessorConfig": "tasks.consumers",
+    "task_consumer": "tasks.consumers",
+    "task_handler": "tasks.consumers",
 } | dict.fromkeys(
     (
         *("RunTarget", "delete", "get_app_handle", "get_deployment_handle", "run", "run_many"),

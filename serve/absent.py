@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 _GRAPHS = "an ingress deployment that calls the handles it is bound with: docs/composition.md"
-_QUEUES = "the queue's own client in a deployment, which takes tasks in a thread or task of its own"
+_QUEUES = "from greenroom.serve import TaskProcessorConfig, task_consumer: docs/jobs.md"
 _GRPC = "HTTP or a handle"
 _STATUS = "serve.status(), or greenroom status --json"
 _FILE = "http_options and grpc_options of a configuration file are plain mappings"
@@ -128,7 +128,6 @@ NAMES: dict[str, dict[str, str]] = {
         "Target": _STATUS,
         "TargetGroup": _STATUS,
         "TaskProcessorAdapter": _QUEUES,
-        "TaskProcessorConfig": _QUEUES,
         "TaskResult": _QUEUES,
         "TracingConfig": _TRACING,
         "gRPCOptionsSchema": _FILE,

@@ -16,6 +16,7 @@ from greenroom.core.config import ActorOptions, BackendConfig, LoggingConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, wrong_with
 from greenroom.serve import absent
+from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
 
@@ -234,13 +235,24 @@ class Deployment(Generic[R_co]):
         return Deployment(self.func_or_class, read_options(self.settings, changes))
 
     def bind(self, *args: Any, **kwargs: Any) -> Application[R_co]:
-        """Bind the class to its constructor's arguments, as an application to run."""
+        """Bind the class to its constructor's arguments, as an application to run.
+
+        Of a task consumer it is the queue before it.
+        """
         if (args or kwargs) and not inspect.isclass(self.func_or_class):
             raise InvalidRequestError(
                 f"deployment {self.name!r} is a function, which is bound without arguments; "
                 "make it a class to give it some"
             )
-        return Application(self, args, kwargs)
+        application = Application(self, args, kwargs)
+        consumer = getattr(self.func_or_class, TASKS, None)
+        if consumer is None:
+            return application
+        from greenroom.serve.tasks.queue import TaskQueue  # noqa: PLC0415  # few need it
+
+        options = DeploymentOptions(name=f"{self.name}-queue")
+        queue = Deployment(TaskQueue, read_options(options, QUEUE_OPTIONS))
+        return Application(queue, (application, consumer))
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: what runs is a replica, and that is called through a handle."""

@@ -35,6 +35,7 @@ from greenroom.core.config import (
     RuntimeEnv,
 )
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
 from greenroom.core.validation import Settings, expectation, value_told
 from greenroom.serve import absent
@@ -54,6 +55,7 @@ __all__ = [
     "ServeApplicationSchema",
     "ServeDeploySchema",
     "ServeStatus",
+    "TaskProcessorConfig",
     "read_document",
     "told_at",
 ]

@@ -34,6 +34,7 @@ from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.endpoints import Way
 from greenroom.core.cluster.devices import VARIABLES
+from greenroom.core.cluster.placement import STORE_LABEL
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
@@ -278,8 +279,9 @@ class HostSettings(BaseSettings):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels among ``resources``."""
-        return {name: x for name, x in self.resources.items() if isinstance(x, str)}
+        """The labels among ``resources``, and whether the cluster's store is here."""
+        labels = {name: x for name, x in self.resources.items() if isinstance(x, str)}
+        return labels if self.join else {**labels, STORE_LABEL: "yes"}
 
     @property
     def own_dir(self) -> Path:

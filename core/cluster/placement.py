@@ -20,6 +20,7 @@ from typing import Any
 from greenroom.core.cluster.devices import ROUNDING, VARIABLES, Devices, choose
 
 GIB = 1024.0**3
+STORE_LABEL = "greenroom/store"  # "yes" on hosts from which the cluster's store can be opened
 _VARIABLES = {
     "num_cpus": "GREENROOM_NUM_CPUS",
     "num_gpus": "GREENROOM_NUM_GPUS",

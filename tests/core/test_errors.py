@@ -26,6 +26,9 @@ STATUSES = {
     "DeploymentUnavailableError": 503,
     "ReplicaUnavailableError": 503,
     "RequestCancelledError": 499,
+    "TooManyJobsError": 429,
+    "JobsTooLargeError": 507,
+    "OtherJobError": 422,
     "QueryTimeoutError": 408,
     "UserCodeError": 500,
     "UnsupportedResultError": 500,
@@ -76,5 +79,7 @@ def test_errors_say_when_trying_again_helps() -> None:
     assert hints == {
         "BackPressureError": 1.0,
         "DeploymentUnavailableError": 5.0,
+        "JobsTooLargeError": 30.0,
         "ReplicaUnavailableError": 1.0,
+        "TooManyJobsError": 5.0,
     }

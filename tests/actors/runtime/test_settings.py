@@ -219,7 +219,10 @@ def test_the_host_has_what_the_settings_say_or_what_is_found() -> None:
     said = read_settings({}, num_cpus="0.5", num_gpus="2", memory="1e9", resources="disk=2,zone=a")
     expected = {"num_cpus": 0.5, "num_gpus": 2.0, "memory": 1e9, "disk": 2.0}
     assert capacity_of(said) == expected
-    assert (said.custom_resources, said.labels) == ({"disk": 2}, {"zone": "a"})
+    assert (said.custom_resources, said.labels) == (
+        {"disk": 2},
+        {"zone": "a", "greenroom/store": "yes"},
+    )
     assert read_settings({}, resources='{"zone": "a", "disk": 2}').resources == said.resources
 
 
@@ -249,3 +252,10 @@ def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(
     monkeypatch.setattr(capacity, "SMI_TIMEOUT_S", 0.1)
     fake_smi(tmp_path, "exec sleep 60")
     assert count_gpus() == 3
+
+
+def test_a_host_that_has_the_clusters_store_says_so_by_a_label() -> None:
+    alone = HostSettings(resources={"zone": "a", "disk": 1})
+    assert alone.labels == {"zone": "a", "greenroom/store": "yes"}
+    joined = HostSettings(resources={"zone": "a"}, bind="10.0.0.2", join="10.0.0.1:1900")
+    assert joined.labels == {"zone": "a"}

@@ -1,0 +1,116 @@
+"""``serve.task_consumer`` and ``serve.task_handler``: methods that run as jobs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from greenroom.actors.replica.jsonable import to_json
+from greenroom.core.cluster.placement import STORE_LABEL
+from greenroom.core.jobs import TaskProcessorConfig
+
+T = TypeVar("T", bound=type)
+TASKS = "_greenroom_tasks"  # of a consumer's class: a Consumer
+_NAME = "_greenroom_task"  # of a handler: its task's name
+RUN = "run_task_"  # before a task's name: the method that takes a call and returns a result as JSON
+# One replica at a time has the store, which not every host has.
+QUEUE_OPTIONS: dict[str, Any] = {
+    "max_ongoing_requests": 1_000,
+    "retryable": True,
+    "allow_method_header": False,
+    "actor_options": {"label_selector": {STORE_LABEL: "yes"}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What a queue knows of its consumer; ``tasks`` is name -> what the handler may be given."""
+
+    config: TaskProcessorConfig
+    tasks: dict[str, inspect.Signature]
+
+
+def task_handler(method: Any = None, /, *, name: str | None = None) -> Any:
+    """Make a method of a task consumer a task, called by its ``name`` (the method's own).
+
+    Its arguments and its result are JSON. It may run more than once for one job, after a failure.
+    """
+
+    def decorate(function: Any) -> Any:
+        if not inspect.isfunction(function):
+            raise TypeError(f"@serve.task_handler is for methods, not for {function!r}")
+        chosen = function.__name__ if name is None else name
+        if not chosen.isidentifier():
+            raise ValueError(f"name={chosen!r}: must be a Python name, such as 'resize'")
+        setattr(function, _NAME, chosen)
+        return function
+
+    return decorate if method is None else decorate(method)
+
+
+def task_consumer(
+    cls: Any = None, /, *, task_processor_config: TaskProcessorConfig | None = None
+) -> Any:
+    """Have a queue stand before a class's deployment, whose task handlers run as jobs.
+
+    Below ``@serve.deployment``. What ``bind`` returns is the queue: its HTTP requests and handles
+    enqueue jobs and tell what became of them. See docs/jobs.md.
+    """
+    config = TaskProcessorConfig() if task_processor_config is None else task_processor_config
+    if not isinstance(config, TaskProcessorConfig):
+        raise TypeError(f"task_processor_config={config!r}: must be a serve.TaskProcessorConfig")
+
+    def decorate(target: T) -> T:
+        if not inspect.isclass(target):
+            raise TypeError(
+                f"@serve.task_consumer is for classes, below @serve.deployment; not for {target!r}"
+            )
+        tasks = {}
+        for attribute, method in inspect.getmembers(target, inspect.isfunction):
+            name = getattr(method, _NAME, None)
+            if name is None:
+                continue
+            if name in tasks:
+                raise ValueError(f"{target.__name__} has two task handlers named {name!r}")
+            tasks[name] = _signature(method)
+            setattr(target, RUN + name, _runner(attribute, method))
+        if not tasks:
+            raise TypeError(
+                f"{target.__name__} has no task: decorate methods with @serve.task_handler"
+            )
+        setattr(target, TASKS, Consumer(config, tasks))
+        return target
+
+    return decorate if cls is None else decorate(cls)
+
+
+def _signature(method: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature without self, and without what may be classes of the user's."""
+    bare = [
+        each.replace(
+            annotation=inspect.Parameter.empty,
+            default=each.default if each.default is inspect.Parameter.empty else None,
+        )
+        for each in list(inspect.signature(method).parameters.values())[1:]
+    ]
+    return inspect.Signature(bare)
+
+
+def _runner(attribute: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a handler for a queue, which has none of the classes in its result."""
+    if inspect.iscoroutinefunction(method):
+
+        async def run(self: Any, call: bytes) -> bytes:
+            args, kwargs = json.loads(call)
+            return to_json(await getattr(self, attribute)(*args, **kwargs)).encode()
+
+        return run
+
+    def run_sync(self: Any, call: bytes) -> bytes:
+        args, kwargs = json.loads(call)
+        return to_json(getattr(self, attribute)(*args, **kwargs)).encode()
+
+    return run_sync

@@ -1,0 +1,381 @@
+"""The deployment that stands before a task consumer: it keeps jobs, and sends them to it.
+
+Theory of operation. One replica has the queue's store; the store's lock and epoch keep any other
+out, such as the next one of a rolling update, which waits until the one before has closed it.
+Whatever is answered waits until it is durable. Each job that runs is a call of the consumer's
+handle, so the router finds it a replica; the call is not retried there, because the queue counts
+runs itself. A replica that starts after a crash finds in the store all that was accepted.
+
+A request for a new job that the router repeats, because this replica died under it, has the same
+request id and the same body as before. So the two are one job, as those of one idempotency key are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from functools import partial
+from typing import Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from greenroom.actors.replica import context as user_context
+from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.errors import (
+    BackPressureError,
+    BodyTooLargeError,
+    ConflictError,
+    DeploymentUnavailableError,
+    GreenroomError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotRunningError,
+    RequestCancelledError,
+    UnknownNameError,
+)
+from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
+from greenroom.core.operations import application_problem
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import KVStore
+from greenroom.persistence.memory import MemoryStore
+from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
+from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, target_of
+from greenroom.serve.tasks.consumers import RUN, Consumer
+from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
+
+logger = logging.getLogger(__name__)
+SHOWN = 100  # jobs in a list
+OPEN_TIMEOUT_S = 20.0  # that a request waits for the store
+CALLBACKS_AT_ONCE = 8
+RETRY_AFTER = {"retry-after": "1"}
+
+
+def tell(job: Job) -> dict[str, Any]:
+    """Return what clients and callbacks see of a job."""
+    hidden = {"number", "size", "key", "digest", "due_at", "callback_at", "cut", "failures"}
+    return {name: value for name, value in asdict(job).items() if name not in hidden}
+
+
+class TaskQueue:
+    """The jobs of one consumer; its methods are for handles, and HTTP is a layer over them."""
+
+    def __init__(self, consumer: DeploymentHandle, known: Consumer) -> None:
+        replica = user_context.replica_context()
+        assert replica is not None, "a queue is a deployment"
+        if problem := application_problem(replica.backend.partition("#")[0]):
+            raise RuntimeError(
+                f"an application with a task consumer cannot run beside itself: {problem}; deploy "
+                "it without --canary"
+            )
+        self._consumer, self._tasks, self._config = consumer, known.tasks, known.config
+        self._secret = os.environ.get(known.config.callback_secret_env, "")
+        name = known.config.queue_name or f"{replica.app_name}#{replica.deployment}"
+        is_local = user_context.local_replica.get() is not None  # see serve.local_testing
+        self._log = JobLog(MemoryStore if is_local else partial(_open_store, name))
+        self._jobs = Jobs(known.config)
+        self._calls: dict[str, DeploymentResponse] = {}
+        self._deferred: dict[str, int] = {}  # how often in a row no replica could take a job
+        self._tasks_under_way: set[asyncio.Task[None]] = set()
+        self._woken = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._callbacks = asyncio.Semaphore(CALLBACKS_AT_ONCE)
+
+    async def warmup(self) -> None:
+        """Begin, without waiting for the store: an earlier replica may have it until this is up."""
+        self._spawn(self._serve())
+
+    # --- For handles --------------------------------------------------------------------------
+
+    async def enqueue_task(
+        self,
+        task_name: str,
+        args: list[Any] | tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        idempotency_key: str = "",
+        callback_url: str = "",
+    ) -> dict[str, Any]:
+        """Enqueue a job and return it, once it is durable.
+
+        With an idempotency key that a job has, that job is returned. InvalidRequestError for a call
+        that the handler cannot be given; TooManyJobsError and JobsTooLargeError where there is no
+        room; StateNotSavedError where the disk refuses.
+        """
+        await self._open()
+        call = self._call(task_name, args, kwargs or {})
+        if len(idempotency_key) > MAX_KEY_CHARACTERS:
+            raise InvalidRequestError(
+                f"Idempotency-Key={idempotency_key[:40]!r}...: must be at most "
+                f"{MAX_KEY_CHARACTERS} characters"
+            )
+        if callback_url:
+            target_of(callback_url, self._config.callback_hosts, self._secret)
+        digest = hashlib.sha256(b"\0".join((task_name.encode(), call, callback_url.encode())))
+        request_id = user_context.request_context().request_id
+        job = Job(
+            id=secrets.token_hex(16),
+            number=0,
+            task=task_name,
+            created_at=time.time(),
+            size=len(call),
+            key=f"key {idempotency_key}"
+            if idempotency_key
+            else f"request {request_id} {digest.hexdigest()}",
+            digest=digest.hexdigest(),
+            callback=callback_url,
+        )
+        if self._log.problem:
+            await self._log.durable()  # raises
+        taken = self._jobs.submit(job)
+        if taken.id == job.id:
+            self._log.change({CALL + job.id: call})
+        return await self._told(taken)
+
+    async def get_task_status(self, task_id: str) -> dict[str, Any]:
+        """Return a job; UnknownNameError for none."""
+        await self._open()
+        return await self._told(self._jobs.get(task_id))
+
+    async def get_task_result(self, task_id: str) -> Any:
+        """Return a job's result; ConflictError where it has none (yet)."""
+        return json.loads(await self._result(task_id))
+
+    async def cancel_task(self, task_id: str) -> dict[str, Any]:
+        """Cancel a job that waits or runs; ConflictError for one that is over in another way.
+
+        Async code gets asyncio.CancelledError; what sync code returns is dropped.
+        """
+        await self._open()
+        job = self._jobs.cancel(task_id, time.time())
+        told = await self._told(job)
+        call = self._calls.get(task_id)
+        if call is not None:
+            call.cancel()
+        return told
+
+    async def get_metrics(self) -> dict[str, Any]:
+        """Return how many jobs there are, by status, and how much room they take."""
+        await self._open()
+        config = self._config
+        return {
+            "jobs": self._jobs.counts(),
+            "bytes": self._jobs.bytes,
+            "max_jobs": config.max_jobs,
+            "max_kept_bytes": config.max_kept_bytes,
+            "problem": self._log.problem,
+        }
+
+    def check_health(self) -> None:
+        """Raise once another queue has the store: a replica that can do nothing is replaced."""
+        if self._log.is_superseded:
+            raise RuntimeError(self._log.problem)
+
+    # --- HTTP ---------------------------------------------------------------------------------
+
+    async def __call__(self, request: Request) -> Response:
+        """Serve POST /TASK, GET /, GET /ID, GET /ID/result and DELETE /ID."""
+        root = request.scope.get("root_path", "")
+        path = request.scope["path"].removeprefix(root).strip("/")
+        try:
+            return await self._respond(request, root, path)
+        except GreenroomError as error:
+            headers = {}
+            if error.retry_after_s is not None:
+                headers["retry-after"] = f"{error.retry_after_s:g}"
+            if isinstance(error, MethodNotAllowedError):
+                headers["allow"] = ", ".join(error.allowed)
+            text = error.args[0] if error.args else type(error).__name__
+            return PlainTextResponse(str(text), error.http_status, headers)
+
+    async def _respond(self, request: Request, root: str, path: str) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        if method == "POST":
+            told = await self._post(request, path)
+            location = f"{root}/{told['id']}"
+            return JSONResponse(told, 202, {"location": location, **RETRY_AFTER})
+        if method == "GET" and not path:
+            return JSONResponse(await self._overview(request.query_params.get("status")))
+        if method == "GET" and path.endswith("/result"):
+            job_id = path.removesuffix("/result")
+            job = await self.get_task_status(job_id)
+            if job["status"] in ("QUEUED", "RUNNING"):
+                return JSONResponse(job, 202, RETRY_AFTER)
+            return Response(await self._result(job_id), media_type="application/json")
+        if method == "GET":
+            return JSONResponse(await self.get_task_status(path))
+        if method == "DELETE" and path:
+            return JSONResponse(await self.cancel_task(path))
+        error = MethodNotAllowedError(f"{request.method} is not among a queue's methods")
+        error.allowed = ("GET", "POST", "DELETE")
+        raise error
+
+    async def _post(self, request: Request, task: str) -> dict[str, Any]:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._config.max_job_bytes:
+                raise self._too_large(len(body), "or more bytes")
+        try:
+            kwargs = json.loads(body or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"the body must be JSON: {error}") from None
+        if not isinstance(kwargs, dict):
+            raise InvalidRequestError("the body must be a JSON object of the handler's arguments")
+        return await self.enqueue_task(
+            task,
+            (),
+            kwargs,
+            idempotency_key=request.headers.get("idempotency-key", ""),
+            callback_url=request.headers.get("callback-url", ""),
+        )
+
+    async def _overview(self, status: str | None) -> dict[str, Any]:
+        if status is not None and status not in get_args(Status):
+            known = ", ".join(get_args(Status))
+            raise InvalidRequestError(f"status={status[:40]!r}: must be one of {known}")
+        metrics = await self.get_metrics()
+        jobs = self._jobs.latest(status, SHOWN)
+        await self._saved()
+        return {**metrics, "latest": [tell(job) for job in jobs]}
+
+    # --- What it does -------------------------------------------------------------------------
+
+    def _call(self, task: str, args: Any, kwargs: dict[str, Any]) -> bytes:
+        if task not in self._tasks:
+            known = ", ".join(sorted(self._tasks))
+            raise UnknownNameError(f"there is no task {task!r}; there are: {known}")
+        try:
+            self._tasks[task].bind(*args, **kwargs)
+            call = json.dumps([list(args), kwargs], allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"task {task!r} cannot be called so: {error}") from None
+        if len(call) > self._config.max_job_bytes:
+            raise self._too_large(len(call), "bytes")
+        return call
+
+    def _too_large(self, size: int, unit: str) -> BodyTooLargeError:
+        return BodyTooLargeError(
+            f"a call of {size} {unit}: max_job_bytes={self._config.max_job_bytes}; put large "
+            "inputs where the handler can read them"
+        )
+
+    async def _open(self) -> None:
+        try:
+            await asyncio.wait_for(self._opened.wait(), OPEN_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            error = NotRunningError("another replica of this queue has its store still")
+            error.retry_after_s = 1.0
+            raise error from None
+
+    async def _saved(self) -> None:
+        """Wait until all changes of jobs are durable."""
+        self._change()
+        await self._log.durable()
+
+    async def _told(self, job: Job) -> dict[str, Any]:
+        """Return a job as it is now, once that is durable."""
+        await self._saved()
+        return tell(job)
+
+    async def _result(self, job_id: str) -> bytes:
+        job = await self.get_task_status(job_id)
+        if job["status"] != "SUCCEEDED":
+            told = f": {job['error']}" if job["error"] else ""
+            raise ConflictError(f"job {job_id} has no result, it is {job['status']}{told}")
+        result = await self._log.get(RESULT + job_id)
+        if result is None:
+            raise UnknownNameError(f"the result of job {job_id} was kept until just now")
+        return result
+
+    def _change(self) -> None:
+        """Write what has changed, and look for what there is to do."""
+        self._log.change(values_of(self._jobs.take_changes()))
+        self._woken.set()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks_under_way.add(task)
+        task.add_done_callback(self._tasks_under_way.discard)
+
+    async def _serve(self) -> None:
+        """Run jobs, try callbacks and forget old jobs, from the opening to the end."""
+        saved = await self._log.open()
+        self._jobs = Jobs(self._config, saved, time.time())
+        logger.info("opened with %d jobs", len(saved))
+        self._opened.set()
+        while True:
+            now = time.time()
+            self._jobs.forget_old(now)
+            while (job := self._jobs.begin(now)) is not None:
+                self._spawn(self._run(job))
+            for due in self._jobs.due_callbacks(now):
+                self._spawn(self._call_back(due))
+            self._log.change(values_of(self._jobs.take_changes()))
+            wake_at = self._jobs.wake_at()
+            timeout_s = None if wake_at is None else max(wake_at - time.time(), 0.01)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), timeout_s)
+            self._woken.clear()
+
+    async def _run(self, job: Job) -> None:
+        """Run a job once, and note what came of it."""
+        ended: Callable[[], object] = partial(self._jobs.failed, job.id, "")
+        result, was_deferred = None, False
+        try:
+            await self._saved()  # that it runs: else a job that kills its host would run for ever
+            call = await self._log.get(CALL + job.id)
+            if call is None:
+                return  # it was cancelled meanwhile
+            run = self._consumer.options(method_name=RUN + job.task, retryable=False)
+            response = self._calls[job.id] = run.remote(call)
+            result = await response
+            if len(result) > self._config.max_job_bytes:
+                told = f"a result of {len(result)} bytes: max_job_bytes is smaller"
+                ended = partial(self._jobs.failed, job.id, told, is_final=True)
+            else:
+                ended = partial(self._jobs.succeeded, job.id, len(result))
+        except (BackPressureError, DeploymentUnavailableError):
+            was_deferred = True
+            tries = self._deferred[job.id] = self._deferred.get(job.id, 0) + 1
+            ended = partial(self._jobs.defer, job.id, tries)
+        except RequestCancelledError as error:  # by cancel_task, or by the handler's own calls
+            ended = partial(self._jobs.failed, job.id, f"cancelled: {error}")
+        except Exception as error:  # whatever the handler raises, the store among it
+            ended = partial(self._jobs.failed, job.id, f"{type(error).__name__}: {error}")
+        finally:
+            self._calls.pop(job.id, None)
+        if ended(now=time.time()) and result is not None:
+            self._log.change({RESULT + job.id: result})
+        if not was_deferred:
+            self._deferred.pop(job.id, None)
+        self._change()
+
+    async def _call_back(self, job: Job) -> None:
+        """Try a callback, once what it tells is durable."""
+        was_taken = False
+        async with self._callbacks:
+            try:
+                await self._saved()
+                target = target_of(job.callback, self._config.callback_hosts, self._secret)
+                await call_back(target, self._secret, tell(job), time.time())
+                was_taken = True
+            except (CallbackRefusedError, GreenroomError) as error:
+                logger.warning(
+                    "callback of job %s, try %d: %s", job.id, job.callback_tries + 1, error
+                )
+        self._jobs.called_back(job.id, was_taken=was_taken, now=time.time())
+        self._change()
+
+
+def _open_store(name: str) -> KVStore:
+    """Open a queue's store beside the controller's."""
+    return FileStore.open(read_settings().store_dir, namespace=f"jobs {name}")

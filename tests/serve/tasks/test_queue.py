@@ -1,0 +1,304 @@
+"""Task consumers and their queues: by handles in this process, by HTTP in a running system."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenroom import serve
+from greenroom.core.errors import (
+    BodyTooLargeError,
+    ConflictError,
+    InvalidRequestError,
+    OtherJobError,
+    UnknownNameError,
+)
+from greenroom.serve.build import build
+from tests.support.systems import RunningSystem, running_system, wait_until
+
+CONFIG = serve.TaskProcessorConfig(max_retries=1, retry_pause_s=0.05, max_job_bytes=200)
+
+
+@serve.deployment
+@serve.task_consumer(task_processor_config=CONFIG)
+class Local:
+    def __init__(self) -> None:
+        self.runs = 0
+
+    @serve.task_handler
+    def add(self, a: int, b: int = 1) -> int:
+        return a + b
+
+    @serve.task_handler(name="flaky")
+    async def _flaky(self) -> dict[str, int]:
+        self.runs += 1
+        if self.runs == 1:
+            raise ValueError("the first time")
+        return {"runs": self.runs}
+
+    @serve.task_handler
+    def large(self) -> str:
+        return "x" * 1000
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    yield serve.run(Local.bind(), name="local", _local_testing_mode=True)
+    serve.delete("local")
+
+
+def ended(queue: Any, job_id: str) -> dict[str, Any]:
+    def look() -> Any:
+        job = queue.get_task_status.remote(job_id).result(timeout_s=5)
+        return job if job["status"] not in ("QUEUED", "RUNNING") else None
+
+    return wait_until(look, 10, "the job has ended")
+
+
+def enqueue(queue: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    return queue.enqueue_task.remote(*args, **kwargs).result(timeout_s=5)
+
+
+def test_a_job_runs_and_its_result_stays(queue: Any) -> None:
+    job = enqueue(queue, "add", [2], {"b": 3})
+    assert ended(queue, job["id"])["status"] == "SUCCEEDED"
+    for _ in range(2):
+        assert queue.get_task_result.remote(job["id"]).result(timeout_s=5) == 5
+
+
+def test_a_handler_that_raises_runs_again(queue: Any) -> None:
+    job = enqueue(queue, "flaky")
+    assert ended(queue, job["id"])["runs"] == 2
+    assert queue.get_task_result.remote(job["id"]).result(timeout_s=5) == {"runs": 2}
+
+
+def test_a_result_that_is_too_large_fails_the_job_at_once(queue: Any) -> None:
+    job = ended(queue, enqueue(queue, "large")["id"])
+    assert (job["status"], job["runs"]) == ("FAILED", 1)
+    assert "max_job_bytes" in job["error"]
+    with pytest.raises(ConflictError, match="FAILED"):
+        queue.get_task_result.remote(job["id"]).result(timeout_s=5)
+
+
+def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
+    for error, told, call in (
+        (UnknownNameError, "add", ("none",)),
+        (InvalidRequestError, "'a'", ("add",)),
+        (InvalidRequestError, "'c'", ("add", [1], {"c": 1})),
+        (InvalidRequestError, "JSON", ("add", [float("nan")])),
+        (BodyTooLargeError, "max_job_bytes=200", ("add", ["x" * 300])),
+    ):
+        with pytest.raises(error, match=told):
+            enqueue(queue, *call)
+    with pytest.raises(InvalidRequestError, match="off"):
+        enqueue(queue, "add", [1], callback_url="https://a.example")
+    with pytest.raises(InvalidRequestError, match="255"):
+        enqueue(queue, "add", [1], idempotency_key="x" * 256)
+
+
+def test_a_key_makes_two_requests_one_job(queue: Any) -> None:
+    first = enqueue(queue, "add", [1], idempotency_key="k")
+    assert enqueue(queue, "add", [1], idempotency_key="k")["id"] == first["id"]
+    assert enqueue(queue, "add", [1])["id"] != enqueue(queue, "add", [1])["id"]
+    with pytest.raises(OtherJobError):
+        enqueue(queue, "add", [2], idempotency_key="k")
+
+
+def test_the_queue_is_a_deployment_before_the_consumer() -> None:
+    built = build(Local.bind(), "app")
+    assert built.ingress == "Local-queue"
+    consumer, before = built.deployments
+    assert (consumer.name, before.config.num_replicas) == ("Local", 1)
+    assert before.config.retryable
+    assert not before.config.allow_method_header
+
+
+def test_mistakes_of_decorating_are_told() -> None:
+    class Plain:
+        def method(self) -> None: ...
+
+    with pytest.raises(TypeError, match="has no task"):
+        serve.task_consumer(Plain)
+    with pytest.raises(TypeError, match="TaskProcessorConfig"):
+        serve.task_consumer(task_processor_config={})
+    with pytest.raises(TypeError, match="for classes"):
+        serve.task_consumer(test_mistakes_of_decorating_are_told)
+    with pytest.raises(TypeError, match="for methods"):
+        serve.task_handler(Plain)
+    with pytest.raises(ValueError, match="Python name"):
+        serve.task_handler(name="a b")(Plain.method)
+
+    class Twice:
+        @serve.task_handler
+        def same(self) -> None: ...
+
+        @serve.task_handler(name="same")
+        def other(self) -> None: ...
+
+    with pytest.raises(ValueError, match="two task handlers named 'same'"):
+        serve.task_consumer(Twice)
+
+
+# --- By HTTP, in a running system -----------------------------------------------------------------
+
+
+@serve.deployment
+@serve.task_consumer(
+    task_processor_config=serve.TaskProcessorConfig(
+        max_running=2, retry_pause_s=0.1, callback_hosts=("127.0.0.1",)
+    )
+)
+class Slow:
+    @serve.task_handler
+    def run(self, number: int, folder: str, wait_s: float = 0.02) -> int:
+        with (Path(folder) / str(number)).open("a") as runs:
+            runs.write(f"{os.getpid()}\n")
+        time.sleep(wait_s)
+        return number
+
+    @serve.task_handler
+    async def wait(self, folder: str) -> None:
+        import asyncio  # noqa: PLC0415  # the module's are not the replica's
+
+        (Path(folder) / "begun").touch()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            (Path(folder) / "cancelled").touch()
+            raise
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    folder = tmp_path_factory.mktemp("jobs")
+    with running_system(folder, GREENROOM_CALLBACK_SECRET="s3cret") as system:
+        system.deploy(Slow.bind(), route_prefix="/slow")
+        yield system
+
+
+def ask(
+    system: RunningSystem, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{system.environ['GREENROOM_HTTP_PORT']}/slow{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+    try:
+        answer = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        content = answer.read()
+        is_json = answer.headers["content-type"] == "application/json"
+        return answer.status, json.loads(content) if is_json else content.decode(), answer.headers
+
+
+def test_a_job_is_accepted_told_about_and_cancelled_by_http(
+    system: RunningSystem, tmp_path: Path
+) -> None:
+    status, job, headers = ask(system, "POST", "/wait", {"folder": str(tmp_path)})
+    assert (status, headers["location"]) == (202, f"/slow/{job['id']}")
+    wait_until((tmp_path / "begun").exists, 10, "the job runs")
+    assert ask(system, "GET", f"/{job['id']}")[1]["status"] == "RUNNING"
+    assert ask(system, "GET", f"/{job['id']}/result")[0] == 202
+    assert ask(system, "GET", "?status=RUNNING")[1]["latest"][0]["id"] == job["id"]
+    assert ask(system, "DELETE", f"/{job['id']}")[1]["status"] == "CANCELLED"
+    wait_until((tmp_path / "cancelled").exists, 10, "async code is cancelled")
+    assert ask(system, "GET", f"/{job['id']}/result")[0] == 409
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "told"),
+    [
+        ("POST", "/none", {}, 404, "there are: run, wait"),
+        ("POST", "/run", {"numbre": 1}, 400, "number"),
+        ("POST", "/run", [1], 400, "JSON object"),
+        ("POST", "/run", {"number": 1, "folder": "x" * 1024**2}, 413, "max_job_bytes"),
+        ("GET", "/none", None, 404, "there is no job 'none'"),
+        ("GET", "?status=none", None, 400, "must be one of QUEUED"),
+        ("DELETE", "/none", None, 404, "no job"),
+        ("PUT", "/none", {}, 405, "PUT"),
+    ],
+)
+def test_bad_requests_are_told_what_is_wrong(
+    system: RunningSystem, method: str, path: str, body: Any, status: int, told: str
+) -> None:
+    answer = ask(system, method, path, body)
+    assert answer[0] == status
+    assert told in answer[1]
+
+
+def test_accepted_jobs_outlive_the_death_of_any_process(
+    system: RunningSystem, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    jobs: dict[str, int] = {}
+
+    def submit(count: int) -> None:
+        for number in range(len(jobs), len(jobs) + count):
+            body = {"number": number, "folder": folder}
+
+            def accepted(number: int = number, body: Any = body) -> Any:
+                answer = ask(system, "POST", "/run", body, Idempotency_Key=f"{folder} {number}")
+                return answer[1]["id"] if answer[0] == 202 else None
+
+            jobs[wait_until(accepted, 20, "a job is accepted")] = number
+
+    deployments = system.status_json()["applications"]["default"]["deployments"]
+    pids = [deployments[name]["replicas"][0]["pid"] for name in ("Slow-queue", "Slow")]
+    pids += [system.pid_of("http worker"), system.pid_of("proxy"), system.pid_of("controller")]
+    for pid in pids:
+        submit(5)
+        os.kill(pid, signal.SIGKILL)
+        submit(5)
+    assert sorted(jobs.values()) == list(range(10 * len(pids)))
+
+    def unfinished() -> list[str]:
+        answers = {job_id: ask(system, "GET", f"/{job_id}/result")[:2] for job_id in jobs}
+        return [job_id for job_id in jobs if answers[job_id] != (200, jobs[job_id])]
+
+    wait_until(lambda: not unfinished(), 40, "all results are there")
+    counts = ask(system, "GET", "/")[1]["jobs"]
+    assert counts["SUCCEEDED"] == len(jobs)
+    assert all((tmp_path / str(number)).read_text() for number in jobs.values())
+
+
+def test_a_callback_comes_signed_when_the_job_has_ended(
+    system: RunningSystem, tmp_path: Path
+) -> None:
+    import http.server  # noqa: PLC0415
+    import threading  # noqa: PLC0415
+
+    got: list[tuple[str, Any]] = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.append((self.headers["webhook-signature"], json.loads(body)))
+            self.send_response(500 if len(got) == 1 else 200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        body = {"number": 1, "folder": str(tmp_path)}
+        url = f"http://127.0.0.1:{server.server_port}/"
+        _, job, _ = ask(system, "POST", "/run", body, Callback_URL=url)
+        wait_until(lambda: len(got) == 2, 15, "the callback comes again after a 500")
+        server.shutdown()
+        thread.join()
+    assert got[0][0].startswith("v1,")
+    assert [(told["id"], told["status"]) for _, told in got] == [(job["id"], "SUCCEEDED")] * 2
