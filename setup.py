@@ -52,6 +52,7 @@ setup(
             "hypothesis>=6.100",
             "cryptography>=44",
             "openai>=2",
+            "tritonclient[http]>=2.50",
             "openapi-spec-validator>=0.7",
             "prometheus-client>=0.20",
             "opentelemetry-sdk>=1.25",

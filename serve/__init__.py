@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from greenroom.serve.decorators.ingress import ingress
     from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
+    from greenroom.serve.protocols.inference import inference
     from greenroom.serve.protocols.openai import openai
     from greenroom.serve.tasks.consumers import task_consumer, task_handler
 
@@ -62,6 +63,7 @@ __all__ = [
     "get_replica_context",
     "get_request_context",
     "get_trace_context",
+    "inference",
     "ingress",
     "multiplexed",
     "openai",
@@ -88,6 +90,7 @@ _MODULES = {
     "get_replica_context": "context",
     "get_request_context": "context",
     "get_trace_context": "context",
+    "inference": "protocols.inference",
     "ingress": "decorators.ingress",
     "multiplexed": "decorators.multiplex",
     "openai": "protocols.openai",

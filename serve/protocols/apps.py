@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ def instance() -> Any:
     return replica.servable_object
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: float = math.inf) -> bytes:
     """Return the body; BodyTooLargeError when it is over ``limit`` bytes."""
     parts, size = [], 0
     async for part in request.stream():

@@ -1,0 +1,250 @@
+"""serve.inference, through Triton's client and by hand."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import struct
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from greenroom import serve
+from tests.support.systems import RunningSystem, patched_environ
+
+ALL = {
+    f"x_{name}": (name, [-1])
+    for name in (
+        *("BOOL", "FP16", "FP32", "FP64", "BYTES"),
+        *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)),
+    )
+}
+
+
+@serve.deployment
+@serve.inference(
+    inputs={"rows": ("FP32", [-1, 3]), "label": ("BYTES", [1])},
+    outputs={"sums": ("FP64", [-1]), "told": ("BYTES", [-1])},
+    name="summing",
+    version="2",
+)
+class Summing:
+    def infer(self, inputs):
+        assert not inputs["rows"].flags.writeable
+        label = inputs["label"][0]
+        if label == b"break":
+            raise LookupError("secret")
+        if label == b"short":
+            return {"sums": inputs["rows"].sum()}
+        sums = inputs["rows"].sum(axis=1)
+        told = np.array([label + b": %d" % total for total in sums], np.object_)
+        return {"sums": sums, "told": told}
+
+
+@serve.deployment
+@serve.inference(inputs=ALL, outputs=ALL)
+class Same:
+    async def infer(self, inputs):
+        return inputs
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory):
+    system = RunningSystem(tmp_path_factory.mktemp("inference") / "state")
+    system.start()
+    try:
+        with patched_environ(system.environ):
+            serve.run(Summing.bind(), name="summing", route_prefix="/")
+            serve.run(Same.bind(), name="same", route_prefix="/same")
+        yield system
+    finally:
+        system.stop()
+
+
+@pytest.fixture
+def client(system):
+    with triton.InferenceServerClient(system.url.removeprefix("http://")) as client:
+        yield client
+
+
+def tensor(name, array, *, binary=True, datatype=None):
+    made = triton.InferInput(name, array.shape, datatype or ALL["x_" + name][0])
+    made.set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def asked(rows, label="sum", *, binary=True):
+    return [
+        tensor("rows", np.array(rows, np.float32), binary=binary, datatype="FP32"),
+        tensor("label", np.array([label], np.object_), binary=binary, datatype="BYTES"),
+    ]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_model_answers_in_both_forms(client, binary):
+    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("told", "sums")]
+    result = client.infer(
+        "summing",
+        asked([[1, 2, 3], [4, 5, 6]], binary=binary),
+        outputs=outputs,
+        request_id="mine",
+        model_version="2",
+    )
+    assert result.as_numpy("sums").tolist() == [6.0, 15.0]
+    assert result.as_numpy("sums").dtype == np.float64
+    told = [t if isinstance(t, bytes) else t.encode() for t in result.as_numpy("told")]
+    assert told == [b"sum: 6", b"sum: 15"]
+    about = result.get_response()
+    assert (about["id"], about["model_name"], about["model_version"]) == ("mine", "summing", "2")
+
+
+def test_health_and_metadata(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("summing")
+    assert client.is_model_ready("summing", "2")
+    assert not client.is_model_ready("other")
+    assert not client.is_model_ready("summing", "3")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    about = client.get_model_metadata("summing", "2")
+    assert about["versions"] == ["2"]
+    assert about["inputs"][0] == {"name": "rows", "datatype": "FP32", "shape": [-1, 3]}
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_all_datatypes_survive_the_way_there_and_back(system, binary):
+    arrays = {}
+    for name, (datatype, _) in ALL.items():
+        if datatype == "BYTES":
+            arrays[name] = np.array([b"", b"\x00a", "é".encode()], np.object_)
+        elif datatype == "BOOL":
+            arrays[name] = np.array([True, False, True])
+        elif datatype.startswith("FP"):
+            arrays[name] = np.array([-1.5, 0, 2], f"f{int(datatype[2:]) // 8}")
+        else:
+            limits = np.iinfo(datatype.lower())
+            arrays[name] = np.array([limits.min, 1, limits.max], limits.dtype)
+    inputs = []
+    for name, array in arrays.items():
+        made = triton.InferInput(name, array.shape, ALL[name][0])
+        is_binary = binary or ALL[name][0] == "FP16"  # which the client never sends as JSON
+        made.set_data_from_numpy(array, binary_data=is_binary)
+        inputs.append(made)
+    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in arrays]
+    url = f"{system.url.removeprefix('http://')}/same"
+    with triton.InferenceServerClient(url) as client:
+        result = client.infer("Same", inputs, outputs=outputs)
+    for name, array in arrays.items():
+        got = result.as_numpy(name)
+        if ALL[name][0] == "BYTES":
+            got = np.array([t if isinstance(t, bytes) else t.encode() for t in got], np.object_)
+        assert got.tolist() == array.tolist(), name
+        assert got.dtype == array.dtype
+
+
+def test_what_user_code_does_wrong_is_500_without_its_text(client):
+    for label in ("break", "short"):
+        with pytest.raises(InferenceServerException, match="raised an exception") as caught:
+            client.infer("summing", asked([[1, 2, 3]], label))
+        assert caught.value.status() == "500"
+
+
+ROWS = {"name": "rows", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
+LABEL = {"name": "label", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+
+def but(**changes):
+    return {"inputs": [{**ROWS, **changes}, LABEL]}
+
+
+WRONG = [
+    (but(shape=[3, 1]), "'rows': shape=[3, 1]: must be [-1, 3]"),
+    (but(shape=[3]), "shape=[3]: must be [-1, 3]"),
+    (but(shape=[-1, 3]), "shape"),
+    (but(shape=[2**40, 3]), "has 3 values"),
+    (but(datatype="FP64"), "datatype='FP64': must be FP32"),
+    (but(datatype="X" * 1000), "must be FP32"),
+    (but(data=[1, 2]), "has 2 values"),
+    (but(data=[1, 2, "3"]), "values of type str, which are no FP32"),
+    (but(data=[[1, 2], [3]]), "the nesting of its data is not its shape [1, 3]"),
+    (but(data=[[[1, 2, 3]]]), "nesting of its data"),
+    (but(data=None), "neither data"),
+    (but(name="other"), "'other': no such input; the model has rows, label"),
+    (but(parameters={"binary_data_size": 12}, data=None), "0 bytes are left"),
+    ({"inputs": [ROWS]}, "input label: missing"),
+    ({"inputs": [ROWS, ROWS, LABEL]}, "comes twice"),
+    ({"inputs": []}, "inputs"),
+    ({}, "inputs: "),
+    ({**but(), "outputs": [{"name": "none"}]}, "'none': no such output"),
+]
+
+
+def post(system, body, path="/v2/models/summing/infer", **headers):
+    connection = http.client.HTTPConnection(system.url.removeprefix("http://"), timeout=60)
+    try:
+        connection.request("POST", path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    assert len(text) < 2000
+    return answer.status, json.loads(text)["error"]
+
+
+@pytest.mark.parametrize(("body", "told"), WRONG)
+def test_wrong_tensors_are_refused_by_name(system, body, told):
+    status, error = post(system, json.dumps(body))
+    assert status == 400
+    assert told in error
+
+
+def test_wrong_json_is_refused(system):
+    for body in (b"", b"{", b"[" * 100_000, b'{"inputs": [' + b"1," * 300_000 + b"1]}", b"\xff"):
+        assert post(system, body)[0] == 400
+    assert post(system, b" " * ((16 << 20) + 1))[0] == 413
+    assert post(system, b"{}", "/v2/models/none/infer")[0] == 404
+    assert post(system, b"{}", "/v2/models/summing/versions/9/infer")[0] == 404
+    assert post(system, b"{}", Content_Encoding="gzip")[0] == 415
+    assert post(system, b"{}", "/v2/none")[0] == 404
+
+
+def binary(system, rows, label, size=12, label_size=None, length=None):
+    """Post tensors as binary data."""
+    row = {**ROWS, "parameters": {"binary_data_size": size}}
+    text = {**LABEL, "parameters": {"binary_data_size": label_size or len(label)}}
+    del row["data"], text["data"]
+    head = json.dumps({"inputs": [row, text]}).encode()
+    length = str(len(head)) if length is None else length
+    headers = {"Inference_Header_Content_Length": length}
+    return post(system, head + rows + label, **headers)
+
+
+def test_wrong_binary_data_is_refused(system):
+    rows, label = b"\0" * 12, struct.pack("<I", 1) + b"a"
+    assert "needs 12 bytes" in binary(system, rows, label, size=8)[1]
+    assert "0 bytes are left" in binary(system, rows, b"", label_size=5)[1]
+    assert "5 bytes are left" in binary(system, rows, label, label_size=2**60)[1]
+    assert "5 bytes are left" in binary(system, rows, label, label_size=-1)[1]
+    assert "5 bytes are left" in binary(system, rows, label, label_size="5")[1]
+    assert "1 bytes that no input claims" in binary(system, rows, label + b"b", label_size=5)[1]
+    assert "ends beyond" in binary(system, rows, struct.pack("<I", 2**32 - 1) + b"a")[1]
+    assert "ends beyond" in binary(system, rows, b"\0\0\0")[1]
+    assert "not 1 byte strings" in binary(system, rows, label + label)[1]
+    for length in ("-1", "1e3", "9" * 30, "٣", "", "0x10", "99999"):
+        status, error = binary(system, rows, label, length=length.encode())
+        assert status == 400
+        assert "Inference-Header-Content-Length" in error
+
+
+def test_what_cannot_be_decorated_is_refused():
+    good = {"x": ("FP32", [1])}
+    with pytest.raises(ValueError, match="datatype='FP8': must be one of BOOL"):
+        serve.inference(inputs={"x": ("FP8", [1])}, outputs=good)
+    with pytest.raises(ValueError, match=r"shape=\[-2\]"):
+        serve.inference(inputs={"x": ("FP32", [-2])}, outputs=good)
+    with pytest.raises(ValueError, match="at least one"):
+        serve.inference(inputs={}, outputs=good)
+    with pytest.raises(TypeError, match="none of the methods infer"):
+        serve.inference(inputs=good, outputs=good)(type("Empty", (), {}))
