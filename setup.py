@@ -40,6 +40,7 @@ setup(
     extras_require={
         "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
         "cluster": ["cryptography>=44"],  # makes cluster files: keygen, start --bind, rotate-key
+        "postgres": ["psycopg[binary]>=3.2"],  # start --store postgresql://...
         "otel": [
             "opentelemetry-api>=1.25",
             "opentelemetry-sdk>=1.25",
@@ -50,6 +51,7 @@ setup(
             "pytest>=8",
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
+            "psycopg[binary]>=3.2",
             "cryptography>=44",
             "openai>=2",
             "tritonclient[http]>=2.50",

@@ -34,6 +34,7 @@ from greenroom.persistence.kv import (
     Batch,
     CorruptValueError,
     NothingSavedError,
+    Standing,
     StoreClosedError,
     StoreError,
     StoreMissingError,
@@ -54,7 +55,7 @@ from greenroom.persistence.layout import (
     unframe,
 )
 from greenroom.persistence.recovery import Repair, keys_in, read_journal
-from greenroom.persistence.writer import Claim, Writer, claim_on_disk, lease_on_disk
+from greenroom.persistence.writer import Writer, claim_on_disk, lease_on_disk
 
 _log = logging.getLogger(__name__)
 
@@ -228,8 +229,13 @@ class FileStore:
                 self._settle_oldest(self._writer)
         return len(self._journal) > 1
 
-    def renew(self, lease: bytes) -> None:
-        """Write the lease, as :meth:`look` returns it; raises what ``apply`` does."""
+    @property
+    def renews_apart(self) -> bool:
+        """No: its locks are those of a process; see LeasedStore."""
+        return False
+
+    def renew(self, lease: bytes, term_s: float) -> None:  # no clock is shared
+        """Write the lease, as :meth:`look` returns it; see LeasedStore."""
         self._check_open()
         assert self._writer is not None, "a reader has no lease"
         with _system_errors(self._not_writable):
@@ -238,29 +244,16 @@ class FileStore:
     @staticmethod
     def look(
         path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
-    ) -> tuple[int, bytes]:
-        """Return the epoch of the last writer and the last lease; 0 and nothing where is none.
-
-        Needs no open store. Raises CorruptValueError or StoreNotReadableError.
-        """
-        disk = disk or Disk()
-        folder = Folder(Path(path), namespace, disk)
-        store = FileStore(folder, disk, writer=None)
-        with _system_errors(store._not_readable):
-            return claim_on_disk(folder, disk).epoch, lease_on_disk(folder, disk)
-
-    @staticmethod
-    def claimed(
-        path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
-    ) -> Claim:
-        """Return which store is there and which writer opened it last; of none, an empty claim.
+    ) -> Standing:
+        """Return what the store says of its last writer; nothing where there never was one.
 
         Needs no open store. Raises CorruptValueError or StoreNotReadableError.
         """
         disk = disk or Disk()
         folder = Folder(Path(path), namespace, disk)
         with _system_errors(FileStore(folder, disk, writer=None)._not_readable):
-            return claim_on_disk(folder, disk)
+            claim = claim_on_disk(folder, disk)
+            return Standing(claim.epoch, claim.store_id, lease_on_disk(folder, disk))
 
     @staticmethod
     def try_to_write(

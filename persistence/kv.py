@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 MAX_KEY_BYTES = 180
 """Longest key, in bytes of UTF-8: any such key fits in a file name, whatever its characters."""
@@ -65,6 +65,65 @@ class KVStore(Protocol):
 
     def close(self) -> None:
         """Give up the store and the right to write to it; a repeat does nothing."""
+        ...
+
+
+class LeasedStore(KVStore, Protocol):
+    """The store of one writer, whose changes are refused once there is a later one."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of this writer, higher than every earlier one's."""
+        ...
+
+    @property
+    def store_id(self) -> str:
+        """What tells this store from any other, for as long as it exists."""
+        ...
+
+    def renew(self, lease: bytes, term_s: float) -> None:
+        """Write the lease, which is over in ``term_s`` by the clock of the store, if it has one.
+
+        Raises what ``apply`` does; a store that is not ``renews_apart`` blocks for a fsync.
+        """
+        ...
+
+    @property
+    def renews_apart(self) -> bool:
+        """Whether ``renew`` may be called on another thread than all else, and should be."""
+        ...
+
+
+class Standing(NamedTuple):
+    """What a store says of its last writer; without one, nothing."""
+
+    epoch: int = 0
+    store_id: str = ""
+    lease: bytes = b""
+    is_over: bool | None = None  # by the store's own clock; None where it has none
+
+
+class StoreLocation(Protocol):
+    """Where a store is. Its text says so to people, without a password."""
+
+    def open(self, *, after: int | None = None, lease: bytes | None = None) -> LeasedStore:
+        """Become the writer; each earlier one is fenced, and raises StaleWriterError.
+
+        With ``after`` hosts share the store: the writer of that epoch is superseded, though it may
+        live; StaleWriterError where there is another one by now, or another ``lease``.
+        """
+        ...
+
+    def open_reader(self) -> KVStore:
+        """Return the store for reading; StoreMissingError where nothing was ever saved."""
+        ...
+
+    def look(self) -> Standing:
+        """Return what the store says of its last writer. Raises StoreError."""
+        ...
+
+    def try_to_write(self) -> None:
+        """Raise NothingSavedError unless the store could be written; changes nothing."""
         ...
 
 

@@ -29,14 +29,13 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import PROXY, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
-from greenroom.core.cluster.leader_lease import RENEW_S, Bid, Contest, Lease, Tenure
+from greenroom.core.cluster.leader_lease import OVER_S, RENEW_S, Bid, Contest, Lease, Tenure
 from greenroom.core.formats import fit
-from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import StaleWriterError, StoreError
+from greenroom.persistence.kv import LeasedStore, StaleWriterError, StoreError
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "controller"
 NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 ASK_S = 0.5
@@ -115,7 +114,7 @@ class SeenLease(NamedTuple):
 
 def read_lease(settings: HostSettings) -> SeenLease:
     """Return the lease in the store; raises StoreError. Blocks."""
-    epoch, written = FileStore.look(settings.store_dir, namespace=NAMESPACE)
+    epoch, _, written, _ = location_at(settings.store_name).look()
     lease = json.loads(written) if written else {}
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
         return SeenLease(Lease(epoch), written)
@@ -163,17 +162,13 @@ class LeaderLease:
         self.former = Lease()  # of who led before
         self.reach: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see Members.reach
 
-    def open(self) -> FileStore:
+    def open(self) -> LeasedStore:
         """Take the store over, or end this process. Raises StoreError."""
         self.former = read_lease(self._settings).lease
         try:
             after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
-            self._store = FileStore.open(
-                self._settings.store_dir,
-                namespace=NAMESPACE,
-                after=int(after),
-                lease=lease.encode(),
-            )
+            location = location_at(self._settings.store_name)
+            self._store = location.open(after=int(after), lease=lease.encode())
         except FileNotFoundError:
             self._step_down("this host has not been told to lead")
         except StaleWriterError as error:
@@ -224,7 +219,7 @@ class LeaderLease:
 
     def _write(self) -> bool:
         try:
-            self._store.renew(json.dumps(self._lease._asdict()).encode())
+            self._store.renew(json.dumps(self._lease._asdict()).encode(), OVER_S)
         except StaleWriterError as error:
             self._step_down(str(error))
         except StoreError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from thespian.actors import ChildActorExited
 
-from greenroom.actors.cluster.leader_lease import NAMESPACE, LeaderLease, store_id
+from greenroom.actors.cluster.leader_lease import LeaderLease, store_id
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
 from greenroom.actors.controller.read_only import saving
@@ -46,13 +46,14 @@ from greenroom.core.cluster.state import SOFT
 from greenroom.core.effects import AskPolicy
 from greenroom.core.errors import StateNotSavedError
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import (
+    LeasedStore,
     OtherStoreError,
     StaleWriterError,
+    Standing,
     StoreError,
 )
-from greenroom.persistence.writer import Claim
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class ActiveController:
         process: m.Process,
         records: RunRecords,
         pulse: Pulse,
-        store: FileStore,
+        store: LeasedStore,
         lease: LeaderLease | None,
         *,
         find: Callable[[str], Address],
@@ -272,16 +273,19 @@ class ActiveController:
         Where this one is the last that the store knows of, the store is not what it was.
         """
         if self._lease is not None and message.epoch > self._store.epoch and self._lease.renew():
-            self._refuse_store(f"it is obeyed from epoch {message.epoch} on", Claim(message.epoch))
+            self._refuse_store(
+                f"it is obeyed from epoch {message.epoch} on", Standing(message.epoch)
+            )
 
-    def _refuse_store(self, known: str, claim: Claim) -> None:
+    def _refuse_store(self, known: str, claim: Standing) -> None:
         """Leave a store alone that is not the one that was used; proxies keep their tables."""
+        location = location_at(self._settings.store_name)
 
         def look() -> None:
-            there = FileStore.claimed(self._settings.store_dir, namespace=NAMESPACE)
+            there = location.look()
             if there.epoch < claim.epoch or claim.store_id not in {"", there.store_id}:
                 raise OtherStoreError(
-                    f"{self._settings.store_dir / NAMESPACE} is not the store that was used: it is "
+                    f"{location} is not the store that was used: it is "
                     f"{_described(there)}, and {known}. Is a volume not mounted? Bring that store "
                     "back; or stop all of the cluster and start it again, to go on with this one"
                 )
@@ -326,7 +330,7 @@ class ActiveController:
         """Answer a proxy with what it lacks, or keep its call until there is news."""
         listener = message.listener
         if self._is_of_other_store(message):
-            claim = Claim(epoch_of(message.seen), store_id=message.store)
+            claim = Standing(epoch_of(message.seen), store_id=message.store)
             self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
             return
         self._watch_proxy(listener, sender)
@@ -508,7 +512,7 @@ def log_changes(changes: Changes) -> None:
             )
 
 
-def _described(claim: Claim) -> str:
+def _described(claim: Standing) -> str:
     return f"store {claim.store_id or '?'} at epoch {claim.epoch}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from thespian.actors import ActorExitRequest
 
-from greenroom.actors.cluster.leader_lease import NAMESPACE, LeaderLease
+from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.controller import metrics
 from greenroom.actors.controller.active import ActiveController
 from greenroom.actors.controller.read_only import ReadOnlyController
@@ -25,12 +25,14 @@ from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.settings import LEADS, MAY_LEAD
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.metrics import Group
-from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import (
+    LeasedStore,
     StoreError,
     StoreLockedError,
+    StoreNotReadableError,
     StoreNotWritableError,
 )
+from greenroom.persistence.locations import location_at
 
 LOCK_TIMEOUT_S = 5.0  # a dead predecessor's lock is free at once; a stopping one needs a moment
 
@@ -59,7 +61,7 @@ class Controller(LoopActor):
         lease = LeaderLease(self.settings, self.loop) if self.settings.leaders else None
         try:
             store = self._open_store() if lease is None else lease.open()
-        except StoreNotWritableError as error:
+        except (StoreNotWritableError, StoreNotReadableError) as error:
             self._wait(error)
             return
         self.active = ActiveController(
@@ -79,11 +81,11 @@ class Controller(LoopActor):
         cluster = None if self.active is None else self.active.cluster
         return metrics.collect(cluster, self.settings.host_name)
 
-    def _open_store(self) -> FileStore:
+    def _open_store(self) -> LeasedStore:
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
-                return FileStore.open(self.settings.store_dir, namespace=NAMESPACE)
+                return location_at(self.settings.store_name).open()
             except StoreLockedError:
                 if time.monotonic() > deadline:
                     raise

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.actors.controller.requests import not_saved
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Address, Process
@@ -25,8 +24,8 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.operations import GetStatus, StopCluster
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreError
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class ReadOnlyController:
         self._loop.send(sender, reply)
 
     def _try_to_write(self) -> None:
-        FileStore.try_to_write(self._settings.store_dir, namespace=NAMESPACE)
+        location_at(self._settings.store_name).try_to_write()
 
     def _look(self) -> None:
         try:
@@ -95,7 +94,7 @@ class ReadOnlyController:
 
     def _requests_on_disk(self) -> set[str]:
         try:
-            store = FileStore.open(self._settings.store_dir, namespace=NAMESPACE, read_only=True)
+            store = location_at(self._settings.store_name).open_reader()
             entries: Any = Checkpoints(store).load("history").values()
             return {entry.request_id for entry in entries}
         except StoreError:
@@ -118,4 +117,4 @@ class ReadOnlyController:
 
 def saving(settings: HostSettings, since: float | None = None, error: str = "") -> dict[str, Any]:
     """Return what the status tells of the store: since when, as wall time, it takes nothing."""
-    return {"path": str(settings.store_dir), "failing_since": since, "error": error}
+    return {"path": str(location_at(settings.store_name)), "failing_since": since, "error": error}

@@ -40,8 +40,8 @@ from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSet
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import OtherFormatError, StoreError
+from greenroom.persistence.locations import location_at
 
 Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
 
@@ -86,9 +86,7 @@ def start(
 def _check_state(settings: HostSettings) -> None:
     """Refuse another version's state: a controller would end at it, again and again."""
     try:
-        with contextlib.closing(
-            FileStore.open(settings.store_dir, namespace="controller", read_only=True)
-        ) as store:
+        with contextlib.closing(location_at(settings.store_name).open_reader()) as store:
             Checkpoints(store).check_formats()
     except OtherFormatError as error:
         told = f"the state in {settings.state_dir} is of another version: {error}"

@@ -39,7 +39,6 @@ from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, answers_http, url_of
@@ -80,8 +79,8 @@ from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import own_release
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
-from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreError, StoreMissingError
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +236,7 @@ def _check_store(settings: HostSettings) -> None:
     """Raise StartError if the state on disk cannot be used by this version."""
     try:
         if settings.store_dir.exists():
-            FileStore.open(settings.store_dir, namespace=NAMESPACE, read_only=True).close()
+            location_at(settings.store_name).open_reader().close()
     except StoreMissingError:
         return  # the folder is there, and nothing was saved yet
     except StoreError as error:
@@ -479,7 +478,7 @@ class Host:
         if self._settings.leaders or not self._settings.store_dir.exists():
             return ""
         try:
-            FileStore.try_to_write(self._settings.store_dir, namespace=NAMESPACE)
+            location_at(self._settings.store_name).try_to_write()
         except StoreError as error:
             return str(error)
         return ""

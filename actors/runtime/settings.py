@@ -307,6 +307,11 @@ class HostSettings(BaseSettings):
         return self.state_dir / "store"
 
     @property
+    def store_name(self) -> str | Path:
+        """The name of the key-value store, for location_at."""
+        return self.store_dir
+
+    @property
     def folders_dir(self) -> Path:
         """Where the folders that replicas work in are unpacked."""
         return self.state_dir / "folders"

@@ -7,11 +7,19 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore, StoreClosedError
+from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
+from tests.support.postgres import PostgresServer
 
 from .disks import open_store  # noqa: TID251 - the tests' own folder
 
@@ -35,9 +43,14 @@ ODD_KEYS = [
 ]
 
 
-@pytest.fixture(name="store", params=["in memory", "on disk"])
+@pytest.fixture(name="store", params=["in memory", "on disk", "in a database"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
-    store: KVStore = MemoryStore() if request.param == "in memory" else FileStore.open(tmp_path)
+    store: KVStore
+    if request.param == "in a database":
+        server = request.getfixturevalue("postgres")
+        store = location_at(server.new_database()).open()
+    else:
+        store = MemoryStore() if request.param == "in memory" else FileStore.open(tmp_path)
     yield store
     store.close()
 
@@ -99,9 +112,10 @@ def test_a_large_value_is_returned_whole(store: KVStore) -> None:
 
 
 class StoresAgainstADict(RuleBasedStateMachine):
-    """Both stores, and the files after reopening, do what a dict does."""
+    """All stores, and what lasts after reopening, do what a dict does."""
 
     keys = Bundle("keys")
+    server: PostgresServer
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,6 +123,8 @@ class StoresAgainstADict(RuleBasedStateMachine):
         self.model: dict[str, bytes] = {}
         self.memory = MemoryStore()
         self.files = open_store(Path(self.folder.name))
+        self.database = location_at(self.server.new_database())
+        self.rows = self.database.open()
 
     @rule(
         target=keys,
@@ -128,6 +144,7 @@ class StoresAgainstADict(RuleBasedStateMachine):
         deletes = [key for key in deletes if key not in puts]
         self.memory.apply(puts, deletes)
         self.files.apply(puts, deletes)
+        self.rows.apply(puts, deletes)
         self.model.update(puts)
         for key in deletes:
             self.model.pop(key, None)
@@ -135,7 +152,8 @@ class StoresAgainstADict(RuleBasedStateMachine):
     @rule(prefix=st.sampled_from(["", ".", "b", "backend/", "é", "/"]))
     def list(self, prefix: str) -> None:
         expected = sorted(key for key in self.model if key.startswith(prefix))
-        assert self.memory.list(prefix) == self.files.list(prefix) == expected
+        for store in (self.memory, self.files, self.rows):
+            assert store.list(prefix) == expected
 
     @rule()
     def reopen(self) -> None:
@@ -143,18 +161,24 @@ class StoresAgainstADict(RuleBasedStateMachine):
         self.files.close()
         self.files = open_store(Path(self.folder.name))
         assert self.files.epoch == epoch + 1
+        self.rows.close()
+        self.rows = self.database.open()
+        assert self.rows.epoch == epoch + 1
 
     @invariant()
     def values_are_those_of_the_dict(self) -> None:
-        for store in (self.memory, self.files):
+        for store in (self.memory, self.files, self.rows):
             assert {key: store.get(key) for key in store.list()} == self.model
 
     def teardown(self) -> None:
         self.files.close()
+        self.rows.close()
         self.folder.cleanup()
 
 
-TestStoresAgainstADict = StoresAgainstADict.TestCase
-TestStoresAgainstADict.settings = settings(
-    max_examples=15, stateful_step_count=12, deadline=None, database=None
-)
+def test_stores_do_what_a_dict_does(postgres: PostgresServer) -> None:
+    StoresAgainstADict.server = postgres
+    run_state_machine_as_test(
+        StoresAgainstADict,
+        settings=settings(max_examples=15, stateful_step_count=12, deadline=None, database=None),
+    )

@@ -1,4 +1,4 @@
-"""A store that hosts share: the epoch alone decides who may write, whoever lives."""
+"""A folder that hosts share: writers that die, fork or stop in the middle of a change."""
 
 from __future__ import annotations
 
@@ -12,48 +12,6 @@ from greenroom.persistence import writer as lock
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StaleWriterError, StoreClosedError, StoreLockedError
 from greenroom.persistence.layout import Disk
-
-
-def test_a_successor_needs_no_lock_and_the_one_before_writes_nothing_more(tmp_path: Path) -> None:
-    assert FileStore.look(tmp_path) == (0, b"")
-    first = FileStore.open(tmp_path, after=0)
-    first.apply({"a": b"1", "b": b"1"})
-    first.renew(b"first, 1")
-    assert FileStore.look(tmp_path) == (1, b"first, 1")
-    second = FileStore.open(tmp_path, after=1)
-    assert second.get("a") == b"1"
-    for change in (
-        lambda: first.apply({"a": b"2"}),
-        lambda: first.apply({}, ["a"]),
-        lambda: first.apply({"a": b"2", "b": b"2"}),
-        lambda: first.renew(b"first, 2"),
-    ):
-        with pytest.raises(StaleWriterError, match="now names another writer"):
-            change()
-    assert (second.get("a"), second.get("b")) == (b"1", b"1")
-    second.renew(b"second, 1")
-    assert FileStore.look(tmp_path) == (2, b"second, 1")
-
-
-def test_of_two_who_would_succeed_the_same_writer_one_does(tmp_path: Path) -> None:
-    FileStore.open(tmp_path, after=0).close()
-    FileStore.open(tmp_path, after=1)
-    with pytest.raises(StaleWriterError, match=r"from epoch 1, and .* names 2"):
-        FileStore.open(tmp_path, after=1)
-
-
-def test_a_writer_that_has_renewed_since_it_was_looked_at_is_not_superseded(tmp_path: Path) -> None:
-    first = FileStore.open(tmp_path, after=0, lease=b"")
-    first.renew(b"first, 1")
-    epoch, lease = FileStore.look(tmp_path)
-    first.renew(b"first, 2")  # it was only slow
-    with pytest.raises(StaleWriterError, match="renewed since it was looked at"):
-        FileStore.open(tmp_path, after=epoch, lease=lease)
-    first.apply({"a": b"1"})
-    epoch, lease = FileStore.look(tmp_path)
-    assert FileStore.open(tmp_path, after=epoch, lease=lease).epoch == 2
-    with pytest.raises(StaleWriterError, match="now names another writer"):
-        first.renew(b"first, 3")
 
 
 def test_a_batch_that_was_cut_short_by_a_successor_is_carried_out_by_it(tmp_path: Path) -> None:

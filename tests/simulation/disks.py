@@ -30,10 +30,8 @@ class Disk:
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self._writer: Any = None
 
-    def open(self, _folder: Any, *, read_only: bool = False, **_: Any) -> Store:
-        """Stand in for FileStore.open."""
-        if read_only:
-            return Store(self, 0)
+    def open(self) -> Store:
+        """Stand in for FileLocation.open."""
         if self.world.now < self.full_until:
             raise StoreNotWritableError("the disk is full. Nothing was changed")
         if self._writer is not None and self._writer.alive:
@@ -42,8 +40,12 @@ class Disk:
         self.epoch += 1
         return Store(self, self.epoch)
 
-    def try_to_write(self, _folder: Any, **_: Any) -> None:
-        """Stand in for FileStore.try_to_write."""
+    def open_reader(self) -> Store:
+        """Stand in for FileLocation.open_reader."""
+        return Store(self, 0)
+
+    def try_to_write(self) -> None:
+        """Stand in for FileLocation.try_to_write."""
         self.looks += 1
         if self.world.now < self.full_until:
             raise NothingSavedError("the disk is still full. Nothing was changed")

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.cluster.leader_lease import NAMESPACE
 from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import NothingSavedError, StoreLockedError
+from greenroom.persistence.kv import NothingSavedError, Standing, StoreLockedError
 from greenroom.persistence.layout import Disk
+from greenroom.persistence.locations import NAMESPACE
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.world import SimProcess
 
+FOLDER = Path("/shared/store")
 LOCK_PATIENCE_S = 2.0
 ROT = 0.5  # the chance of a damaged file at an opening
 OUT_OF_REACH_S = 0.3  # until an operation fails
@@ -45,14 +46,18 @@ class SharedDisk:
         self.is_rotten = False  # until an opening has repaired it
         self.rot = random.Random(self.world.seed)  # of its own, so that it changes nothing else
 
-    def open(self, path: Path, **how: Any) -> Store:
-        """Stand in for FileStore.open."""
-        self._path = path
+    def open(self, *, after: int | None = None, lease: bytes | None = None) -> Store:
+        """Stand in for FileLocation.open."""
         self._damage()
         files = Files(self)
-        store = FileStore.open(path, **how, disk=files)
-        self.is_rotten &= bool(how.get("read_only"))
+        store = FileStore.open(FOLDER, namespace=NAMESPACE, after=after, lease=lease, disk=files)
+        self.is_rotten = False
         return Store(store, files)
+
+    def open_reader(self) -> FileStore:
+        """Stand in for FileLocation.open_reader."""
+        self._damage()
+        return self.reader()
 
     def _damage(self) -> None:
         """Have a file rot that was whole: one at a time, for each opening repairs what it finds.
@@ -78,8 +83,8 @@ class SharedDisk:
                 cut = self.rot.randrange(len(self.files[name]) + 1)
                 self.files[name] = self.files[name][:cut] + bytes(self.rot.randrange(3))
 
-    def try_to_write(self, _path: Path, **_: Any) -> None:
-        """Stand in for FileStore.try_to_write."""
+    def try_to_write(self) -> None:
+        """Stand in for FileLocation.try_to_write."""
         try:
             Files(self).try_to_write()
         except OSError as error:
@@ -87,11 +92,11 @@ class SharedDisk:
 
     def reader(self) -> FileStore:
         """Return the store for reading, as a next controller would find it."""
-        return FileStore.open(self._path, namespace=NAMESPACE, read_only=True, disk=Files(self))
+        return FileStore.open(FOLDER, namespace=NAMESPACE, read_only=True, disk=Files(self))
 
-    def look(self, path: Path, *, namespace: str) -> tuple[int, bytes]:
-        """Stand in for FileStore.look."""
-        seen = FileStore.look(path, namespace=namespace, disk=Files(self))
+    def look(self) -> Standing:
+        """Stand in for FileLocation.look."""
+        seen = FileStore.look(FOLDER, namespace=NAMESPACE, disk=Files(self))
         if self.world.now < self.slow_until:
             self.world.elapsed += self.world.rng.uniform(0.0, 0.9)
         return seen

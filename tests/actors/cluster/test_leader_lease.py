@@ -78,7 +78,7 @@ def reign(world: World, settings: HostSettings) -> LeaderLease:
 def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(
     reign: LeaderLease, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_store: FileStore, _lease: bytes) -> None:
+    def refuse(_store: FileStore, _lease: bytes, _term_s: float) -> None:
         raise StoreNotWritableError("cannot write to the store: No space left on device")
 
     world.pass_time(5.0)

@@ -1,0 +1,60 @@
+"""Where a store is, by its name: the path of a folder, or the URL of a database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.kv import KVStore, Standing, StoreLocation
+
+NAMESPACE = "controller"
+POSTGRES = ("postgresql://", "postgres://")
+
+
+class FileLocation:
+    """A StoreLocation in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def open(self, *, after: int | None = None, lease: bytes | None = None) -> FileStore:
+        """Become the writer; see StoreLocation and FileStore.open."""
+        return FileStore.open(self.folder, namespace=NAMESPACE, after=after, lease=lease)
+
+    def open_reader(self) -> KVStore:
+        """Return the store for reading; see StoreLocation."""
+        return FileStore.open(self.folder, namespace=NAMESPACE, read_only=True)
+
+    def look(self) -> Standing:
+        """Return what the store says of its last writer; see StoreLocation."""
+        return FileStore.look(self.folder, namespace=NAMESPACE)
+
+    def try_to_write(self) -> None:
+        """Raise NothingSavedError unless the folder can be written; see StoreLocation."""
+        FileStore.try_to_write(self.folder, namespace=NAMESPACE)
+
+
+def is_database(name: str) -> bool:
+    """Return whether a store's name is the URL of a database rather than a path."""
+    return "://" in name
+
+
+def location_at(name: str | Path) -> StoreLocation:
+    """Return where the store of this name is; ValueError where that cannot be one.
+
+    It connects to nothing and opens nothing.
+    """
+    if isinstance(name, Path) or not is_database(name):
+        return FileLocation(Path(name).absolute())
+    if not name.startswith(POSTGRES):
+        raise ValueError(
+            f"{name.partition('://')[0]}://...: must be the path of a folder, or "
+            "postgresql://USER@HOST/DATABASE"
+        )
+    # Most systems have no database, and never import its driver.
+    from greenroom.persistence.postgres import PostgresLocation  # noqa: PLC0415
+
+    return PostgresLocation(name)

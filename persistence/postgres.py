@@ -1,0 +1,413 @@
+"""A store in a PostgreSQL database: one row per key, one statement and one round trip a change.
+
+Theory of operation. ``greenroom_store`` has one row: the id of the store, the epoch of its last
+writer, and the lease with the time until which it holds, by the database's clock. Each change is
+one statement, and so one transaction, that locks this row if it still has the writer's epoch, and
+otherwise changes nothing. A takeover raises the epoch in that row, so it waits for a change that is
+being made, and no earlier writer's change comes after it.
+
+A writer has two connections, for changes and for the lease, which is renewed on a thread of its
+own. Each is made again when it is needed, and each call has :data:`CALL_TIMEOUT_S`: if the database
+has not answered by then, the connection is cut. A change may have been made then, or not.
+
+Nothing here shows a password: errors name the user, the hosts and the database of the URL.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from typing_extensions import LiteralString
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+except ImportError as _error:  # an extra
+    raise ValueError(
+        f"postgresql://...: the driver psycopg cannot be imported ({_error}); install it with "
+        "pip install 'greenroom[postgres]'"
+    ) from None
+
+from greenroom.persistence.kv import (
+    CorruptValueError,
+    NothingSavedError,
+    OtherFormatError,
+    StaleWriterError,
+    Standing,
+    StoreClosedError,
+    StoreError,
+    StoreMissingError,
+    StoreNotReadableError,
+    StoreNotWritableError,
+    check_key,
+    checked_batch,
+)
+
+FORMAT_VERSION = 1
+CALL_TIMEOUT_S = 4.0  # less than a process may stand still
+CONNECT_TIMEOUT_S = 2  # for each host of the URL; libpq's least
+OPENED_FOR_S = 5.0  # that the lease is held for when it is taken over, before it is renewed
+BYTES_PER_S = 4e6  # by which a call with large values may take longer
+_TRIED_BYTES = 64 * 1024
+_LOCK = 0x677265656E726F6F  # of those that make the tables
+
+# Acknowledged is durable, and what a client that is gone has begun keeps no lock.
+_SETTINGS: LiteralString = """
+    SELECT set_config(name, given, false) FROM pg_settings JOIN (VALUES
+        ('synchronous_commit', 'on'), ('idle_in_transaction_session_timeout', '5000'),
+        ('client_connection_check_interval', '2000')) AS wanted (name, given) USING (name)
+     WHERE name <> 'synchronous_commit' OR setting IN ('off', 'local')
+"""
+_MAKE: tuple[LiteralString, ...] = (
+    """CREATE TABLE IF NOT EXISTS greenroom_store (
+        one boolean PRIMARY KEY DEFAULT true CHECK (one), format int NOT NULL, id text NOT NULL,
+        epoch bigint NOT NULL, lease bytea NOT NULL, over_at timestamptz NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS greenroom_values (key bytea PRIMARY KEY, value bytea NOT NULL)",
+)
+_BEGIN: LiteralString = """
+    INSERT INTO greenroom_store VALUES (true, %s, %s, 0, '', '-infinity') ON CONFLICT DO NOTHING
+"""
+_CLAIM: LiteralString = "SELECT format, id, epoch, lease FROM greenroom_store FOR UPDATE"
+_TAKE: LiteralString = """
+    UPDATE greenroom_store SET epoch = %s, over_at = clock_timestamp() + %s * interval '1 second'
+"""
+_LOOK: LiteralString = """
+    SELECT epoch, id, lease, over_at <= clock_timestamp(), format FROM greenroom_store
+"""
+_RENEW: LiteralString = """
+    UPDATE greenroom_store SET lease = %s, over_at = clock_timestamp() + %s * interval '1 second'
+     WHERE epoch = %s RETURNING epoch
+"""
+_APPLY: LiteralString = """
+    WITH held AS (SELECT epoch FROM greenroom_store WHERE epoch = %s FOR UPDATE),
+         gone AS (DELETE FROM greenroom_values USING held WHERE key = ANY(%b::bytea[])),
+         put AS (INSERT INTO greenroom_values
+                 SELECT k, v FROM held, unnest(%b::bytea[], %b::bytea[]) AS given (k, v)
+                 ON CONFLICT (key) DO UPDATE SET value = excluded.value)
+    SELECT epoch FROM held
+"""
+# Short ones come with the list, and long ones once it is known how long they are.
+_LIST: LiteralString = """
+    SELECT key, CASE WHEN octet_length(value) <= 65536 THEN value END FROM greenroom_values
+     WHERE key >= %s AND key < %s
+"""
+_GET: LiteralString = """
+    SELECT octet_length(value), CASE WHEN octet_length(value) <= 4194304 THEN value END
+      FROM greenroom_values WHERE key = %s
+"""
+_GET_LONG: LiteralString = "SELECT value FROM greenroom_values WHERE key = %s"
+
+_REMEDIES = {  # by what the server's text holds, and by the code of its error
+    "password authentication failed": "check the user and the password",
+    "no password supplied": "give the password in the URL, PGPASSWORD or ~/.pgpass",
+    "no pg_hba.conf entry": "let this host and user in, in the server's pg_hba.conf",
+    "does not exist": "make the database and the user first (createdb, createuser)",
+    "session is read-only": "name the primary server too, as in postgresql://one,two/db",
+    "server is in hot standby": "name the primary server too, as in postgresql://one,two/db",
+    "permission denied": "let that user make tables: GRANT CREATE ON SCHEMA public",
+    "No space left": "free space on the database's disk",
+    "could not translate host name": "check the host's name",
+    "Name or service not known": "check the host's name",
+}
+
+
+class PostgresLocation:
+    """A StoreLocation in a database, by its libpq URL."""
+
+    def __init__(self, url: str) -> None:
+        """Raise ValueError where the URL cannot be one."""
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.ProgrammingError:
+            raise ValueError(
+                f"{redacted(url)}: must be postgresql://USER@HOST[:PORT][,HOST...]/DATABASE, "
+                "with special characters of a password as %XX"
+            ) from None
+        self._text = redacted(url)
+        options = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "target_session_attrs": "read-write",
+            "application_name": "greenroom",
+            "tcp_user_timeout": int(CALL_TIMEOUT_S * 1000),
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+        }
+        self._options = {**given, **{k: v for k, v in options.items() if k not in given}}
+
+    def __str__(self) -> str:
+        return self._text
+
+    def open(self, *, after: int | None = None, lease: bytes | None = None) -> PostgresStore:
+        """Become the writer; see StoreLocation. Makes the tables where there are none."""
+        link = self._link()
+        with link.errors(NothingSavedError, "Nothing was changed"), link.closed():
+            link.run("BEGIN")
+            before = _claim(link)
+            if after is not None and after != before.epoch:
+                raise StaleWriterError(
+                    f"{self} was to be taken over from epoch {after}, and is at {before.epoch}: "
+                    "another host was quicker"
+                )
+            if lease is not None and lease != before.lease:
+                raise StaleWriterError(
+                    f"{self} was to be taken over, and its lease was renewed since it was looked "
+                    "at: its writer was only slow"
+                )
+            link.run(_TAKE, before.epoch + 1, OPENED_FOR_S)
+            link.run("COMMIT")
+        return PostgresStore(self._link(), self._link(), before.epoch + 1, before.store_id)
+
+    def open_reader(self) -> PostgresStore:
+        """Return the store for reading; see StoreLocation."""
+        standing = self.look()
+        if not standing.store_id:
+            raise StoreMissingError(f"there is no store in {self} yet; check the database's name")
+        return PostgresStore(self._link(), self._link(), 0, standing.store_id)
+
+    def look(self) -> Standing:
+        """Return what the store says of its last writer; see StoreLocation."""
+        link = self._link()
+        with link.errors(StoreNotReadableError), link.closed():
+            try:
+                rows = link.run(_LOOK)
+            except psycopg.errors.UndefinedTable:
+                return Standing()
+        if not rows:
+            return Standing()
+        epoch, store_id, lease, is_over, version = rows[0]
+        _check_format(link, version)
+        return Standing(epoch, store_id, bytes(lease), is_over)
+
+    def try_to_write(self) -> None:
+        """Write some of nothing, and take it back; see StoreLocation."""
+        link = self._link()
+        with link.errors(NothingSavedError, "Nothing was changed"), link.closed():
+            link.run("BEGIN")  # and what is not committed is undone
+            _claim(link)
+            link.run("INSERT INTO greenroom_values VALUES ('', %s)", os.urandom(_TRIED_BYTES))
+
+    def _link(self) -> _Link:
+        return _Link(self._options, self._text)
+
+
+class PostgresStore:
+    """A LeasedStore in a database; make it with PostgresLocation."""
+
+    renews_apart = True
+
+    def __init__(self, link: _Link, lease_link: _Link, epoch: int, store_id: str) -> None:
+        self._link = link
+        self._lease_link = lease_link
+        self._is_closed = False
+        self._read_ahead: dict[str, bytes] = {}  # of the last list
+        self.epoch = epoch  # 0 of a reader
+        self.store_id = store_id
+        self.lost: Mapping[str, str] = {}  # the database's to notice
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value last applied, or None; see KVStore."""
+        check_key(key)
+        self._check_open()
+        if key in self._read_ahead:
+            return self._read_ahead.pop(key)
+        with self._link.errors(StoreNotReadableError):
+            try:
+                rows = self._link.run(_GET, key.encode())
+                if rows and rows[0][1] is None:
+                    rows = self._link.run(_GET_LONG, key.encode(), size=rows[0][0])
+            except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
+                raise CorruptValueError(f"key {key!r} is lost in {self._link}: {error}") from error
+        return rows[0][-1] if rows else None
+
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        """Return the keys that start with ``prefix``, sorted; see KVStore."""
+        self._check_open()
+        begin = prefix.encode()
+        with self._link.errors(StoreNotReadableError):
+            rows = self._link.run(_LIST, begin, begin + b"\xff")  # which no UTF-8 has
+        values = {key.decode(): value for key, value in rows}
+        if self.epoch:  # else another process changes them meanwhile
+            self._read_ahead = {key: v for key, v in values.items() if v is not None}
+        return sorted(values)
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        """Put and delete all or nothing, durable on return; see KVStore. One round trip."""
+        batch = checked_batch(puts, deletes)
+        self._check_open()
+        if not self.epoch:
+            raise StoreNotWritableError(
+                f"the store {self._link} was opened for reading; open it for writing, in the one "
+                "process that should"
+            )
+        if not batch:
+            return
+        self._read_ahead.clear()
+        with self._link.errors(NothingSavedError, "Nothing was changed"):
+            self._link.connected()
+        with self._link.errors(StoreNotWritableError, "The change may or may not have been made"):
+            rows = self._link.run(
+                _APPLY,
+                self.epoch,
+                [key.encode() for key in batch.deletes],
+                [key.encode() for key in batch.puts],
+                [*batch.puts.values()],
+                size=sum(map(len, batch.puts.values())),
+            )
+        self._check_epoch(rows)
+
+    def give_up(self, key: str) -> None:
+        """Delete a key; see KVStore."""
+        self.apply({}, [key])
+
+    def settle(self) -> bool:
+        """Do nothing; see KVStore."""
+        return False
+
+    def renew(self, lease: bytes, term_s: float) -> None:
+        """Write the lease; see LeasedStore."""
+        self._check_open()
+        with self._lease_link.errors(StoreNotWritableError, "The lease was not renewed"):
+            self._check_epoch(self._lease_link.run(_RENEW, lease, term_s, self.epoch))
+
+    def close(self) -> None:
+        """Close the connections, and refuse every later call."""
+        self._is_closed = True
+        self._link.close()
+        self._lease_link.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed or self._link.is_of_other_process:
+            raise StoreClosedError(
+                f"the store {self._link} was closed, or opened before a fork; open it again"
+            )
+
+    def _check_epoch(self, rows: Sequence[Any]) -> None:
+        if not rows:
+            raise StaleWriterError(
+                f"this writer of {self._link} has epoch {self.epoch}, and the database now has "
+                "another writer's. Nothing more is written from here: end this process"
+            )
+
+
+class _Link:
+    """A connection, made when it is needed; every call ends within a time."""
+
+    def __init__(self, options: Mapping[str, Any], text: str) -> None:
+        self._options = options
+        self._text = text
+        self._connection: psycopg.Connection[Any] | None = None
+        self._pid = os.getpid()
+        self._is_late = False
+
+    def __str__(self) -> str:
+        return self._text
+
+    @property
+    def is_of_other_process(self) -> bool:
+        """Whether a fork has brought this here: the connection is its parent's."""
+        return os.getpid() != self._pid
+
+    def connected(self) -> psycopg.Connection[Any]:
+        """Return the connection; raises psycopg.Error."""
+        if self._connection is None or self._connection.closed:
+            self._is_late = False
+            self._connection = psycopg.connect(**self._options, autocommit=True)
+            self._connection.prepare_threshold = None  # poolers between do not keep statements
+            self.run(_SETTINGS)
+        return self._connection
+
+    def run(
+        self, sql: LiteralString, *values: Any, size: int = 0
+    ) -> builtins.list[tuple[Any, ...]]:
+        """Run one statement that moves ``size`` bytes; raises psycopg.Error."""
+        connection = self.connected()
+        timer = threading.Timer(CALL_TIMEOUT_S + size / BYTES_PER_S, self._cut, [connection])
+        timer.daemon = True
+        timer.start()
+        try:
+            cursor = connection.execute(sql, values, binary=True)
+            return cursor.fetchall() if cursor.description else []
+        finally:
+            timer.cancel()
+
+    def _cut(self, connection: psycopg.Connection[Any]) -> None:
+        self._is_late = True
+        with (
+            suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(connection.fileno())) as link,
+        ):
+            link.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def errors(self, kind: type[StoreError], consequence: str = "") -> Iterator[None]:
+        """Make the database's errors ours; a connection that is not sound is made anew."""
+        try:
+            yield
+        except psycopg.Error as error:
+            is_refusal = error.sqlstate is not None and error.sqlstate[:2] not in {"08", "57"}
+            if not is_refusal:
+                self.close()
+            elif kind is StoreNotWritableError:
+                kind, consequence = NothingSavedError, "Nothing was changed"
+            told = " ".join(str(error).split())
+            if self._is_late:
+                told = f"it did not answer within {CALL_TIMEOUT_S:g} s"
+            remedy = next((r for text, r in _REMEDIES.items() if text in told), "")
+            remedy = remedy or "see whether the database runs and this host reaches it"
+            then = f"{consequence}: {remedy}, then repeat it" if consequence else remedy
+            raise kind(f"cannot use the store {self._text}: {told}. {then}") from None
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Close the connection after a block."""
+        try:
+            yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection; a repeat does nothing."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not self.is_of_other_process:
+            connection.close()
+
+
+def _claim(link: _Link) -> Standing:
+    """Return what the store says, and keep others from changing it in this transaction."""
+    link.run("SELECT pg_advisory_xact_lock(%s)", _LOCK)
+    if not link.run("SELECT 1 WHERE to_regclass('greenroom_values') IS NOT NULL"):
+        for statement in _MAKE:
+            link.run(statement)
+    link.run(_BEGIN, FORMAT_VERSION, secrets.token_hex(8))
+    ((version, store_id, epoch, lease),) = link.run(_CLAIM)
+    _check_format(link, version)
+    return Standing(epoch, store_id, bytes(lease))
+
+
+def _check_format(link: _Link, version: int) -> None:
+    if version > FORMAT_VERSION:
+        raise OtherFormatError(
+            f"the store {link} has format {version}; this version reads {FORMAT_VERSION}. Run the "
+            "version that wrote it, or use another database; nothing was changed"
+        )
+
+
+def redacted(url: str) -> str:
+    """Return the URL for people: without a password, and without what may hold one."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        user, at, hosts = parts.netloc.rpartition("@")
+        path = parts.path if re.fullmatch(r"/[\w.-]*", parts.path) else "/..."
+        if re.fullmatch(r"[\w.,:\[\]-]*", hosts):
+            return f"postgresql://{user.partition(':')[0]}{at}{hosts}{path}"
+    return "postgresql://..."

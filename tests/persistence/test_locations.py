@@ -1,0 +1,106 @@
+"""What every store that hosts share does: its epoch decides who may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from greenroom.persistence.kv import (
+    KVStore,
+    StaleWriterError,
+    StoreLocation,
+    StoreMissingError,
+    StoreNotWritableError,
+)
+from greenroom.persistence.locations import location_at
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture(name="location", params=["on disk", "in a database"])
+def make_location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
+    if request.param == "on disk":
+        return location_at(tmp_path / "store")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return location_at(server.new_database())
+
+
+def test_where_nothing_was_saved_there_is_no_store(location: StoreLocation) -> None:
+    assert location.look().epoch == 0
+    assert not location.look().store_id
+    with pytest.raises(StoreMissingError):
+        location.open_reader()
+
+
+def test_a_successor_fences_the_one_before(location: StoreLocation) -> None:
+    location.try_to_write()
+    first = location.open(after=0)
+    first.apply({"a": b"1", "b": b"1"})
+    first.renew(b"first, 1", 3.0)
+    assert location.look().epoch == first.epoch == 1
+    assert location.look().lease == b"first, 1"
+    assert not location.look().is_over
+    second = location.open(after=1)
+    assert (second.epoch, second.store_id) == (2, first.store_id)
+    changes: list[Callable[[], None]] = [
+        lambda: first.apply({"a": b"2"}),
+        lambda: first.apply({}, ["a"]),
+        lambda: first.apply({"c": b"2"}, ["a"]),
+        lambda: first.renew(b"first, 2", 3.0),
+    ]
+    for change in changes:
+        with pytest.raises(StaleWriterError, match="another writer"):
+            change()
+    assert _content(second) == {"a": b"1", "b": b"1"}
+    second.renew(b"second, 1", 3.0)
+    assert location.look().lease == b"second, 1"
+    first.close()
+    second.close()
+
+
+def test_of_two_who_would_succeed_the_same_writer_one_does(location: StoreLocation) -> None:
+    location.open(after=0).close()
+    location.open(after=1).close()
+    with pytest.raises(StaleWriterError, match=r"from epoch 1, and .* 2"):
+        location.open(after=1)
+
+
+def test_a_writer_that_has_renewed_since_it_was_looked_at_is_not_superseded(
+    location: StoreLocation,
+) -> None:
+    first = location.open(after=0, lease=b"")
+    first.renew(b"first, 1", 3.0)
+    seen = location.look()
+    first.renew(b"first, 2", 3.0)  # it was only slow
+    with pytest.raises(StaleWriterError, match="renewed since it was looked at"):
+        location.open(after=seen.epoch, lease=seen.lease)
+    first.apply({"a": b"1"})
+    first.close()
+
+
+def test_a_reader_sees_what_is_saved_and_saves_nothing(location: StoreLocation) -> None:
+    writer = location.open()
+    writer.apply({"a": b"1"})
+    reader = location.open_reader()
+    assert _content(reader) == {"a": b"1"}
+    writer.apply({"a": b"2", "b": b"1"})
+    assert _content(reader) == {"a": b"2", "b": b"1"}
+    with pytest.raises(StoreNotWritableError):
+        reader.apply({"a": b"3"})
+    location.try_to_write()
+    assert reader.list() == ["a", "b"]
+    for store in (writer, reader):
+        store.close()
+
+
+def _content(store: KVStore) -> dict[str, bytes | None]:
+    return {key: store.get(key) for key in store.list()}
+
+
+def test_a_name_that_cannot_be_of_a_store_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"mysql://\.\.\.: must be the path of a folder, or"):
+        location_at("mysql://root:secret@db/x")
+    with pytest.raises(ValueError, match=r"must be postgresql://USER@HOST") as raised:
+        location_at("postgresql://me:se-cret@db/x?sslmod=require")
+    assert "se-cret" not in str(raised.value)

@@ -1,0 +1,127 @@
+"""A real PostgreSQL server of a test's own, on a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.systems import free_port, wait_until
+
+PASSWORD = "se-cret"
+
+
+def _program(name: str) -> str:
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    path = os.pathsep.join([os.environ["PATH"], *map(str, folders)])
+    found = shutil.which(name, path=path)
+    if found is None:
+        pytest.fail(f"{name} is not installed: apt-get install postgresql (see .ci/run)")
+    return found
+
+
+@dataclass
+class PostgresServer:
+    """A server whose databases are made by name."""
+
+    folder: Path
+    port: int
+    address: str = "127.0.0.1"
+    _names: Iterator[int] = field(default_factory=itertools.count)
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres:{PASSWORD}@{self.address}:{self.port}/postgres"
+
+    def new_database(self) -> str:
+        """Return the URL of a database without a table: a schema, which costs less to make."""
+        name = f"test{next(self._names)}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE SCHEMA {name}")  # type: ignore[call-overload]
+        return f"{self.url}?options=-csearch_path%3D{name}"
+
+    def start(self, *options: str, prefix: tuple[str, ...] = ()) -> None:
+        # Processes are killed here, and no machine: what is written lasts.
+        given = {
+            "port": self.port,
+            "listen_addresses": "*",
+            "unix_socket_directories": "",
+            "fsync": "off",
+        }
+        settings = [f"-c{name}={value}" for name, value in given.items()]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *prefix,
+                    *_as_user(),
+                    _program("postgres"),
+                    "-D",
+                    self.folder,
+                    *settings,
+                    *options,
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd=self.folder,
+            )
+
+    def wait(self) -> None:
+        def answers() -> bool:
+            with contextlib.suppress(psycopg.OperationalError):
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return True
+            return False
+
+        wait_until(answers, 20, "the database server answers")
+
+    def stop(self, *, now: bool = False) -> None:
+        """End it: as pg_ctl's ``fast``, or as its ``immediate``, which is a crash."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGQUIT if now else signal.SIGINT)
+            self._process.wait(20)
+            self._process = None
+
+
+def _as_user() -> list[str]:
+    """Return what a command of root's begins with: the server refuses to run as root."""
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] * (
+        os.geteuid() == 0
+    )
+
+
+@contextlib.contextmanager
+def postgres_server(address: str = "127.0.0.1") -> Iterator[PostgresServer]:
+    """A server with a password, made from nothing and removed again; not started yet."""
+    with tempfile.TemporaryDirectory(prefix="greenroom-pg-") as name:
+        folder = Path(name)
+        passwords = folder / "password"
+        passwords.write_text(PASSWORD, encoding="ascii")
+        if os.geteuid() == 0:
+            for path in (folder, passwords):
+                shutil.chown(path, "postgres", "postgres")
+        how = f"-U postgres -N -A scram-sha-256 --pwfile={passwords} --no-locale -E UTF8".split()
+        subprocess.run(
+            [*_as_user(), _program("initdb"), "-D", folder / "data", *how],
+            check=True,
+            capture_output=True,
+            cwd=folder,
+        )
+        with (folder / "data" / "pg_hba.conf").open("a", encoding="ascii") as file:
+            file.write("host all all 0.0.0.0/0 scram-sha-256\n")
+        server = PostgresServer(folder / "data", free_port(), address)
+        try:
+            yield server
+        finally:
+            server.stop(now=True)
