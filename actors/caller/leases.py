@@ -252,7 +252,7 @@ class CallerLeases:
             self._loop,
             slots.address,
             partial(self._pack, incarnation),
-            on_failed=lambda _items: gone(),
+            is_loose=True,  # there are slots for all of it, and the replica's end is watched
             weigh=lambda item: 0 if isinstance(item, int) else len(item.query.call),
         )
         watch = partial(self._loop.watch_process, slots.process, gone)

@@ -97,6 +97,7 @@ class Run(Reply):
         "feed",
         "feed_number",
         "is_delivered",
+        "is_leased",
         "is_lost",
         "proxy",
         "queries",
@@ -112,6 +113,7 @@ class Run(Reply):
         self.began_at = time.monotonic()
         self.queries = queries
         self.proxy = proxy  # its incarnation; its caller's, for one under a lease
+        self.is_leased = proxy == assignment.caller_incarnation
         self.sender: Sender | None = None
         self.feed: Parts | None = None  # what follows it
         self.feed_number = 0
@@ -198,6 +200,7 @@ class Queries:
             comparisons.arrived,
         )
         self._answers = Outboxes()  # by the caller's incarnation
+        self._leased = Outboxes()  # the same, for queries under leases
         self._parted = Outboxes()  # the same, for large answers: others go in between
         self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
         self._news = Outboxes()  # by the proxy's incarnation
@@ -339,6 +342,7 @@ class Queries:
 
     def _lessee_lost(self, caller: str) -> None:
         self._lessees.discard(caller)
+        self._leased.pop(caller, None)
         self.leases = {
             name: it for name, it in self.leases.items() if it.caller.incarnation != caller
         }
@@ -463,7 +467,7 @@ class Queries:
         if run.feed_number:
             self._feed_ended(run)
         ticket = run.assignment.ticket
-        if run.proxy == run.assignment.caller_incarnation:  # its caller counts for itself
+        if run.is_leased:  # its caller counts for itself
             if not run.status:
                 self._put(RunEnded(ticket), run)
             return
@@ -524,8 +528,9 @@ class Queries:
         self._outbox(run).put((item, run), _gathered(item))
 
     def _outbox(self, run: Run) -> Outbox:
-        outbox = self._answers.get(run.assignment.caller_incarnation)
-        return outbox or self._make_answers(self._answers, run, MAX_BYTES_UNDER_WAY)
+        outboxes = self._leased if run.is_leased else self._answers
+        outbox = outboxes.get(run.assignment.caller_incarnation)
+        return outbox or self._make_answers(outboxes, run, MAX_BYTES_UNDER_WAY)
 
     def _put_in_parts(self, answer: Any, run: Run) -> None:
         outbox = self._parted.get(run.assignment.caller_incarnation)
@@ -547,6 +552,7 @@ class Queries:
             on_failed=partial(self._undeliverable, caller),
             weigh=_weigh,
             most_under_way=most_under_way,
+            is_loose=outboxes is self._leased,
         )
         return outbox
 

@@ -134,6 +134,7 @@ OnDone = Callable[[Failure | None], None]
 OnStats = Callable[[dict[str, float], Failure | None], None]
 MAX_STATS = 10  # of a replica, for the policy of autoscaling
 MAX_NAME = 60  # characters
+OnCancelled = Callable[[asyncio.Task[None]], None]
 
 
 class UserCode:
@@ -158,7 +159,8 @@ class UserCode:
         self._manners = Manners()
         self._http_methods: frozenset[str] = frozenset()
         self._responses: Any = None  # the module, which imports Starlette: only for HTTP
-        self._running: dict[Any, tuple[asyncio.Task[None], Reply]] = {}  # by the reply's key
+        # By the reply's key; the last is what its task calls when it is cancelled.
+        self._running: dict[Any, tuple[asyncio.Task[None], Reply, OnCancelled]] = {}
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
 
     @property
@@ -312,8 +314,9 @@ class UserCode:
         if tracing.active is not None:
             serve = partial(_traced, serve)
         task = self.loop.create_task(serve(reply))
-        self._running[reply.key] = task, reply
-        task.add_done_callback(partial(self._ended, reply))
+        ended = partial(self._ended, reply)
+        self._running[reply.key] = task, reply, ended
+        task.add_done_callback(ended)
 
     def cancel(self, key: Any) -> None:
         """Cancel a query: async code gets CancelledError, the answer of sync code is dropped.
@@ -321,8 +324,9 @@ class UserCode:
         The calls that it has made are cancelled too, so a thread that waits for one is free at
         once.
         """
-        task, reply = self._running.get(key, (None, None))
-        if task is not None and reply is not None and task not in self._cancelled:
+        running = self._running.get(key)
+        if running is not None and running[0] not in self._cancelled:
+            task, reply, _ = running
             self._cancelled.add(task)
             task.cancel()
             reply.cancel_calls()
@@ -335,8 +339,10 @@ class UserCode:
         answer = await self._answer(reply)
         if answer is not None:
             reply.answer(answer)
-        del self._running[reply.key]
-        reply.end()  # here, which is one pass of the loop earlier than in _ended
+        task, _, ended = self._running.pop(reply.key)
+        self._cancelled.discard(task)
+        task.remove_done_callback(ended)  # it would cost a pass of the loop
+        reply.end()
 
     async def _serve_logged(self, reply: Reply) -> None:
         began_at = time.perf_counter()

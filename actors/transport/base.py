@@ -142,13 +142,9 @@ class Inbox:
         self._bytes -= envelope.size
         return envelope
 
-    def take_slice(self) -> Iterator[Envelope]:
-        """Remove and yield what is to be handled before the loop gets its turn."""
-        ends_at = monotonic() + SLICE_S
-        for _ in range(len(self._envelopes)):
-            yield self.take()
-            if monotonic() > ends_at and self._bytes < MAX_WAITING_BYTES:
-                return
+    def may_wait(self) -> bool:
+        """Return whether what is here may wait for what else the loop has to do."""
+        return self._bytes < MAX_WAITING_BYTES
 
 
 # --- Wake-ups, readable descriptors and signals ---------------------------------------------------
@@ -380,9 +376,12 @@ class Transport(Naming):
         address = target.addressDetails
         if type(address) is not ProcessAddress or address == self._own:
             return False  # a child that is not up yet, or this process
+        buffers = encode(message)
+        if on_sent is None and on_failed is None and self.links.send_loosely(address, buffers):
+            return True
         delivery = Delivery(target, type(message), on_sent, on_failed)
         self._unfinished[delivery] = None
-        self.links.send(address, encode(message), delivery, is_patient=True)
+        self.links.send(address, buffers, delivery, is_patient=True)
         return True
 
     @property
@@ -635,9 +634,12 @@ class Transport(Naming):
             return
         self._is_delivering = True
         try:
-            for envelope in self._inbox.take_slice():
-                self._deliver(envelope)
+            ends_at = monotonic() + SLICE_S
+            for _ in range(len(self._inbox)):
+                self._deliver(self._inbox.take())
                 if not self._is_running:
+                    break
+                if monotonic() > ends_at and self._inbox.may_wait():
                     break
         finally:
             self._is_delivering = False

@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from greenroom.actors.transport.frames import (
     HEADER,
+    LOOSE,
     MAX_BUFFERS,
     MAX_MESSAGE,
     Buffer,
@@ -82,6 +83,11 @@ class Session:
         self.unacknowledged_bytes = 0  # of what was written
         self._waiting: deque[Outgoing] = deque()
         self._sent: deque[Outgoing] = deque()  # numbers acknowledged + 1 to sent_up_to
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Return whether a message waits to be written, perhaps for room in the window."""
+        return bool(self._waiting)
 
     @property
     def is_waiting(self) -> bool:
@@ -264,6 +270,17 @@ class Connection:
     def put(self, frame: bytes) -> None:
         """Write a frame that is no part of a message with the next :meth:`flush`."""
         self._control.append(frame)
+
+    def write_loose(self, body: Buffer) -> bool:
+        """Write a message that is kept by nobody, behind all others; False where it has to wait."""
+        session = self.session
+        if session is None or session.has_unwritten or self.writer.is_inside:
+            return False
+        if self._waits_for_room or self.is_closed:
+            return False
+        self._control.append(HEADER.pack(LOOSE, 1, len(body), 0, 0) + body)
+        self._write()
+        return True
 
     def flush(self) -> None:
         """Write what there is, as far as the socket takes it; the rest when it can."""

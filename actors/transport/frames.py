@@ -9,6 +9,7 @@
     START    a message too large for that; body: the sizes of its buffers
     CHUNK    the next bytes of the message last started; body: at most ``MAX_FRAME`` bytes
     ACK      nothing but its ``acknowledged``
+    LOOSE    a whole message of one buffer that is neither numbered nor acknowledged; on a host only
 
 ``number`` counts the messages of one session in one direction from 1; chunks carry the number of
 their message. ``acknowledged`` is the number up to which the sender of the frame has received.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 HEADER = struct.Struct(">BxHIQQ")
-HELLO, DATA, PATIENT, START, CHUNK, ACK = range(1, 7)
+HELLO, DATA, PATIENT, START, CHUNK, ACK, LOOSE = range(1, 8)
 SMALL_MESSAGE = 32 * 1024  # one DATA frame; more is copied less when cut into chunks
 MAX_FRAME = 1024 * 1024  # of a chunk
 MAX_MESSAGE = 2 * 1024**3

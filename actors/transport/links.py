@@ -45,7 +45,9 @@ from greenroom.actors.transport.frames import (
     CHUNK,
     DATA,
     HELLO,
+    LOOSE,
     PATIENT,
+    SMALL_MESSAGE,
     START,
     Buffer,
     FrameReader,
@@ -275,6 +277,21 @@ class Links:
         if not self._in_turn:
             self._need_turn()
 
+    def send_loosely(self, address: ProcessAddress, buffers: list[Buffer]) -> bool:
+        """Write a message at once whose outcome is of no interest; False where that cannot be.
+
+        Within a host, what is written arrives if its receiver lives, so nothing is kept for it.
+        """
+        peer = self._peers.get(address.text)
+        if peer is None or len(buffers) != 1 or len(buffers[0]) > SMALL_MESSAGE:
+            return False
+        connection = peer.connection
+        return (
+            connection is not None
+            and not connection.source
+            and connection.write_loose(buffers[0])
+        )
+
     def reach(self, address: ProcessAddress) -> None:
         """Connect to ``address`` if that is not done yet, so that its end is noticed."""
         peer = self._peers.get(address.text) or self._make(address)
@@ -415,6 +432,10 @@ class Links:
                 if kind != HELLO:
                     raise RefusedError(f"a frame of kind {kind} before the hello")
                 peer = self._greeted(connection, read_hello(number, acknowledged, body))
+                continue
+            if kind == LOOSE and not connection.source:
+                arrived = True
+                self._shell.received(peer, [body])
                 continue
             if acknowledged > peer.session.acknowledged:
                 self._acknowledged(peer, acknowledged)
