@@ -181,6 +181,45 @@ REFUSED = {
     "a tunnel": b"CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\r\n\r\n",
     "a bad method": b'G"ET /first HTTP/1.1\r\nHost: x\r\n\r\n',
+    # What the HTTP Garden (narfindustries/http-garden) has found in other servers and proxies.
+    "a method of marks": b'G=":<>(e),[T];?" /first HTTP/1.1\r\nHost: x\r\n\r\n',
+    "a method that is a NUL": b"\0 /first HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a line feed behind the target": b"GET /first\nHTTP/1.1\r\nHost: x\r\n\r\n",
+    "a version of many digits": get(version=b"HTTP/4294967295.255"),
+    "a version of many dots": get(version=b"HTTP/............0596.7407."),
+    "a version after carriage returns": get(version=b"HTTP/\r\r1.1"),
+    "an empty length, then another": post(b"Content-Length: ", b"Content-Length: 3", body=b"abc"),
+    "a length, then an empty one": post(b"Content-Length: 3", b"Content-Length: ", body=b"abc"),
+    "a length before a letter": post(b"Content-Length: 3Z", body=b"abc"),
+    "a length without a colon": post(b"Content-Length 3", body=b"abc"),
+    "a length with a sign and an underscore": post(b"Content-Length: +0_3", body=b"abc"),
+    "a length after a next-line byte in the name": post(b"Content-Length\x85: 3", body=b"abc"),
+    "a header on two lines": post(
+        b"Transfer-\r\nEncoding: chunked", b"Content-Length: 5", body=END
+    ),
+    "a line feed in a name": post(b"Te\nst: test"),
+    "line feeds for a value": post(b"Useless:\n"),
+    "a line that begins with a carriage return": post(b"\rZ: y"),
+    "control characters for a name": post(bytes(range(1, 9)) + b": b"),
+    "separators for a name": post(b'"(),/;<=>?@[]{}: b'),
+    "a NUL behind a value": post(b"A: b\0"),
+    "a NUL in the host": get(host=b"x\0.y"),
+    "a coding in bytes": post(b"Transfer-Encoding: \xffchunked\xff", body=END),
+    "a coding in no-break spaces": post(b"Transfer-Encoding: \xa0chunked\xa0", body=END),
+    "a comma, a coding, and a length": post(
+        b"Transfer-Encoding: ,chunked", b"Content-Length: 5", body=END
+    ),
+    "a chunk's size before carriage returns": chunked(b"3\r\r;a\r\nabc\r\n" + END),
+    "a chunk's size that a carriage return cuts": chunked(b"1\r0\n" + END),
+    "a chunk's extension before carriage returns": chunked(b"3;a=b\r\rabc\r\n" + END),
+    "a chunk's size before text": chunked(b"1these-bytes\r\nZ\r\n" + END),
+    "a chunk's size that is text": chunked(b"INVALID!!!\r\n" + END),
+    "a chunk's size of minus nothing": chunked(b"-0x0\r\n\r\n"),
+    "a last chunk after many spaces": chunked(b"           0\r\n\r\n"),
+    "a last chunk after an underscore": chunked(b"_0\r\n\r\n"),
+    "a chunk that ends in other bytes": chunked(b"3\r\nabcXX" + END),
+    "a trailer with a NUL": chunked(ABC + b"0\r\nA: b\0c\r\n\r\n"),
+    "a trailer with a carriage return": chunked(ABC + b"0\r\nA: b\rc\r\n\r\n"),
 }
 
 REFUSED_ALONE = {  # where they end is clear, so the connection goes on
@@ -234,6 +273,25 @@ READ_IN_ONE_WAY = {
     "a length of nothing": (post(b"Content-Length: 0"), b""),
     "an upgrade with a length": (
         post(b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 3", body=b"abc"),
+        b"abc",
+    ),
+    "a trailer like a request": (chunked(ABC + b"0\r\nX:POST / HTTP/1.1\r\n\r\n"), b"abc"),
+    "an expectation among others": (
+        post(b"Expect: y 100-continue", b"Content-Length: 3", body=b"abc"),
+        b"abc",
+    ),
+    "an upgrade to HTTP/2": (
+        post(
+            b"Connection: Upgrade, HTTP2-Settings",
+            b"Upgrade: h2c",
+            b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
+            b"Content-Length: 3",
+            body=b"abc",
+        ),
+        b"abc",
+    ),
+    "bytes around a value": (
+        post(b"User: \x85admin\xa0", b"Content-Length: 3", body=b"abc"),
         b"abc",
     ),
     "a URL with its port": (get(b"http://X:80/first"), b""),
