@@ -109,9 +109,9 @@ class _Shortened:
             self._sending.add_done_callback(self._sent)
             return
         exchange.bytes_out = len(reply.body)
-        headers = exchange.completed(reply.headers)
+        self._is_over = True
+        self._request.reply(reply.status, exchange.completed(reply.headers), reply.body)
         self._end(reply.status)
-        self._request.reply(reply.status, headers, reply.body)
 
     async def _send_parts(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         assert self._reply is not None

@@ -444,13 +444,12 @@ class Caller:
                 self.loop.guarded(self._piece_arrived, sent, sender)
                 continue
             answer = self._joined(sent) if isinstance(sent, PartedAnswer) else sent
-            self.leases.ended(answer.query_id, status_of(answer))
             entry = self._forget(answer.query_id)
-            if entry is None:
-                continue
-            if entry.incoming is not None and not isinstance(answer, StreamEnded):
-                entry.incoming.tell_stopped()  # another replica may have answered
-            self._finish(entry, answer)
+            if entry is not None:
+                if entry.incoming is not None and not isinstance(answer, StreamEnded):
+                    entry.incoming.tell_stopped()  # another replica may have answered
+                self._finish(entry, answer)
+            self.leases.ended(answer.query_id, status_of(answer))  # when the client has it
 
     def _finish(self, entry: _Entry, answer: Answer) -> None:
         """Pass on the answer; a callback that raises does not keep others from theirs."""
