@@ -142,9 +142,13 @@ class Inbox:
         self._bytes -= envelope.size
         return envelope
 
-    def may_wait(self) -> bool:
-        """Return whether what is here may wait for what else the loop has to do."""
-        return self._bytes < MAX_WAITING_BYTES
+    def take_slice(self) -> Iterator[Envelope]:
+        """Remove and yield what is to be handled before the loop gets its turn."""
+        ends_at = monotonic() + SLICE_S
+        for _ in range(len(self._envelopes)):
+            yield self.take()
+            if monotonic() > ends_at and self._bytes < MAX_WAITING_BYTES:
+                return
 
 
 # --- Wake-ups, readable descriptors and signals ---------------------------------------------------
@@ -634,12 +638,9 @@ class Transport(Naming):
             return
         self._is_delivering = True
         try:
-            ends_at = monotonic() + SLICE_S
-            for _ in range(len(self._inbox)):
-                self._deliver(self._inbox.take())
+            for envelope in self._inbox.take_slice():
+                self._deliver(envelope)
                 if not self._is_running:
-                    break
-                if monotonic() > ends_at and self._inbox.may_wait():
                     break
         finally:
             self._is_delivering = False

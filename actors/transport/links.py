@@ -287,9 +287,7 @@ class Links:
             return False
         connection = peer.connection
         return (
-            connection is not None
-            and not connection.source
-            and connection.write_loose(buffers[0])
+            connection is not None and not connection.source and connection.write_loose(buffers[0])
         )
 
     def reach(self, address: ProcessAddress) -> None:

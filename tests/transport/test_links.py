@@ -19,6 +19,7 @@ from greenroom.actors.transport.frames import (
     CHUNK,
     DATA,
     HEADER,
+    SMALL_MESSAGE,
     START,
     FrameReader,
     FrameWriter,
@@ -36,6 +37,38 @@ def test_messages_arrive_in_order_once_and_are_acknowledged(world):
     assert other.bodies == [str(number).encode() for number in range(1000)]
     assert one.done == tags
     assert {address for address, _ in other.inbox} == {one.address}
+
+
+def test_what_is_sent_loosely_keeps_its_place_among_all_other_messages(world):
+    one, other = world.process(), world.process()
+    assert not one.links.send_loosely(other.address, [b"no connection yet"])
+    one.send(other, b"0")
+    world.until(lambda: one.done)
+    loose = 0
+    for number in range(1, 200):
+        body = b"%d" % number
+        if number % 3 and one.links.send_loosely(other.address, [body]):
+            loose += 1
+        else:
+            one.send(other, body)
+        if number % 7 == 0:
+            world.passes(2)
+    assert loose
+    world.until(lambda: len(other.inbox) == 200)
+    assert other.bodies == [b"%d" % number for number in range(200)]
+    assert len(one.done) == 200 - loose, "the others alone are acknowledged"
+
+
+def test_what_is_large_or_finds_the_socket_full_is_not_sent_loosely(world):
+    one, other = world.process(), world.process()
+    one.send(other)
+    world.until(lambda: one.done)
+    assert not one.links.send_loosely(other.address, [b"x" * (SMALL_MESSAGE + 1)])
+    while one.links.send_loosely(other.address, [b"x" * SMALL_MESSAGE]):
+        pass
+    tag = one.send(other, b"behind it")
+    world.until(lambda: tag in one.done)
+    assert other.bodies[-1] == b"behind it"
 
 
 def test_answers_use_the_connection_that_the_question_came_over(world):

@@ -13,6 +13,7 @@ from greenroom.actors.transport import admission
 from greenroom.actors.transport import admission as strangers
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles
+from greenroom.actors.transport.frames import HEADER, LOOSE
 from greenroom.actors.transport.sockets import tcp_listener
 from tests.support.timing import check_within
 from tests.transport.worlds import HERE, THERE
@@ -44,6 +45,18 @@ def test_admins_and_their_actors_reach_each_other(world, hosts):
     ):
         sender.send(target)
         world.until(lambda p=target, a=sender.address: a in [each for each, _ in p.inbox])
+
+
+def test_nothing_is_sent_loosely_to_another_host(world, hosts):
+    _, one, _, other = hosts
+    one.send(other)
+    world.until(lambda: one.done)
+    assert not one.links.send_loosely(other.address, [b"lost with its connection"])
+    [connection] = one.links.connections()
+    connection.put(HEADER.pack(LOOSE, 1, 3, 0, 0) + b"bad")
+    one.send(other, b"over the next connection")
+    world.until(lambda: len(one.done) == 2)
+    assert other.bodies == [b"hello", b"over the next connection"]
 
 
 def test_nothing_but_the_hello_passes_through_the_gate(world, hosts):

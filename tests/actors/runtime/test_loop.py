@@ -209,6 +209,16 @@ def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox, l
     assert recorder.messages == [[1, 2], [3, 4]]
 
 
+def test_a_loose_outbox_waits_for_no_delivery_and_counts_what_has_left(loop, recorder):
+    sent = []
+    outbox = Outbox(loop, "target", list, on_sent=sent.append, is_loose=True)
+    for number in range(3):
+        outbox.put(number)
+        turn(loop)
+    assert recorder.messages == sent == [[0], [1], [2]]
+    assert outbox.is_idle
+
+
 def test_idle_outboxes_are_dropped_when_there_are_too_many(loop, recorder):
     outboxes = Outboxes()
     busy, held = Outbox(loop, "busy", list), Outbox(loop, "held", list)
