@@ -69,18 +69,43 @@ def start(
     ``on_progress`` is called when there is something to wait for. Raises StartError with the
     reason. The system goes on when the caller ends.
     """
+    return begin(settings, on_progress=on_progress, is_command=is_command)()
+
+
+def begin(
+    settings: HostSettings,
+    *,
+    on_progress: Callable[[str], None] = lambda _text: None,
+    is_command: bool = False,
+) -> Callable[[], bool]:
+    """Begin to start as :func:`start` does; return what waits for it, on any thread, once."""
     check_state_dir(settings.state_dir)
     _check_state(settings)
-    while not _wait_for_another_start(settings, on_progress):
-        _prepare_folders(settings)
-        may_fork = is_command and forking.can_fork() and can_mark(settings.own_dir)
-        launch = _fork if may_fork else _spawn
-        outcome = _start_host(settings, launch, on_progress)
-        if outcome == "ready":
-            return True
-        if outcome != "running":
-            raise StartError(outcome)
-    return False
+    outcome = _attempt(settings, on_progress, is_command=is_command)
+
+    def wait() -> bool:
+        nonlocal outcome
+        while outcome is not None:
+            told = outcome()
+            if told == "ready":
+                return True
+            if told != "running":
+                raise StartError(told)
+            outcome = _attempt(settings, on_progress)
+        return False
+
+    return wait
+
+
+def _attempt(
+    settings: HostSettings, on_progress: Callable[[str], None], *, is_command: bool = False
+) -> Callable[[], str] | None:
+    """Start a host process; return what waits for its line, None where another one runs."""
+    if _wait_for_another_start(settings, on_progress):
+        return None
+    _prepare_folders(settings)
+    may_fork = is_command and forking.can_fork() and can_mark(settings.own_dir)
+    return _start_host(settings, _fork if may_fork else _spawn, on_progress)
 
 
 def _check_state(settings: HostSettings) -> None:
@@ -95,8 +120,10 @@ def _check_state(settings: HostSettings) -> None:
         return  # there is none yet, or its damage is told by who can set it aside
 
 
-def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]) -> str:
-    """Start a host process; return its one line: "ready", "running", or what went wrong."""
+def _start_host(
+    settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]
+) -> Callable[[], str]:
+    """Start a host process; return what reads its line: "ready", "running", or what went wrong."""
     read_fd, write_fd = os.pipe()
     output = open_log(settings, "host")
     try:
@@ -107,10 +134,14 @@ def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[s
         os.close(output)
         os.close(write_fd)
     on_progress("starting the actor system and the HTTP front")
-    try:
-        return _read_outcome(read_fd)
-    finally:
-        os.close(read_fd)
+
+    def outcome() -> str:
+        try:
+            return _read_outcome(read_fd)
+        finally:
+            os.close(read_fd)
+
+    return outcome
 
 
 def running_environ(settings: HostSettings) -> dict[str, str] | None:

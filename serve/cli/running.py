@@ -7,13 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
 
-from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError
@@ -22,7 +20,7 @@ from greenroom.serve.cli.commands import print_line
 from greenroom.serve.cli.deploying import Source, bring_up
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.logs import Logs
-from greenroom.serve.cli.starting import check_same, interrupt_on_terminate
+from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code.importing import forget_modules
 
 # --- Watching source files, for ``greenroom run --reload`` ----------------------------------------
@@ -70,38 +68,10 @@ class Watcher:
         return found
 
 
-class Starting:
-    """The start of this host's system, on a thread of its own while the user's module loads."""
-
-    def __init__(self, settings: HostSettings) -> None:
-        self._settings = settings
-        self._progress = Progress("starting")
-        self._started: Future[bool] = Future()
-        if settings.address is not None:  # another host's is not ours to start
-            self._started.set_result(False)
-            return
-        executor = ThreadPoolExecutor(1, "start")
-        self._started = executor.submit(system.start, settings, on_progress=self._progress.say)
-        executor.shutdown(wait=False)
-
-    def wait(self, given: Collection[str]) -> None:
-        """Wait until the system is ready; StartError, or GreenroomError as of check_same."""
-        with self._progress:
-            started = self._started.result()
-        if not started and self._settings.address is None:
-            check_same(self._settings, given)
-
-    def undo(self) -> None:
-        """Stop the system if this has started it."""
-        with contextlib.suppress(GreenroomError):
-            if self._started.result():
-                with Progress("stopping"):
-                    system.stop(self._settings)
-
-
 def run(
     settings: HostSettings,
-    source: Source,
+    starting: Starting,
+    named: dict[str, Any],
     *,
     reload: bool,
     non_blocking: bool,
@@ -109,12 +79,12 @@ def run(
 ) -> None:
     """Deploy an application and follow its logs until Ctrl-C; undo then what this has started.
 
-    ``given`` are the settings of the system that were asked for.
+    ``given`` are the settings of the system that were asked for, ``named`` a Source's arguments.
     """
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
-        starting = Starting(settings)
         undo.callback(starting.undo)
+        source = Source(**named)
         if reload:
             sys.dont_write_bytecode = True  # two edits within a second would look the same to it
         built = source.build()

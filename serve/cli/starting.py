@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -45,6 +46,37 @@ def interrupt_on_terminate() -> None:
     """Make SIGTERM end the command as Ctrl-C does, so that it undoes what it did."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+class Starting:
+    """The start of this host's system, which goes on while this process does something else."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self._progress = Progress("starting")
+        self._started: Future[bool] = Future()
+        if settings.address is not None:  # another host's is not ours to start
+            self._started.set_result(False)
+            return
+        # Before there is a thread, so that it can be forked.
+        wait = system.begin(settings, on_progress=self._progress.say, is_command=True)
+        executor = ThreadPoolExecutor(1, "start")
+        self._started = executor.submit(wait)
+        executor.shutdown(wait=False)
+
+    def wait(self, given: Collection[str]) -> None:
+        """Wait until the system is ready; StartError, or GreenroomError as of check_same."""
+        with self._progress:
+            started = self._started.result()
+        if not started and self._settings.address is None:
+            check_same(self._settings, given)
+
+    def undo(self) -> None:
+        """Stop the system if this has started it."""
+        with contextlib.suppress(GreenroomError):
+            if self._started.result():
+                with Progress("stopping"):
+                    system.stop(self._settings)
 
 
 def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -> None:
