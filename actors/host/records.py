@@ -65,6 +65,7 @@ _PROGRAMS = (  # of ``python -c``, before the process has a title
     ("import be_host", HOST_ROLE),
     ("greenroom.actors.host.process import main", HOST_ROLE),
     ("import be_front", FRONT_ROLE),
+    ("greenroom.actors.transport.handover import", "replica"),
 )
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,16 @@ class Replica(LoopActor):
         if failure is not None:
             self._loaded(failure)
             return
+        env = RuntimeEnv.read(order.runtime_env)
+        os.environ.update(env.env_vars)
+        if env.requirements is not None and not self._is_in_environment():
+            folder = self.settings.environments_dir / self._environment
+            self._install(order, folder, *env.requirements)
+        else:
+            self._prepare(order, env)
+
+    def _prepare(self, order: StartReplica, env: RuntimeEnv) -> None:
+        """Make what runs the code, in the interpreter that it is for, and load it."""
         give_way_to_messages()
         self.user_code = user_code = UserCode(self.loop.post)
         user_code.set_max_ongoing_requests(self.config["max_ongoing_requests"])
@@ -235,8 +246,6 @@ class Replica(LoopActor):
         self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
         user_code.start()
-        env = RuntimeEnv.read(order.runtime_env)
-        os.environ.update(env.env_vars)
         try:
             os.environ.update(devices.variables(order.devices, os.environ))
         except ValueError as error:
@@ -250,7 +259,7 @@ class Replica(LoopActor):
                 "host.name": self.settings.host_name,
             },
         )
-        self._install(order, env)
+        self._fetch_folders(order, env)
 
     def _metrics(self) -> list[Group]:
         ongoing = 0 if self.queries is None else self.queries.running
@@ -260,7 +269,9 @@ class Replica(LoopActor):
         """Let this host's processes know of this one."""
         redirect_output(self.settings, replica_log(order.replica))
         env = RuntimeEnv.read(order.runtime_env)
-        if env.requirements is not None:
+        if self._is_in_environment():
+            self._environment = Path(sys.prefix).name
+        elif env.requirements is not None:
             self._environment = environments.name_of(*env.requirements)
         self.records.add(
             self.process,
@@ -272,23 +283,30 @@ class Replica(LoopActor):
             environment=self._environment,
         )
 
-    def _install(self, order: StartReplica, env: RuntimeEnv) -> None:
-        """Go on when the packages that the code requires are here."""
-        if env.requirements is None:
-            self._fetch_folders(order, env)
-            return
-        installer, lines = env.requirements
+    def _is_in_environment(self) -> bool:
+        return Path(sys.prefix).parent == self.settings.environments_dir
 
-        def made(folder: Path | DeployFailedError) -> None:
+    def _install(
+        self, order: StartReplica, folder: Path, installer: str, lines: tuple[str, ...]
+    ) -> None:
+        """Go on in the environment's interpreter when the packages that the code requires are here.
+
+        It gets the order once more, with the settings that are newest by then.
+        """
+
+        def made(made: Path | DeployFailedError) -> None:
             self._trouble = ""
-            if isinstance(folder, DeployFailedError):
-                self._loaded(Failure.of(folder))
+            if isinstance(made, DeployFailedError):
+                self._loaded(Failure.of(made))
             elif self.state == "starting":
-                environments.activate(folder)
-                self._fetch_folders(order, env)
+                environments.enter(folder)
+                newest = replace(order, config=self.config, config_id=self.config_id)
+                try:
+                    self.continue_in(environments.python_of(folder), newest, self.controller)
+                except OSError as error:
+                    self._loaded(Failure.of(DeployFailedError(f"{folder}: {error}")))
 
         self._trouble = f"{installer} installs {', '.join(lines)}"
-        folder = self.settings.environments_dir / self._environment
         environments.Installation(self.loop, folder, installer, lines, made).begin()
 
     def _fetch_folders(self, order: StartReplica, env: RuntimeEnv) -> None:

@@ -1,16 +1,16 @@
 """Virtual environments for the packages that users' code requires: made once per host, and shared.
 
 Theory of operation. An environment is named by the hash of all it is made of: the requirements, the
-installer, the interpreter, and the packages that this process has loaded. The first replica that
+installer, the interpreter, and what Greenroom itself requires. The first replica that
 needs it takes a lock, makes it, and marks it as complete; others wait for the lock and find it. The
 installer inherits the lock, so nothing else touches a half-made environment before the installer
 has ended too, whatever was killed. What is not marked when the lock is free is made anew. A failure
 is kept for those that waited meanwhile, so that they do not each run into it again.
 
-A replica is forked with Greenroom loaded, and that takes no second start of an interpreter: the
-environment's packages come before the host's on ``sys.path``. Packages that are loaded already stay
-as they are, so they are constraints of the installation. Requirements that contradict them fail,
-and the error names both.
+The replica then goes on as a program of the environment's interpreter. The host's packages, and
+with them Greenroom, come after the environment's own on ``sys.path``: pydantic is the environment's
+where it has one. What Greenroom requires is a constraint of the installation, so a version that it
+cannot use fails with both names. An environment is whole when it has imported Greenroom once.
 
 The host process removes environments that no replica uses, but for the last ``KEPT_UNUSED``.
 """
@@ -20,13 +20,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib
 import importlib.metadata
 import logging
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
 import sysconfig
@@ -46,23 +44,17 @@ KEPT_UNUSED = 3
 COMPLETE = "greenroom-complete"  # a file in an environment that is whole
 _PIP = "pip-"  # begins the name of one that has pip, for all others
 _SHOWN_LINES, _SHOWN_CHARACTERS = 3, 600  # of an installer's errors
+IMPORT = "importing Greenroom with these packages"
 
 
 def constraints() -> tuple[str, ...]:
-    """Return what an environment's packages must agree with, as lines of a constraints file.
-
-    What this process has loaded stays as it is; of the rest, Greenroom needs certain versions.
-    """
-    names = importlib.metadata.packages_distributions()
-    tops = {module.partition(".")[0] for module in sys.modules}
-    loaded = {name for top in tops for name in names.get(top, ())} - {"greenroom"}
-    lines = {name: f"{name}=={importlib.metadata.version(name)}" for name in loaded}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from its source
-        for line in importlib.metadata.requires("greenroom") or ():
-            name = re.match(r"[\w.-]+", line)
-            if name is not None and "extra ==" not in line:
-                lines.setdefault(name[0], line)
-    return tuple(sorted(lines.values()))
+    """Return what Greenroom requires, and itself as it is, as lines of a constraints file."""
+    try:
+        lines = importlib.metadata.requires("greenroom") or ()
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return ()
+    own = f"greenroom=={importlib.metadata.version('greenroom')}"
+    return (own, *sorted(line for line in lines if "extra ==" not in line))
 
 
 def name_of(installer: str, lines: tuple[str, ...]) -> str:
@@ -138,17 +130,18 @@ def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> Non
     """Make an environment; DeployFailedError with what the installer said. It holds ``lock``."""
     logger.info("making the environment %s with %s: %s", folder.name, installer, " ".join(lines))
     shutil.rmtree(folder, ignore_errors=True)
-    python = str(folder / "bin" / "python")
+    python = python_of(folder)
     command = _uv(python) if installer == "uv" else _pip(folder.parent, python)
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], "venv", lock)
     (folder / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "constraints.txt").write_text("\n".join(constraints()) + "\n", encoding="utf-8")
     files = ["-r", str(folder / "requirements.txt"), "-c", str(folder / "constraints.txt")]
     _run([*command, *files], installer, lock)
-    # For programs that user code starts by this interpreter: the host's packages come last there.
-    paths = [path for path in sys.path if _is_of_packages(path)]
+    paths = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
     host = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths)
-    (Path(_packages_of(folder)) / "greenroom-host.pth").write_text(host, encoding="utf-8")
+    packages = sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(folder)})
+    (Path(packages) / "greenroom-host.pth").write_text(host, encoding="utf-8")
+    _run([python, "-c", "import greenroom.actors.replica.actor"], IMPORT, lock)
     (folder / COMPLETE).touch()
 
 
@@ -205,26 +198,16 @@ def _errors_in(output: str) -> str:
     return "; ".join((errors or lines)[-_SHOWN_LINES:])[-_SHOWN_CHARACTERS:]
 
 
-def activate(folder: Path) -> None:
-    """Let this process, and those that it starts, use an environment's packages first."""
-    before = list(sys.path)
-    site.addsitedir(_packages_of(folder))
-    added = [path for path in sys.path if path not in before]
-    place = next((n for n, path in enumerate(before) if _is_of_packages(path)), len(before))
-    sys.path[:] = [*before[:place], *added, *before[place:]]
-    importlib.invalidate_caches()
-    programs = str(folder / "bin")
-    sys.executable = str(folder / "bin" / "python")
+def python_of(folder: Path) -> str:
+    """Return an environment's interpreter."""
+    return str(folder / "bin" / "python")
+
+
+def enter(folder: Path) -> None:
+    """Let programs that this one starts use the environment too, as its ``activate`` does."""
     os.environ["VIRTUAL_ENV"] = str(folder)
-    os.environ["PATH"] = os.pathsep.join(filter(None, (programs, os.environ.get("PATH", ""))))
-
-
-def _packages_of(folder: Path) -> str:
-    return sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(folder)})
-
-
-def _is_of_packages(path: str) -> bool:
-    return Path(path).name in {"site-packages", "dist-packages"}
+    programs = (str(folder / "bin"), os.environ.get("PATH", ""))
+    os.environ["PATH"] = os.pathsep.join(filter(None, programs))
 
 
 def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:

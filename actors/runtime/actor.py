@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from thespian.actors import Actor, ActorExitRequest
 
@@ -34,8 +34,10 @@ from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop, end_where_starved
 from greenroom.actors.runtime.machine import MACHINE
+from greenroom.actors.runtime.processes import INCARNATION
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
+from greenroom.actors.transport.handover import hand_over
 from greenroom.core.backoff import pause_s
 
 logger = logging.getLogger(__name__)
@@ -264,6 +266,14 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
                 logger.warning("%s ignored an unknown message %s", type(self).__name__, name)
             else:
                 handler(message, sender)
+
+    def continue_in(self, python: str, message: Any, sender: Address) -> NoReturn:
+        """Go on as another interpreter's program, which handles ``message`` first.
+
+        OSError when there is no such program. See :mod:`greenroom.actors.transport.handover`.
+        """
+        os.environ[INCARNATION] = self.process.incarnation
+        hand_over(self._myRef, python, message, sender)
 
     def exiting(self) -> None:
         """Leave: the last thing that runs before Thespian ends the process."""

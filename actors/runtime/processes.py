@@ -46,6 +46,9 @@ def stat_fields(pid: int) -> list[str]:
     return stat.rpartition(")")[2].split()
 
 
+INCARNATION = "GREENROOM_INCARNATION"  # left by a program that is replaced by exec
+
+
 def shared_page(name: str, size: int) -> mmap.mmap:
     """Make memory of this process that others of its user find by its name."""
     fd = os.memfd_create(name)
@@ -71,8 +74,8 @@ def open_page(pid: int, name: str) -> tuple[int, str] | None:
 
 
 def this_process() -> Process:
-    """Identify the calling process, with a new random incarnation."""
-    process = identify(os.getpid(), secrets.token_hex(8))
+    """Identify the calling process, with a new random incarnation or that of its program before."""
+    process = identify(os.getpid(), os.environ.pop(INCARNATION, "") or secrets.token_hex(8))
     assert process is not None, "the calling process is alive"
     return process
 

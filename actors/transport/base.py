@@ -266,6 +266,10 @@ class Transport(Naming):
         descriptors.release_in_children(self)
         if place.is_logger or (place.parent is not None and own.is_admin):
             self.loop.call_soon(Pulse().keep_beating, self.loop)  # actors see to theirs
+        self._is_announced = isinstance(init, Endpoint) and init.first is not None
+        if isinstance(init, Endpoint) and init.first is not None:
+            message, sender = init.first
+            self._inbox.put(Envelope(sender, message))
         if isinstance(init, Attach):
             self._handler = init.on_envelope
             self._is_running = True
@@ -352,7 +356,8 @@ class Transport(Naming):
                 raise CannotPickleAddress(intent.targetAddr)
             intent.changeTargetAddr(target)
             intent.changeMessage(message)
-        if isinstance(intent.message, Thespian__UpdateWork):
+        is_known = self._is_announced and isinstance(intent.message, EndpointConnected)
+        if is_known or isinstance(intent.message, Thespian__UpdateWork):
             intent.tx_done(SendStatus.Sent)
             return
         buffers = encode(intent.message)

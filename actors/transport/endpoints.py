@@ -36,7 +36,7 @@ from greenroom.actors.transport.addresses import (
 )
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles
 from greenroom.actors.transport.envelopes import Envelope
-from greenroom.actors.transport.sockets import is_listening, tcp_listener
+from greenroom.actors.transport.sockets import is_listening, keep_listeners, tcp_listener
 
 # --- Descriptors in a forked child ----------------------------------------------------------------
 #
@@ -332,6 +332,10 @@ class Endpoint(TransportInit__Base):  # type: ignore[misc]  # Thespian ships no 
         self.parent = parent
         self.admin = admin
         self.inherited = inherited
+        # Of an actor that goes on as another program (handover.py): its sockets by their names, and
+        # the message that it handles first, with its sender.
+        self.listeners: dict[bytes, int] = {}
+        self.first: tuple[Any, Any] | None = None
 
 
 class ExternalCopy(TransportInit__Base):  # type: ignore[misc]
@@ -378,6 +382,7 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
             let_go(init.inherited)
             asyncio._set_running_loop(None)  # the parent's, which forked inside it
             signal.set_wakeup_fd(-1)  # the parent's too
+        keep_listeners(init.listeners)
         assigned = init.assigned.addressDetails if init.assigned else None
         return Place(
             own=assigned or _drawn_beside(init.admin),

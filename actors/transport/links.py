@@ -223,6 +223,13 @@ class Links:
             numbers += self._remote.descriptors()
         return [fd for fd in {*numbers, self._listener.fileno()} if fd >= 0]
 
+    def listeners(self) -> dict[bytes, int]:
+        """Return the numbers of the sockets that listen on this host, by their names."""
+        listening = {self.address.socket_name: self._listener.fileno()}
+        if self._remote is not None:
+            listening |= self._remote.listeners()
+        return listening
+
     def connections(self, address: ProcessAddress | None = None) -> list[Connection]:
         """Return all connections, or those with the process at ``address``."""
         if address is None:
@@ -687,6 +694,10 @@ class Remote:
         if self._door is not None:
             numbers.append(self._door.fileno())
         return numbers
+
+    def listeners(self) -> dict[bytes, int]:
+        """See :meth:`Links.listeners`."""
+        return {} if self._door is None else {self._own.door_name: self._door.fileno()}
 
     def close(self) -> None:
         """Let go of everything."""

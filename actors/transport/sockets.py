@@ -43,8 +43,20 @@ def local_socket(kind: int = socket.SOCK_STREAM) -> socket.socket:
     return sock
 
 
+_kept: dict[bytes, int] = {}  # listening sockets that an earlier program of this process has left
+
+
+def keep_listeners(numbers: dict[bytes, int]) -> None:
+    """Have :func:`local_listener` return these open sockets for their names."""
+    for fd in numbers.values():
+        os.set_inheritable(fd, False)
+    _kept.update(numbers)
+
+
 def local_listener(name: bytes, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Listen at a name in the abstract namespace; OSError when it is taken."""
+    if name in _kept:
+        return socket.socket(fileno=_kept.pop(name))
     return _listening(local_socket(kind), name)
 
 

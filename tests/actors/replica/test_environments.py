@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typing_extensions
 
 from greenroom import serve
 from greenroom.actors.replica import environments
@@ -29,6 +30,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wheel(folder, "parrot", "2.0", "WORD = 'two'\n")
     write_wheel(folder, "greedy", "1.0", "", requires="pydantic==1.0")
     write_wheel(folder, "pydantic", "1.0", "")
+    write_wheel(folder, "pydantic", "2.99", "def no(: pass\n")
+    # What replicas are forked from has loaded the host's.
+    loaded = Path(typing_extensions.__file__).read_text()
+    write_wheel(folder, "typing_extensions", "99.0", f"{loaded}\nWORD = 'its own'\n")
     return folder
 
 
@@ -46,12 +51,16 @@ class Parrot:
         self.word = parrot.WORD
 
     def __call__(self) -> dict[str, Any]:
+        import typing_extensions  # noqa: PLC0415  # of its environment, or the host's
+
         program = "import parrot, greenroom.core; print(parrot.WORD)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
         return {
             "word": self.word,
             "in a program": done.stdout.decode().strip(),
             "where": os.environ["VIRTUAL_ENV"],
+            "prefix": sys.prefix,
+            "typing_extensions": getattr(typing_extensions, "WORD", "the host's"),
         }
 
 
@@ -68,15 +77,19 @@ def test_replicas_share_one_environment_and_another_version_is_another(
     system: RunningSystem, wheels: Path, tmp_path: Path
 ) -> None:
     with system.as_default():
-        handle = serve.run(with_env(3, pip=lines(wheels, "parrot==1.0")), route_prefix=None)
+        needed = lines(wheels, "parrot==1.0", "typing_extensions==99.0")
+        handle = serve.run(with_env(3, pip=needed), route_prefix=None)
         found = [handle.remote().result(20) for _ in range(6)]
         assert {each["word"] for each in found} == {"one"}
         assert {each["in a program"] for each in found} == {"one"}
         assert len({each["where"] for each in found}) == 1
+        assert {each["prefix"] for each in found} == {found[0]["where"]}
+        assert {each["typing_extensions"] for each in found} == {"its own"}
         file = tmp_path / "requirements.txt"
         file.write_text("# the newest\n" + "\n".join(lines(wheels, "parrot \\\n  >= 1")) + "\n\n")
         handle = serve.run(with_env(pip=str(file)), route_prefix=None)
-        assert handle.remote().result(20)["word"] == "two"
+        found = [handle.remote().result(20)]
+        assert (found[0]["word"], found[0]["typing_extensions"]) == ("two", "the host's")
     made = [p for p in system.settings.environments_dir.iterdir() if (p / COMPLETE).exists()]
     assert len([path for path in made if not path.name.startswith("pip-")]) == 2
 
@@ -90,10 +103,13 @@ def test_what_cannot_be_installed_is_the_reason_and_names_the_package(
             serve.run(absent, name="absent", route_prefix=None)
         told = json.dumps(system.status()["applications"]["absent"])
         assert "no-such-package" in told
-        # Nor what Greenroom itself has loaded, in another version.
+        # Nor what Greenroom itself needs, in a version that it cannot use.
         greedy = with_env(pip=lines(wheels, "greedy"))
         with pytest.raises(DeployFailedError, match=r"greedy 1.0 depends on pydantic==1.0"):
             serve.run(greedy, name="contradicts", route_prefix=None)
+        broken = with_env(pip=lines(wheels, "pydantic==2.99"))
+        with pytest.raises(DeployFailedError, match=r"importing Greenroom .*def no\(: pass"):
+            serve.run(broken, name="broken", route_prefix=None)
     left = {path.name for path in system.settings.environments_dir.iterdir() if path.is_dir()}
     assert all((system.settings.environments_dir / name / COMPLETE).exists() for name in left)
 
@@ -162,7 +178,7 @@ def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv: Path
     assert first == second == [folder]
     (arguments,) = (uv / "log").read_text().splitlines()
     assert arguments.startswith(f"pip install --python {folder}/bin/python -r ")
-    assert "pydantic==" in (folder / "constraints.txt").read_text()
+    assert "pydantic>=" in (folder / "constraints.txt").read_text()
     (uv / "broken").touch()
     (uv / "gate").touch()
     other = uv / "environments" / "b"
