@@ -247,6 +247,7 @@ __all__ = [
     "LoggingConfig",
     "MiddlewareOptions",
     "RuntimeEnv",
+    "SessionAffinity",
     "Settings",
     "describe",
     "validated",
@@ -443,6 +444,29 @@ class ActorOptions(Settings):
         return self
 
 
+class SessionAffinity(Settings):
+    """How HTTP requests name the session that is to stay at one replica.
+
+    ``header`` is a header's name, or ``cookie`` a cookie's. A cookie is made here for clients that
+    have none, unless ``set_cookie`` is False: then it is the application's own.
+    """
+
+    header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9!#$%&'*+.^`|~-]+$")
+    cookie: str | None = Field(default=None, pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+    set_cookie: bool = Field(default=True, strict=True)
+    max_age_s: int | None = Field(default=None, ge=1, description="None: until the browser ends")
+    same_site: Literal["lax", "strict", "none"] = "lax"
+    secure: bool = Field(default=False, strict=True)
+
+    @model_validator(mode="after")
+    def _is_by_one(self) -> Self:
+        if (self.header is None) == (self.cookie is None):
+            raise ValueError("session_affinity: give a header, such as X-Session-ID, or a cookie")
+        if self.same_site == "none" and not self.secure:
+            raise ValueError("same_site='none': browsers take it only with secure=True")
+        return self
+
+
 class BackendConfig(Settings):
     """How a backend is run; every field can be changed while it serves.
 
@@ -467,6 +491,7 @@ class BackendConfig(Settings):
     logging_config: LoggingConfig | None = None
     max_replicas_per_host: int | None = Field(default=None, ge=1)
     allow_method_header: bool = Field(default=True, strict=True)
+    session_affinity: SessionAffinity | None = None
 
     @field_validator("user_config")
     @classmethod

@@ -21,7 +21,7 @@ _STATUS = "serve.status(), or greenroom status --json"
 _FILE = "http_options and grpc_options of a configuration file are plain mappings"
 _GANGS = "num_replicas, with the rank and world_size of serve.get_replica_context()"
 _ACTORS = "a deployment with one replica, given to the others by bind"
-_ROUTERS = "a function of the query and the candidates: docs/routing.md"
+_ROUTERS = "session_affinity, or a handle's session_id: docs/routing.md"
 _PROMETHEUS = "a policy of your own that asks Prometheus: it runs in a process of its own"
 _TRACING = "the settings of traces: docs/monitoring.md"
 _CLIENT = "serve.Client.connect()"
@@ -93,7 +93,7 @@ NAMES: dict[str, dict[str, str]] = {
         "GangRuntimeFailurePolicy": _GANGS,
         "GangSchedulingConfig": _GANGS,
         "ProxyLocation": "nothing: every host has a front",
-        "RequestRouterConfig": "nothing yet: queries go to the replica with the fewest",
+        "RequestRouterConfig": "session_affinity, or a handle's session_id, where it is for caches",
         "gRPCOptions": _GRPC,
     },
     "context": {"DeploymentActorContext": _ACTORS},
@@ -189,7 +189,6 @@ NAMES: dict[str, dict[str, str]] = {
         "_prefer_local_routing": "leave it out: replicas on the caller's host are taken first",
         "request_serialization": "leave it out: arguments are pickled",
         "response_serialization": "leave it out: results are pickled",
-        "session_id": "shard_key",
         "use_new_handle_api": "leave it out",
     },
     "DeploymentResponse": {

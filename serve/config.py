@@ -15,6 +15,7 @@ from greenroom.core.config import (
     HTTPOptions,
     LoggingConfig,
     MiddlewareOptions,
+    SessionAffinity,
 )
 from greenroom.serve import absent
 
@@ -29,6 +30,7 @@ __all__ = [
     "LoggingConfig",
     "MiddlewareOptions",
     "QueueLengthPolicy",
+    "SessionAffinity",
 ]
 
 if not TYPE_CHECKING:  # names of Ray Serve

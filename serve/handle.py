@@ -461,6 +461,7 @@ class HandleOptions:
     shard_key: str | None = None
     retryable: bool | None = None  # None leaves it to the endpoint and its deployment
     multiplexed_model_id: str = ""
+    session_id: str = ""
     stream: bool = False
 
 
@@ -468,6 +469,7 @@ class _CallChanges(TypedDict, total=False):
     shard_key: str | None
     retryable: bool | None
     multiplexed_model_id: str
+    session_id: str
 
 
 class DeploymentHandle(Generic[R_co]):
@@ -520,6 +522,8 @@ class DeploymentHandle(Generic[R_co]):
         same backend. ``retryable``: whether a call may be run again when its replica died under
         it; None leaves it to the endpoint and the deployment, without whose word it may not.
         ``multiplexed_model_id``: which model it is for; a replica that has it is preferred.
+        ``session_id``: calls with the same one go to the same replica while it runs; they wait
+        until it has room.
         ``stream``: the method is a generator, whose values come one by one.
         """
         if problems := _problems(changes):
@@ -580,6 +584,7 @@ class DeploymentHandle(Generic[R_co]):
             shard_key=self._options.shard_key,
             for_shadow=origin.for_shadow,
             multiplexed_model_id=self._options.multiplexed_model_id,
+            session_id=self._options.session_id,
         )
 
     def _what(self) -> str:
@@ -671,6 +676,7 @@ _EXPECTED: dict[str, tuple[tuple[type, ...], str]] = {
     "stream": ((bool,), "must be True or False"),
     "retryable": ((bool, type(None)), "must be True, False or None"),
     "multiplexed_model_id": ((str,), "must be a string"),
+    "session_id": ((str,), "must be a string"),
     "shard_key": ((str, type(None)), "must be a string or None"),
 }
 

@@ -84,6 +84,7 @@ class QueryClient:
         shard_key: str | None = None,
         for_shadow: bool = False,
         multiplexed_model_id: str = "",
+        session_id: str = "",
     ) -> None:
         """Send a query to an endpoint by name; its future gets the answer, whatever it is.
 
@@ -102,6 +103,7 @@ class QueryClient:
             shard_key=shard_key,
             for_shadow=for_shadow,
             multiplexed_model_id=multiplexed_model_id,
+            session_id=session_id,
         )
         self._send(query, pending)
 

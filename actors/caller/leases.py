@@ -92,7 +92,7 @@ class CallerLeases:
         if name is None:
             name = self._routes.find(query.path)
         lease = self.held.get(name) if name is not None else None
-        if lease is None or query.follows or query.multiplexed_model_id:
+        if lease is None or query.follows or query.multiplexed_model_id or query.session_id:
             return None
         if query.http_method and lease.methods and query.http_method not in lease.methods:
             return None

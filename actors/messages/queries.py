@@ -117,6 +117,11 @@ class Query(NamedTuple):
     for_shadow: bool = False  # made by code that runs a copy for a shadow
     multiplexed_model_id: str = ""  # the model that user code is to use; "" for none
     follows: str = ""  # BODY or SOCKET: what its caller sends on to its replica; "" for nothing
+    session_id: str = ""  # by a handle: whose calls stay at one replica
+
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers of an HTTP request; this reads all of it."""
+        return HttpCall(*pickle.loads(content_of(self.call))).headers if self.http_method else ()
 
 
 @travels

@@ -47,7 +47,7 @@ from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.cluster import devices
 from greenroom.core.comparing.differences import Place, Plain
-from greenroom.core.config import RuntimeEnv
+from greenroom.core.config import RuntimeEnv, SessionAffinity
 from greenroom.core.errors import DeployFailedError
 from greenroom.core.metrics import Group
 from greenroom.core.records import served_as
@@ -239,6 +239,7 @@ class Replica(LoopActor):
         self.user_code = user_code = UserCode(self.loop.post)
         user_code.set_max_ongoing_requests(self.config["max_ongoing_requests"])
         user_code.allow_method_header = _allows_method_header(order.config)
+        user_code.session_affinity = _session_affinity(order.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
         limit = self.config["max_ongoing_requests"]
@@ -395,6 +396,7 @@ class Replica(LoopActor):
             self.queries.limit = config["max_ongoing_requests"]
         if self.user_code is not None:
             self.user_code.allow_method_header = _allows_method_header(config)
+            self.user_code.session_affinity = _session_affinity(config)
             self.user_code.set_max_ongoing_requests(config["max_ongoing_requests"])
         failure = self._configure_logging(config) if logs_changed else None
         if failure is None and changed and self.user_code is not None:
@@ -465,3 +467,8 @@ def _take_rank(order: StartReplica | CheckReplica) -> None:
 
 def _allows_method_header(config: dict[str, Any]) -> bool:
     return bool(config.get("allow_method_header", True))  # older records have no such setting
+
+
+def _session_affinity(config: dict[str, Any]) -> SessionAffinity | None:
+    given = config.get("session_affinity")
+    return None if given is None else SessionAffinity(**given)

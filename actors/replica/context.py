@@ -162,10 +162,11 @@ class RunningQuery:
 class Reply(RunningQuery):
     """A query that user code runs, and the way its answer goes. Not answered, it was cancelled."""
 
-    __slots__ = ()
+    __slots__ = ("extra_headers",)
 
     feed: Parts | None = None  # what follows it
     status: int = 0  # of its answer; 0 before that
+    extra_headers: tuple[tuple[bytes, bytes], ...]  # of an answer over HTTP
 
     @property
     def key(self) -> Any:

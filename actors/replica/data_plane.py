@@ -41,6 +41,7 @@ from greenroom.actors.messages.queries import (
     FeedQueries,
     FeedTaken,
     FeedWanted,
+    HttpAnswer,
     NotRun,
     OpenLease,
     PartedAnswer,
@@ -121,6 +122,7 @@ class Run(Reply):
         self.is_delivered = False
         self.is_lost = False  # on the way to its caller
         self.timer: Timer | None = None
+        self.extra_headers = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -135,7 +137,7 @@ class Run(Reply):
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Begin an answer in parts."""
         process = self.queries.process
-        begun = StreamBegun(self.assignment.query.id, status, headers, process)
+        begun = StreamBegun(self.assignment.query.id, status, headers + self.extra_headers, process)
         self.sender = self.queries.begun(self, begun)
         if self.assignment.query.follows == SOCKET:
             self.deadline_at = None  # it was for the handshake
@@ -151,6 +153,8 @@ class Run(Reply):
         """Answer it; a second answer is dropped."""
         if not self.status:
             self.status = status_of(answer)
+            if self.extra_headers and isinstance(answer, HttpAnswer):
+                answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
             self.queries.answered(self, answer)
 
     def ended_by_caller(self) -> None:

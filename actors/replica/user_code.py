@@ -55,6 +55,7 @@ from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, Thre
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import one_record
 from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.config import SessionAffinity
 from greenroom.core.errors import (
     PASSED_ON,
     GreenroomError,
@@ -62,6 +63,7 @@ from greenroom.core.errors import (
     UnsupportedResultError,
     UnusableCodeError,
 )
+from greenroom.core.routing.sessions import new_cookie
 from greenroom.core.routing.tickets import SOCKET
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ class UserCode:
     """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self.session_affinity: SessionAffinity | None = None  # set likewise
         self.allow_method_header = True  # as the settings say; set by the replica's main thread
         self._post = post
         self._user_loop = UserLoop()
@@ -405,6 +408,11 @@ class UserCode:
 
     async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
         responses = self._responses or self._import_responses()
+        replica = user_context.replica_context()
+        if self.session_affinity is not None and replica is not None:
+            route, tag = reply.assignment.route, replica.replica_tag
+            cookie = new_cookie(self.session_affinity, call.headers, route, tag)
+            reply.extra_headers = () if cookie is None else ((b"set-cookie", cookie),)
         method = reply.assignment.query.call_method
         if reply.assignment.query.follows == SOCKET:
             if self._asgi is None or method:

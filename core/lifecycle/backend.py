@@ -315,6 +315,7 @@ class Backend:
             max_queued_requests=config.max_queued_requests,
             request_timeout_s=config.request_timeout_s,
             retryable=config.retryable,
+            session_affinity=config.session_affinity,
             unavailable="it could not be started" if self.record.failure else "",
             is_wanted=self.wanted > 0 or bool(self.record.failure),
             is_expected=self.record.was_running and self.wanted > 0,

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from greenroom.core.routing.queues import DrainRate, FairQueue
+from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Ticket
 
@@ -34,6 +35,7 @@ SUSPECT_LOAD = 1
 GIVEN_UP_S = 0.1  # a caller that gives up after that, with nothing heard, counts as a silence
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 MAX_MIRRORED_QUEUED = 100
+NOWHERE = "-"  # the home of a session while there is no replica
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +127,7 @@ class RoutedBackend:
     queue: FairQueue = field(default_factory=FairQueue)
     mirrored: FairQueue = field(default_factory=FairQueue)
     rate: DrainRate = field(default_factory=DrainRate)
+    homes: Homes = field(default_factory=Homes)
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     near: Levels = field(default_factory=Levels)
     far: Levels = field(default_factory=Levels)  # on other hosts
@@ -153,6 +156,9 @@ class RoutedBackend:
         A replica that has the model which the query needs is better than the least loaded of all:
         loading one takes longer than waiting among other queries.
         """
+        if ticket.session is not None:
+            home = self.replicas.get(ticket.home)
+            return home if home is not None and 0 <= home.level < slots else None
         model = ticket.query.multiplexed_model_id
         if model:
             having = [r for r in self.replicas.values() if model in r.models]
@@ -160,6 +166,23 @@ class RoutedBackend:
             if with_room:
                 return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
         return self._least_loaded(slots)
+
+    def settle(self, ticket: Ticket) -> None:
+        """Find a home for a ticket that has a session and is in no queue."""
+        if ticket.session is not None:
+            homes = self._inhabitable()
+            ticket.home = self.homes.of(ticket.session, self.table.tag, homes) or NOWHERE
+
+    def _inhabitable(self) -> list[str]:
+        return [tag for tag, r in self.replicas.items() if not (r.draining or r.is_silent)]
+
+    def _settle_anew(self, now: float) -> None:
+        """Find other homes for what waits for replicas that are none any more."""
+        for queue in (self.queue, self.mirrored):
+            if queue.has_homes and (homes := self._inhabitable()):
+                for ticket in reversed(queue.take_homeless(homes)):
+                    self.settle(ticket)
+                    self.put_first(ticket, now)
 
     def _least_loaded(self, slots: int) -> RoutedReplica | None:
         best = self.near.least_loaded(slots) or self.far.least_loaded(slots)
@@ -234,7 +257,7 @@ class RoutedBackend:
         gives one up for a line that is clearly shorter: otherwise a flood of one endpoint would
         have others refused.
         """
-        ahead = self.queue.ahead(ticket.endpoint)
+        ahead = self.queue.ahead(ticket.line)
         left_s = ticket.left_s(now)
         if wait_s := self.rate.too_slow_for(ahead, left_s, now):
             text = (
@@ -244,7 +267,7 @@ class RoutedBackend:
             return [(ticket, text)]
         refused = []
         if 0 <= self.table.max_queued_requests <= self.queue.size:
-            given_up = self.queue.longest_beside(ticket.endpoint)
+            given_up = self.queue.longest_beside(ticket.line)
             if given_up is None:
                 return [(ticket, self._full(ticket))]
             refused.append((given_up, self._full(given_up)))
@@ -255,7 +278,7 @@ class RoutedBackend:
         return refused
 
     def _full(self, ticket: Ticket) -> str:
-        own, every = self.queue.length(ticket.endpoint), self.queue.size
+        own, every = self.queue.length(ticket.line), self.queue.size
         text = f"{ticket.endpoint} has {own} queries queued, "
         return text + ("its limit" if own == every else f"of {every} in all, the limit")
 
@@ -278,10 +301,15 @@ class RoutedBackend:
         """
         assigned: list[Assign] = []
         late: list[Ticket] = []
+        self._settle_anew(now)
         while self.queue.size or self.mirrored.size:
             waiting = self.queue if self.queue.size else self.mirrored
             ticket = waiting.first()
             replica = None if ticket is None else self.choose(ticket, self.slots_for(ticket))
+            if replica is None and waiting.has_homes:
+                for ticket in waiting.heads():
+                    if (replica := self.choose(ticket, self.slots_for(ticket))) is not None:
+                        break
             if ticket is None or replica is None:
                 break
             waiting.take(ticket)

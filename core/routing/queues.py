@@ -1,9 +1,11 @@
 """The queries that wait for one backend, and how fast it gets through them.
 
-Theory of operation. Each endpoint has a line of its own at the backend, first in, first out. When a
-replica has room, the line whose turn it is gives its first ticket and goes to the end of the order
-of turns. So a flood of one endpoint makes only its own line long: an endpoint that shares a backend
-with it gets every second turn, or as many as it has queries for.
+Theory of operation. Each endpoint has a line of its own at the backend, first in, first out, and
+one more for each replica that queries of its sessions wait for (sessions.py). When a replica has
+room, the line whose turn it is gives its first ticket and goes to the end of the order of turns;
+lines for replicas without room let it pass. So a flood of one endpoint makes only its own line
+long: an endpoint that shares a backend with it gets every second turn, or as many as it has queries
+for.
 
 New lines go before standing ones, as in RFC 8290 (4.1 and 4.2): an endpoint that asks for less than
 its share never waits for the turns of others, only for a replica. A line that was served keeps its
@@ -23,6 +25,7 @@ something, and one that hangs, say little about the others.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container, Hashable, Iterator
 from math import exp
 
 from greenroom.core.routing.tickets import Ticket
@@ -37,9 +40,9 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.size = 0
-        self._lines: dict[str, _Line] = {}  # by endpoint; each is in one of the two
-        self._new: OrderedDict[str, _Line] = OrderedDict()  # in the order of turns
-        self._standing: OrderedDict[str, _Line] = OrderedDict()
+        self._lines: dict[Hashable, _Line] = {}  # by Ticket.line; each is in one of the two
+        self._new: OrderedDict[Hashable, _Line] = OrderedDict()  # in the order of turns
+        self._standing: OrderedDict[Hashable, _Line] = OrderedDict()
 
     def add(self, ticket: Ticket) -> None:
         """Queue a ticket after all others of its endpoint."""
@@ -48,7 +51,7 @@ class FairQueue:
 
     def put_first(self, ticket: Ticket) -> None:
         """Queue a ticket before all others: it had its turn already."""
-        name, line = ticket.endpoint, self._line_for(ticket)
+        name, line = ticket.line, self._line_for(ticket)
         line[ticket.number] = ticket
         line.move_to_end(ticket.number, last=False)
         self._standing.pop(name, None)
@@ -72,8 +75,8 @@ class FairQueue:
         return None
 
     def take(self, ticket: Ticket) -> None:
-        """Remove the ticket that :meth:`first` returned; the next line has its turn."""
-        name = ticket.endpoint
+        """Remove the first ticket of a line, which has had its turn."""
+        name = ticket.line
         line = self._new.pop(name, None)
         if line is None:
             line = self._standing.pop(name)
@@ -82,11 +85,11 @@ class FairQueue:
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a ticket, whichever line has its turn."""
-        self._remove(ticket, self._lines[ticket.endpoint])
+        self._remove(ticket, self._lines[ticket.line])
 
     def take_all(self, endpoint: str | None = None) -> list[Ticket]:
         """Remove all tickets, or those of one endpoint; return them in the order they came."""
-        names = self._lines if endpoint is None else self._lines.keys() & {endpoint}
+        names = [name for name in self._lines if endpoint in (None, _endpoint(name))]
         tickets = sorted(
             (ticket for name in names for ticket in self._lines[name].values()),
             key=lambda ticket: ticket.number,
@@ -95,30 +98,55 @@ class FairQueue:
             self.remove(ticket)
         return tickets
 
-    def length(self, endpoint: str) -> int:
-        """Return how many tickets of an endpoint wait."""
-        line = self._lines.get(endpoint)
+    def heads(self) -> Iterator[Ticket]:
+        """Return the first ticket of each line, in the order of turns."""
+        for line in [*self._new.values(), *self._standing.values()]:
+            if line:
+                yield next(iter(line.values()))
+
+    @property
+    def has_homes(self) -> bool:
+        """Whether there are lines that wait for certain replicas."""
+        return any(isinstance(name, tuple) for name in self._lines)
+
+    def take_homeless(self, homes: Container[str]) -> list[Ticket]:
+        """Remove the tickets that wait for replicas other than these, in the order they came."""
+        tickets = [
+            ticket
+            for name, line in self._lines.items()
+            if isinstance(name, tuple) and name[1] not in homes
+            for ticket in line.values()
+        ]
+        tickets.sort(key=lambda ticket: ticket.number)
+        for ticket in tickets:
+            self.remove(ticket)
+        return tickets
+
+    def length(self, name: Hashable) -> int:
+        """Return how many tickets wait in a line."""
+        line = self._lines.get(name)
         return 0 if line is None else len(line)
 
-    def ahead(self, endpoint: str) -> int:
-        """Return how many tickets have their turn before one more of this endpoint has."""
-        own = self.length(endpoint)
+    def ahead(self, name: Hashable) -> int:
+        """Return how many tickets have their turn before one more of this line has."""
+        own = self.length(name)
         return sum(min(len(line), own) for line in self._lines.values())
 
-    def longest_beside(self, endpoint: str) -> Ticket | None:
+    def longest_beside(self, name: Hashable) -> Ticket | None:
         """Return the newest ticket of the longest line; None where that is hardly longer.
 
-        Without the ticket it must still be longer than the endpoint's own line with one more.
+        Without the ticket it must still be longer than this line with one more.
         """
         line = max(self._lines.values(), key=len, default=None)
-        if line is None or len(line) < self.length(endpoint) + 2:
+        if line is None or len(line) < self.length(name) + 2:
             return None
         return next(reversed(line.values()))
 
     def _line_for(self, ticket: Ticket) -> _Line:
-        line = self._lines.get(ticket.endpoint)
+        name = ticket.line
+        line = self._lines.get(name)
         if line is None:
-            line = self._lines[ticket.endpoint] = self._new[ticket.endpoint] = OrderedDict()
+            line = self._lines[name] = self._new[name] = OrderedDict()
         return line
 
     def _remove(self, ticket: Ticket, line: _Line) -> None:
@@ -128,6 +156,10 @@ class FairQueue:
             self._lines.clear()
             self._new.clear()
             self._standing.clear()
+
+
+def _endpoint(name: Hashable) -> Hashable:
+    return name[0] if isinstance(name, tuple) else name
 
 
 MEMORY_S = 10.0

@@ -28,6 +28,7 @@ from greenroom.core.errors import (
 from greenroom.core.routing.balancing import ReplicaSlots, RoutedBackend, RoutedReplica
 from greenroom.core.routing.leases import Leases, Used
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
+from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import (
     CANCELLED_STATUS,
@@ -42,6 +43,7 @@ from greenroom.core.routing.tickets import (
     OpenTickets,
     QueryLike,
     Refuse,
+    Session,
     TellGranted,
     Ticket,
     Withdraw,
@@ -355,15 +357,33 @@ class Router:
 
     def _place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:
         """Choose the backend, whose time limit holds; None where there is none."""
-        tag = endpoint.split.choose(ticket.query.shard_key, self._draw)
+        ticket.session = self._session(ticket, endpoint)
+        ticket.home = ""
+        key = ticket.query.shard_key
+        if key is None and ticket.session is not None:
+            key = ticket.session.key
+        tag = endpoint.split.choose(key, self._draw)
         backend = self._backends.get(tag) if tag is not None else None
         if backend is not None:
             table = backend.table
             ticket.backend = table.tag
+            backend.settle(ticket)
             ticket.budget = endpoint.budgets[table.tag]
             if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
                 self._tickets.limit(ticket, table)
         return backend
+
+    def _session(self, ticket: Ticket, endpoint: RoutedEndpoint) -> Session | None:
+        """Return a ticket's session, by the settings of the first backend that has any."""
+        affinity = None
+        for tag in endpoint.split.tags:
+            backend = self._backends.get(tag)
+            if backend is not None and backend.table.session_affinity is not None:
+                affinity = backend.table.session_affinity
+                break
+        if affinity is None and not ticket.query.session_id:
+            return None
+        return session_of(ticket.query, affinity)
 
     def _route_anew(self, tickets: Iterable[Ticket], now: float) -> Effects:
         effects: Effects = []
@@ -401,6 +421,7 @@ class Router:
             or endpoint.table.shadows
             or name in self._changing
             or backend.table.max_queued_requests >= 0
+            or backend.table.session_affinity is not None
             or backend.queue.size
             or backend.mirrored.size
             or backend.table.unavailable
@@ -523,6 +544,8 @@ class Router:
             return None
         ticket = self._tickets.open(None, original.query, endpoint.table, now)
         ticket.route, ticket.backend = original.route, shadow
+        ticket.session = original.session
+        backend.settle(ticket)
         self._tickets.limit(ticket, backend.table)
         original.mirrored += (ticket,)
         backend.mirrored.add(ticket)
@@ -871,7 +894,7 @@ class Router:
             after_s = None
             if kind is BackPressureError:
                 backend = self._backends[ticket.backend]
-                after_s = backend.rate.retry_after_s(backend.queue.ahead(ticket.endpoint), now)
+                after_s = backend.rate.retry_after_s(backend.queue.ahead(ticket.line), now)
             effects.append(_refusal(ticket.caller, ticket.query, kind, text, after_s=after_s))
         self._end(ticket, kind.http_status, now)
         return effects

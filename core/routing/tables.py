@@ -47,6 +47,7 @@ class BackendTable:
     request_timeout_s: float | None = None
     retryable: bool | None = None
     unavailable: str = ""
+    session_affinity: Any = None  # core.config.SessionAffinity
     is_wanted: bool = False
     is_expected: bool = False
 

@@ -16,6 +16,14 @@ from greenroom.core.routing.tables import BackendTable, EndpointTable
 BODY = "body"  # see QueryLike.follows
 SOCKET = "socket"
 CANCELLED_STATUS = 499
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Session(NamedTuple):
+    """What a query says of its session; ``replica`` is the end of a replica's tag, or ""."""
+
+    key: str
+    replica: str = ""
 
 
 class QueryLike(Protocol):
@@ -52,6 +60,13 @@ class QueryLike(Protocol):
     @property
     def multiplexed_model_id(self) -> str:
         """The model that it needs and some replicas may have; empty for none."""
+
+    @property
+    def session_id(self) -> str:
+        """The session that is to stay at one replica, by a handle's word; empty for none."""
+
+    def headers(self) -> Headers:
+        """Return the headers of an HTTP request, names in lower case."""
 
     @property
     def follows(self) -> str:
@@ -95,8 +110,15 @@ class Ticket:
     answered_at: float = 0.0
     ended: bool = False
     mirrored: tuple[Ticket, ...] = ()  # of an original
+    session: Session | None = None
+    home: str = ""  # the replica that it waits for; "" for any
     # Where its answer is compared with others'; None until the mirrored queries are made.
     compare: tuple[Pairing, ...] | None = ()
+
+    @property
+    def line(self) -> Hashable:
+        """The line of a queue that it waits in."""
+        return (self.endpoint, self.home) if self.home else self.endpoint
 
     @property
     def time_limit_s(self) -> float:

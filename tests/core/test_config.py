@@ -27,6 +27,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "max_replicas_per_host": None,
         "logging_config": None,
         "allow_method_header": True,
+        "session_affinity": None,
     }
     assert ActorOptions().model_dump() == {
         "num_cpus": 0,

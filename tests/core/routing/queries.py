@@ -28,6 +28,11 @@ class Query:
     multiplexed_model_id: str = ""
     call: bytes = b"call"
     follows: str = ""
+    session_id: str = ""
+    with_headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return self.with_headers
 
 
 class Ended(NamedTuple):
