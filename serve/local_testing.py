@@ -102,7 +102,8 @@ class LocalClient(QueryClient):
                 closed.exception(STOP_TIMEOUT_S)
             user_code.end()
 
-    def _send(self, query: Query, pending: PendingQuery) -> None:
+    def send(self, query: Query, pending: PendingQuery) -> None:
+        """See :meth:`QueryClient.send`."""
         with self._lock:  # so that the loop has not ended yet
             local = self._deployments.get(str(query.endpoint))
             if local is not None:

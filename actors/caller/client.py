@@ -105,9 +105,10 @@ class QueryClient:
             multiplexed_model_id=multiplexed_model_id,
             session_id=session_id,
         )
-        self._send(query, pending)
+        self.send(query, pending)
 
-    def _send(self, query: Query, pending: PendingQuery) -> None:
+    def send(self, query: Query, pending: PendingQuery) -> None:
+        """Send a query whose id is that of ``pending``; see :meth:`submit`."""
         raise NotImplementedError
 
     def cancel(self, pending: PendingQuery) -> None:
@@ -122,7 +123,8 @@ class CallerClient(QueryClient):
         super().__init__(caller.next_id)
         self._caller = caller
 
-    def _send(self, query: Query, pending: PendingQuery) -> None:
+    def send(self, query: Query, pending: PendingQuery) -> None:
+        """See :meth:`QueryClient.send`."""
         if self._caller.process.pid != os.getpid():
             raise NotRunningError("this handle was made before a fork; get another one after it")
         self._caller.loop.run(partial(self._submit, query, pending))

@@ -215,11 +215,12 @@ def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
         return
     if not found:
         click.echo(f"no shadow of {endpoint!r} is compared; see Client.shadow_traffic")
-    for shadow, differences in found.items():
-        print_lines(_differences(shadow, differences))
+    for shadow, of_shadow in found.items():
+        print_lines(differences(shadow, of_shadow))
 
 
-def _differences(shadow: str, found: Mapping[str, Any]) -> Iterator[str]:
+def differences(shadow: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Return lines of what comparing a backend's answers has found."""
     yield (
         f"{shadow} ({found['by']}): {found['compared']} compared, {found['different']} different, "
         f"{found['not_compared']} not compared"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.settings import HostSettings
 
 
-EXIT_CHANGES = 3  # of a plan that would change something
+EXIT_CHANGES = 3  # of a plan that would change something, and of a replay that found differences
 
 
 class _Group(click.Group):
@@ -301,6 +301,92 @@ def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
 
 @_command(*_ANYWHERE)
 @click.argument("endpoint")
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--sample", default=0.01, help="Share of the queries that is recorded [0.01].")
+@click.option("--max-mb", default=200.0, help="Size at which it ends [200].")
+@click.option("--seconds", type=float, help="Time after which it ends [none].")
+@click.option(
+    "--redact", multiple=True, metavar="HEADER", help="A header whose value is not recorded."
+)
+@click.option("--stop", is_flag=True, help="Only end a recording whose command was killed.")
+def record(
+    endpoint: str,
+    file: Path | None,
+    sample: float,
+    max_mb: float,
+    seconds: float | None,
+    redact: tuple[str, ...],
+    stop: bool,
+    settings: HostSettings,
+) -> None:
+    """Record queries and answers of ENDPOINT in FILE, until Ctrl-C or a limit.
+
+    Credentials in headers are not recorded. FILE is ENDPOINT.jsonl if not given.
+    """
+    from greenroom.serve.cli import measuring
+
+    if stop:
+        measuring.stop_recording(settings, endpoint)
+        return
+    file = file or Path(endpoint.replace("/", "_") + ".jsonl")
+    measuring.record(
+        settings, endpoint, file, sample=sample, max_mb=max_mb, seconds=seconds, redact=redact
+    )
+
+
+_RECORDING = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@_command(*_ANYWHERE)
+@click.argument("file", type=_RECORDING)
+@click.option("--to", required=True, metavar="BACKEND", help="The backend that is to answer.")
+@click.option(
+    "--baseline",
+    metavar="BACKEND",
+    help="Whose latencies are compared with; none for none [the recorded endpoint's].",
+)
+@click.option("--compare", default="json", help="How answers are compared: json or status [json].")
+@click.option("--tolerance", default=0.0, help="Relative difference of equal numbers [0].")
+@click.option("--ignore", multiple=True, metavar="POINTER", help="What is not compared.")
+@click.option("--speed", default=1.0, help="How many times as fast as recorded [1].")
+@click.option("--max-different", default=0.0, help="Share of answers that may differ [0].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def replay(
+    file: Path,
+    to: str,
+    baseline: str | None,
+    compare: str,
+    tolerance: float,
+    ignore: tuple[str, ...],
+    speed: float,
+    max_different: float,
+    as_json: bool,
+    settings: HostSettings,
+) -> None:
+    """Run the queries recorded in FILE at a backend, and compare answers and latencies.
+
+    Exit code 3 when more answers differ than may, or none could be compared.
+    """
+    from greenroom.serve.cli import measuring
+    from greenroom.serve.cli.starting import usage
+
+    with usage():
+        how = measuring.read_compare(compare, tolerance, ignore)
+    if not measuring.replay(
+        settings,
+        file,
+        to=to,
+        baseline=baseline,
+        compare=how,
+        speed=speed,
+        max_different=max_different,
+        as_json=as_json,
+    ):
+        sys.exit(EXIT_CHANGES)
+
+
+@_command(*_ANYWHERE)
+@click.argument("endpoint")
 @click.option("--to", metavar="BACKEND", help="The backend that is to get the traffic.")
 @click.option("--steps", default="0.01,0.1,0.5,1", help="Its shares [0.01,0.1,0.5,1].")
 @click.option("--hold-s", default=300.0, help="Seconds that a step stands at least [300].")
@@ -314,10 +400,13 @@ def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
 @click.option("--alpha", default=0.01, help="Chance of going back without cause [0.01].")
 @click.option("--min-samples", default=100, help="Queries that a step needs [100].")
 @click.option("--ready-timeout-s", default=60.0, help="Seconds without a replica [60].")
+@click.option("--replay", type=_RECORDING, metavar="FILE", help="First replay a recording.")
+@click.option("--max-different", default=0.0, help="Share of its answers that may differ [0].")
 @click.option("--wait", is_flag=True, help="Wait for its end; exit code 1 if it goes back.")
 @click.option("--abort", is_flag=True, help="Go back now.")
 @click.option("--promote", is_flag=True, help="Give the new backend all traffic now.")
 def rollout(
+    *,
     endpoint: str,
     to: str | None,
     steps: str,
@@ -326,12 +415,17 @@ def rollout(
     alpha: float,
     min_samples: int,
     ready_timeout_s: float,
+    replay: Path | None,
+    max_different: float,
     wait: bool,
     abort: bool,
     promote: bool,
     settings: HostSettings,
 ) -> None:
-    """Move ENDPOINT's traffic to a backend step by step, and back if that does worse."""
+    """Move ENDPOINT's traffic to a backend step by step, and back if that does worse.
+
+    With --replay it does not begin where the backend answers recorded queries otherwise.
+    """
     from greenroom.serve.cli import commands
     from greenroom.serve.cli.starting import usage
 
@@ -350,6 +444,13 @@ def rollout(
             alpha=alpha,
             min_samples=min_samples,
             ready_timeout_s=ready_timeout_s,
+        )
+    if replay is not None:
+        from greenroom.serve.cli import measuring
+
+        how = measuring.read_compare("json", 0.0, ())
+        measuring.pass_gate(
+            settings, replay, endpoint=endpoint, to=to, compare=how, most=max_different
         )
     commands.start_rollout(settings, asked, wait=wait)
 

@@ -29,7 +29,7 @@ class FakeQueries(QueryClient):
         self.submitted = []
         self.cancelled = []
 
-    def _send(self, query, pending):
+    def send(self, query, pending):
         self.submitted.append(query)
         if self.hold:
             self.held.append((pending, query))

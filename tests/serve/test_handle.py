@@ -343,7 +343,7 @@ def test_a_call_that_cannot_be_sent_when_its_arguments_have_come_fails(handle, q
     def refuse(query, pending):
         raise NotRunningError("closed")
 
-    queries._send = refuse
+    queries.send = refuse
     queries.release()
     with pytest.raises(NotRunningError, match="closed"):
         second.result(timeout_s=5)
