@@ -159,14 +159,12 @@ def run(
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
-    from greenroom.serve.cli import starting
+    from greenroom.serve.cli import deploying, running
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    begun = starting.Starting(settings)  # with little imported, for it forks the host process
-    from greenroom.serve.cli import running
-
-    running.run(settings, begun, named, reload=reload, non_blocking=non_blocking, given=given)
+    source = deploying.Source(**named)
+    running.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
 @_command(*_ANYWHERE)

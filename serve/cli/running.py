@@ -70,8 +70,7 @@ class Watcher:
 
 def run(
     settings: HostSettings,
-    starting: Starting,
-    named: dict[str, Any],
+    source: Source,
     *,
     reload: bool,
     non_blocking: bool,
@@ -79,12 +78,12 @@ def run(
 ) -> None:
     """Deploy an application and follow its logs until Ctrl-C; undo then what this has started.
 
-    ``given`` are the settings of the system that were asked for, ``named`` a Source's arguments.
+    ``given`` are the settings of the system that were asked for.
     """
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
+        starting = Starting(settings)
         undo.callback(starting.undo)
-        source = Source(**named)
         if reload:
             sys.dont_write_bytecode = True  # two edits within a second would look the same to it
         built = source.build()

@@ -5,6 +5,7 @@ import itertools
 import pickle
 import sys
 import traceback
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -256,6 +257,9 @@ class FakeSystem:
             self.environ = settings.to_environ()
         return started
 
+    def begin(self, settings, **how):
+        return partial(self.start, settings, **how)
+
     def stop(self, settings, *, forget=False):
         self.calls.append("forget" if forget else "stop")
         self.settings = settings
@@ -279,7 +283,7 @@ class FakeSystem:
 def system(monkeypatch, tmp_path):
     """Return a FakeSystem, in place of the real one for this test."""
     fake = FakeSystem()
-    for name in ("start", "stop", "is_running", "running_environ"):
+    for name in ("begin", "start", "stop", "is_running", "running_environ"):
         monkeypatch.setattr(systems, name, getattr(fake, name))
     monkeypatch.setattr(connections.Connection, "open", fake.open)
     monkeypatch.setattr(session, "_current", None)
