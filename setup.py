@@ -46,6 +46,7 @@ setup(
             "opentelemetry-sdk>=1.25",
             "opentelemetry-exporter-otlp-proto-http>=1.25",
         ],
+        "grpc": ["grpcio>=1.66", "grpcio-health-checking>=1.66", "grpcio-reflection>=1.66"],
         "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
         "test": [
             "pytest>=8",
@@ -53,6 +54,7 @@ setup(
             "hypothesis>=6.100",
             "psycopg[binary]>=3.2",
             "cryptography>=44",
+            "grpcio-tools>=1.66",
             "openai>=2",
             "tritonclient[http]>=2.50",
             "openapi-spec-validator>=0.7",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 from typing_extensions import Self
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
@@ -243,6 +243,7 @@ __all__ = [
     "ActorOptions",
     "BackendConfig",
     "CorsOptions",
+    "GrpcOptions",
     "HTTPOptions",
     "LoggingConfig",
     "MiddlewareOptions",
@@ -660,6 +661,29 @@ class HTTPOptions(Settings):
 
     _read_middlewares = field_validator("middlewares", mode="before")(read_middlewares)
     _read_cors = field_validator("cors", mode="before")(read_cors)
+
+
+# --- gRPC -----------------------------------------------------------------------------------------
+
+
+def _names_a_function(path: str) -> str:
+    if "." not in path or not all(map(str.isidentifier, path.split("."))):
+        raise ValueError("must be module.add_XServicer_to_server")
+    return path
+
+
+ServicerFunction = Annotated[str, AfterValidator(_names_a_function)]
+
+
+class GrpcOptions(Settings):
+    """Where gRPC is served, and what; nothing is without a function that adds a servicer."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "request_timeout_s": "clients give deadlines, and deployments have a request_timeout_s"
+    }
+
+    port: int = Field(default=9000, ge=1, le=65535)
+    grpc_servicer_functions: tuple[ServicerFunction, ...] = ()
 
 
 # --- What is shown of settings --------------------------------------------------------------------

@@ -11,6 +11,13 @@ import sys
 from collections.abc import Iterator
 from typing import ClassVar
 
+GRPC_STATUSES = (
+    *("CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND"),
+    *("ALREADY_EXISTS", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED"),
+    *("FAILED_PRECONDITION", "ABORTED", "UNIMPLEMENTED", "OUT_OF_RANGE", "INTERNAL"),
+    *("UNAVAILABLE", "DATA_LOSS"),
+)
+
 
 class GreenroomError(Exception):
     """Root of all errors of Greenroom's own; user code's exceptions keep their own types."""
@@ -168,6 +175,20 @@ class QueryTimeoutError(GreenroomError, TimeoutError):
 
 class UserCodeError(GreenroomError):
     """User code raised, and its exception could not be unpickled here; the text shows it."""
+
+
+class GrpcStatusError(GreenroomError):
+    """What user code raises to answer an RPC with a status of its own, such as "NOT_FOUND".
+
+    HTTP shows it as 500. ValueError for what is no name of a status.
+    """
+
+    def __init__(self, code: str, details: str | None = None) -> None:
+        if details is None:  # as it comes from another process
+            code, _, details = code.partition(": ")
+        if code not in GRPC_STATUSES:
+            raise ValueError(f"code={code!r}: must be one of {', '.join(GRPC_STATUSES)}")
+        super().__init__(f"{code}: {details}")
 
 
 class UnsupportedResultError(GreenroomError, TypeError):

@@ -55,8 +55,9 @@ class Link:
     ``ready`` is False until the router has its first route table, and while it cannot be reached.
     """
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, role: str = WORKER_ROLE) -> None:
         self.ready = False
+        self._role = role
         self._settings = settings
         self._process: Process = this_process()
         self._port: Port | None = None
@@ -73,7 +74,7 @@ class Link:
         loop = asyncio.get_running_loop()
         self._connecting = loop.create_task(self._connect(loop))
         self._records = RunRecords(self._settings.run_dir, call_later=loop.call_later)
-        self._records.add(self._process, WORKER_ROLE)
+        self._records.add(self._process, self._role)
 
     async def stop(self) -> None:
         """Disconnect; queries under way are dropped."""

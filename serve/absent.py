@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 _GRAPHS = "an ingress deployment that calls the handles it is bound with: docs/composition.md"
 _QUEUES = "from greenroom.serve import TaskProcessorConfig, task_consumer: docs/jobs.md"
-_GRPC = "HTTP or a handle"
+_GRPC = "async iterators, and exceptions.GrpcStatusError: docs/grpc.md"
 _STATUS = "serve.status(), or greenroom status --json"
 _FILE = "http_options and grpc_options of a configuration file are plain mappings"
 _GANGS = "num_replicas, with the rank and world_size of serve.get_replica_context()"
@@ -94,10 +94,9 @@ NAMES: dict[str, dict[str, str]] = {
         "GangSchedulingConfig": _GANGS,
         "ProxyLocation": "nothing: every host has a front",
         "RequestRouterConfig": "session_affinity, or a handle's session_id, where it is for caches",
-        "gRPCOptions": _GRPC,
     },
     "context": {"DeploymentActorContext": _ACTORS},
-    "exceptions": {"gRPCStatusError": "an exception of your own; HTTP shows it as 500"},
+    "exceptions": {"gRPCStatusError": "GrpcStatusError, with the code and a text: docs/grpc.md"},
     "handle": {
         "DeploymentBroadcastResponse": "reconfigure by user_config: every replica hears of it",
         "RayServeHandle": "DeploymentHandle",
@@ -136,7 +135,6 @@ NAMES: dict[str, dict[str, str]] = {
         "controller_options": "give settings to greenroom start",
         "dedicated_cpu": "leave it out",
         "detached": "leave it out; greenroom start runs a system that outlives this process",
-        "grpc_options": f"use {_GRPC}",
         "http_host": "give http_options={'host': ...}",
         "http_middlewares": "give http_options={'middlewares': ...}",
         "http_port": "give http_options={'port': ...}",

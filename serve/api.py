@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from typing_extensions import Never
 
 from greenroom.actors.replica import context as user_context
-from greenroom.core.config import HTTPOptions, LoggingConfig, RuntimeEnv, validated
+from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.serve import absent, local_testing
 from greenroom.serve.admin import applications, session
@@ -111,19 +111,30 @@ def run_many(
     return handles
 
 
-def start(http_options: HTTPOptions | Mapping[str, Any] | None = None, **others: Never) -> None:
+def start(
+    http_options: HTTPOptions | Mapping[str, Any] | None = None,
+    grpc_options: GrpcOptions | Mapping[str, Any] | None = None,
+    **others: Never,
+) -> None:
     """Start a system on this host, unless one runs; it is stopped when this process ends.
 
-    ``http_options`` count only for a system that this call starts; one that runs goes on with its
-    own, and a warning names those that it was not started with here.
+    The options count only for a system that this call starts; one that runs goes on with its own,
+    and a warning names those that it was not started with here. gRPC is served where
+    ``grpc_options`` name functions that add servicers.
     """
     absent.refuse_arguments("start", others)
     ours = session.current()
-    options = ours.settings.http if http_options is None else _http_options(http_options)
-    if options != ours.settings.http and not ours.is_running:
-        ours = session.use(ours.settings.with_http(options))
+    wanted, names = ours.settings, []
+    if http_options is not None:
+        wanted = wanted.with_http(_http_options(http_options))
+        names += [f"http_{name}" for name in _named(http_options)]
+    if grpc_options is not None:
+        wanted = wanted.with_grpc(_grpc_options(grpc_options))
+        names += ["grpc_port", "grpc_servicer_functions"]
+    if wanted != ours.settings and not ours.is_running:
+        ours = session.use(wanted)
     ours.ensure_running()
-    if http_options is not None and (dropped := ours.lacks(options, _named(http_options))):
+    if dropped := ours.lacks(wanted, names):
         told = "; ".join(dropped)
         warnings.warn(
             f"serve.start: the system runs already, with the options of its start; not taken: "
@@ -198,6 +209,14 @@ def _http_options(given: HTTPOptions | Mapping[str, Any]) -> HTTPOptions:
         raise InvalidRequestError(f"http_options={given!r}: must be HTTPOptions or a dict")
     current = session.current().settings.http.model_dump()
     return validated(HTTPOptions, {**current, **given})
+
+
+def _grpc_options(given: GrpcOptions | Mapping[str, Any]) -> GrpcOptions:
+    if isinstance(given, GrpcOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"grpc_options={given!r}: must be gRPCOptions or a dict")
+    return validated(GrpcOptions, given)
 
 
 def _named(given: HTTPOptions | Mapping[str, Any]) -> Iterable[str]:

@@ -12,6 +12,7 @@ from greenroom.core.config import (
     ActorOptions,
     BackendConfig,
     CorsOptions,
+    GrpcOptions,
     HTTPOptions,
     LoggingConfig,
     MiddlewareOptions,
@@ -26,12 +27,16 @@ __all__ = [
     "AutoscalingPolicy",
     "BackendConfig",
     "CorsOptions",
+    "GrpcOptions",
     "HTTPOptions",
     "LoggingConfig",
     "MiddlewareOptions",
     "QueueLengthPolicy",
     "SessionAffinity",
+    "gRPCOptions",
 ]
+
+gRPCOptions = GrpcOptions  # noqa: N816  # Ray Serve's name
 
 if not TYPE_CHECKING:  # names of Ray Serve
     __getattr__ = absent.names_of(__name__)

@@ -30,6 +30,7 @@ from greenroom.actors.replica.context import ReplicaRank
 from greenroom.core.config import (
     ActorOptions,
     BackendConfig,
+    GrpcOptions,
     HTTPOptions,
     LoggingConfig,
     RuntimeEnv,
@@ -159,20 +160,6 @@ class ServeApplicationSchema(Settings):
         return path
 
 
-class GrpcOptions(Settings):
-    """Ray Serve's, as far as they ask for nothing: Greenroom does not serve gRPC."""
-
-    port: int = 9000
-    grpc_servicer_functions: list[str] = Field(default_factory=list)
-
-    @field_validator("grpc_servicer_functions")
-    @classmethod
-    def _has_none(cls, functions: list[str]) -> list[str]:
-        if functions:
-            raise ValueError("must be empty: Greenroom does not serve gRPC")
-        return functions
-
-
 class ServeDeploySchema(Settings):
     """All that is to be served; applications that are not named are removed."""
 
@@ -188,7 +175,9 @@ class ServeDeploySchema(Settings):
     )
     logging_config: LoggingConfig | None = None
     proxy_location: Literal["EveryNode"] = "EveryNode"
-    grpc_options: GrpcOptions | None = None
+    grpc_options: GrpcOptions | None = Field(
+        default=None, description="of the system; they count when it starts"
+    )
 
 
 def read_document(document: object) -> ServeDeploySchema:

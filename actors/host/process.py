@@ -42,10 +42,12 @@ from thespian.actors import ActorSystem, ActorSystemException
 from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, answers_http, url_of
+from greenroom.actors.host.grpc import GrpcServer
 from greenroom.actors.host.http_port import describe_holder
 from greenroom.actors.host.records import (
     ADMIN_ROLE,
     FRONT_ROLE,
+    GRPC_ROLE,
     HOST_ROLE,
     LOGGER_ROLE,
     WORKER_ROLE,
@@ -98,7 +100,7 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _LOCK_FD, _SOCKET_FD = "GREENROOM_HOST_LOCK_FD", "GREENROOM_HOST_SOCKET_FD"
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from greenroom.actors.host.process import main; sys.exit(main())"
-_KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE)
+_KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
 
 
 @dataclass
@@ -315,6 +317,7 @@ class Host:
         self._settings = settings
         self._records = records
         self._front = front
+        self._grpc = GrpcServer(settings, records)
         self._system = system
         self._process = process
         self._lock_fd = lock_fd
@@ -335,6 +338,8 @@ class Host:
         self._port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
         if starts_over:
             self._supervise()
+        else:
+            self._grpc.start()
         while not await self._port.answers(ADMIN_TIMEOUT_S):
             if time.monotonic() - begun_at > ADMIN_TIMEOUT_S:
                 raise StartError("the actor system's admin does not answer; see logs/host.log")
@@ -342,7 +347,11 @@ class Host:
         self._controller.start()
         self._proxy.start()
         self._membership.begin()
-        while not (self._is_in_cluster() and await asyncio.to_thread(answers_http, settings)):
+        while not (
+            self._is_in_cluster()
+            and self._grpc.is_ready
+            and await asyncio.to_thread(answers_http, settings)
+        ):
             passed_s = time.monotonic() - begun_at
             if not starts_over:
                 self._check_progress(passed_s)
@@ -367,6 +376,8 @@ class Host:
         """Raise StartError where waiting is no use: the front has ended, or we cannot join."""
         if self._front.process is None or not is_alive(self._front.process):
             raise StartError(f"the HTTP front ended: {last_line(self._settings, 'front.log')}")
+        if self._grpc.has_ended:
+            raise StartError(f"the gRPC server ended: {last_line(self._settings, 'grpc.log')}")
         is_hopeless = self._membership.is_hopeless and len(self._settings.gates) == 1
         if not self._is_in_cluster() and (is_hopeless or passed_s > JOIN_TIMEOUT_S):
             reason = obstacle(self._settings, self._controller, self._membership)
@@ -391,6 +402,7 @@ class Host:
             threading.Thread(target=self._rotate_logs, name="greenroom-logs", daemon=True).start()
         for work in (
             self._front.keep_up(self._end_of, self._report),
+            self._grpc.keep_up(self._end_of),
             self._follow_admin(),
             self._follow_logger(),
             self._keep_tidy(),
@@ -516,6 +528,11 @@ class Host:
                 "url": url_of(self._settings),
                 "workers": self._front.workers,
             },
+            **(
+                {"grpc": {"pid": _living_pid(self._grpc.process), "port": self._settings.grpc_port}}
+                if self._grpc.is_wanted
+                else {}
+            ),
         }
 
     def _stop_as_told(self, message: StopHost, sender: Address) -> None:
@@ -533,7 +550,9 @@ class Host:
         settings, forget = self._settings, self._stop_request.forget
         if binding.is_bound(settings) and not forget:
             await self._membership.drain(DRAIN_TIMEOUT_S, leave=False)
-        await asyncio.to_thread(self._front.stop)
+        await asyncio.gather(
+            asyncio.to_thread(self._front.stop), asyncio.to_thread(self._grpc.stop)
+        )
         if leads(settings, self._controller):
             await self._stop_controller()
         elif not forget:

@@ -48,13 +48,16 @@ TITLE_BYTES = 256  # of the environment's memory, which titles may use; they beg
 HOST_ROLE = "host"
 FRONT_ROLE = "http master"
 WORKER_ROLE = "http worker"
+GRPC_ROLE = "grpc server"
 ADMIN_ROLE = "thespian admin"
 LOGGER_ROLE = "thespian logger"
 _TITLE = "greenroom: "
 _BEGINNINGS = (  # of command lines: our titles, then Thespian's
     *(
         (_TITLE + role, role)
-        for role in (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, "proxy", "controller", "replica")
+        for role in (
+            *(HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE, "proxy", "controller", "replica"),
+        )
     ),
     ("RepairedMultiProcAdmin ", ADMIN_ROLE),
     ("MultiProcAdmin ", ADMIN_ROLE),

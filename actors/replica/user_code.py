@@ -37,6 +37,8 @@ import cloudpickle
 
 from greenroom.actors.messages.queries import (
     BINARY,
+    END,
+    MORE,
     Answer,
     FailedAnswer,
     HttpCall,
@@ -67,6 +69,7 @@ from greenroom.core.routing.sessions import new_cookie
 from greenroom.core.routing.tickets import SOCKET
 
 if TYPE_CHECKING:
+    from greenroom.actors.caller.streams import Parts
     from greenroom.actors.replica.asgi import AsgiHost
     from greenroom.actors.runtime.tracing import Span, Tracing
 
@@ -393,6 +396,8 @@ class UserCode:
 
     async def _answer_python(self, reply: Reply, call: PythonCall) -> Answer | None:
         args, kwargs = _arguments(call)
+        if reply.feed is not None:
+            args = (*args, _values_of(reply.feed))
         result = await self._invoke(call.method, self._method(call.method), args, kwargs)
         if not call.stream:
             return ValueAnswer(reply.assignment.query.id, dumps(result, "returned"))
@@ -532,6 +537,16 @@ def _arguments(call: PythonCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return pickle.loads(call.inputs[value.place]) if type(value) is Input else value
 
     return tuple(map(resolved, args)), {name: resolved(value) for name, value in kwargs.items()}
+
+
+async def _values_of(feed: Parts) -> AsyncIterator[Any]:
+    """Yield what a caller streams, value by value."""
+    pieces: list[bytes] = []
+    while (part := await feed.next()) is not None and part.ends != END:
+        pieces.append(part.data)
+        if part.ends != MORE:
+            yield pickle.loads(b"".join(pieces))
+            pieces.clear()
 
 
 def dumps(value: Any, did: str) -> bytes:

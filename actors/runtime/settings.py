@@ -35,7 +35,7 @@ from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.endpoints import Way
 from greenroom.core.cluster.devices import VARIABLES
 from greenroom.core.cluster.placement import STORE_LABEL
-from greenroom.core.config import HTTPOptions
+from greenroom.core.config import GrpcOptions, HTTPOptions, ServicerFunction
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
 
@@ -88,6 +88,17 @@ class HostSettings(BaseSettings):
         "A start keeps it in the state dir.",
     )
     http: HTTPOptions = HTTPOptions()
+    grpc_port: int | None = Field(
+        default=None, gt=0, lt=65536, description="Port for gRPC, on HTTP's address [no gRPC]."
+    )
+    grpc_servicer_functions: tuple[ServicerFunction, ...] = Field(
+        default=(),
+        description="Functions that add servicers, as module.add_XServicer_to_server with commas.",
+    )
+    grpc_dir: str | None = Field(
+        default=None,
+        description="Folder of servicers that are not installed [where it is started].",
+    )
     bind: str | None = Field(
         default=None, description="This host's IPv4 address for other hosts [they cannot reach it]."
     )
@@ -156,6 +167,17 @@ class HostSettings(BaseSettings):
         port = str(values.get("address") or "").partition(",")[0].rpartition(":")[2]
         return {**values, "admin_port": port} if port.isdecimal() else values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _imports_from_here(cls, values: dict[str, Any]) -> dict[str, Any]:
+        # The host's processes leave the folder that they are started in.
+        return {"grpc_dir": "."} | values if values.get("grpc_servicer_functions") else values
+
+    @field_validator("grpc_dir")
+    @classmethod
+    def _is_absolute_folder(cls, path: str | None) -> str | None:
+        return None if path is None else os.path.abspath(path)
+
     @field_validator("state_dir", "key_file")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
@@ -171,6 +193,19 @@ class HostSettings(BaseSettings):
             paths["middlewares_dir"] = paths["middlewares_dir"] or "."
         changes = {name: os.path.abspath(path) for name, path in paths.items() if path}
         return options.model_copy(update=changes)
+
+    @field_validator("grpc_servicer_functions", mode="before")
+    @classmethod
+    def _read_functions(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return json.loads(value) if value.startswith("[") else tuple(value.split(","))
+
+    @model_validator(mode="after")
+    def _has_a_grpc_port(self) -> Self:
+        if self.grpc_servicer_functions and self.grpc_port is None:
+            raise ValueError("grpc_servicer_functions: grpc_port must be given, too")
+        return self
 
     @field_validator("address")
     @classmethod
@@ -271,6 +306,16 @@ class HostSettings(BaseSettings):
     def with_http(self, options: HTTPOptions) -> HostSettings:
         """Return a copy with other HTTP options."""
         return self.model_copy(update={"http": self._has_absolute_paths(options)})
+
+    def with_grpc(self, options: GrpcOptions) -> HostSettings:
+        """Return a copy with other options of gRPC; its servicers are in the current folder."""
+        functions = options.grpc_servicer_functions
+        changes = {
+            "grpc_port": options.port if functions else None,
+            "grpc_servicer_functions": functions,
+            "grpc_dir": os.getcwd() if functions else None,
+        }
+        return self.model_copy(update=changes)
 
     @property
     def custom_resources(self) -> dict[str, float]:

@@ -18,8 +18,7 @@ from typing import Any
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
-from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
-from greenroom.core.config import HTTPOptions
+from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError, with_note
 from greenroom.core.operations import DeleteApplication, DeleteEverything, WaitForGoal
 
@@ -49,14 +48,14 @@ class Session:
         """Whether the system runs; one at an address is never this process's to start."""
         return self.settings.address is not None or system.is_running(self.settings)
 
-    def lacks(self, options: HTTPOptions, names: Iterable[str]) -> list[str]:
-        """Say which of the named options the system does not have, as far as is known here."""
+    def lacks(self, wanted: HostSettings, names: Iterable[str]) -> list[str]:
+        """Say which of these, named as in FIELDS, the system lacks, as far as is known here."""
         address = self.settings.address
         running = None if address is not None else system.running_environ(self.settings)
         if running is None:
-            return sorted(f"{name}={getattr(options, name)!r}" for name in names)
-        wanted = self.settings.with_http(options)
-        return differences(wanted, running, {f"http_{name}" for name in names})
+            environ = wanted.to_environ()
+            return [f"{name.removeprefix('http_')}={environ.get(variable(name))}" for name in names]
+        return differences(wanted, running, set(names))
 
     def connect(self) -> Connection:
         """Return the connection, opened if need be; NotRunningError when nothing runs."""

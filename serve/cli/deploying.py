@@ -126,22 +126,28 @@ def deploy_file(settings: HostSettings, path: Path, app_dir: Path, flags: Deploy
         if isinstance(error.__cause__, ImportFailedError):
             click.echo(error.__cause__.traceback, err=True)
         raise
-    if document.http_options is not None:
-        _tell_http_options(settings, document.http_options)
+    _tell_options(settings, document)
     return _deploy(settings, str(path), built, flags)
 
 
-def _tell_http_options(settings: HostSettings, options: HTTPOptions) -> None:
+def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
     """Say which options of a file the system that runs does not have."""
     running = None if settings.address is not None else system.running_environ(settings)
     if running is None:
         return
-    wanted = settings.with_http(settings.http.model_copy(update=_given(options)))
-    names = {f"http_{name}" for name in options.model_fields_set}
+    wanted, names = settings, set()
+    if document.http_options is not None:
+        given = _given(document.http_options)
+        wanted = wanted.with_http(settings.http.model_copy(update=given))
+        names |= {f"http_{name}" for name in given}
+    if document.grpc_options is not None and document.grpc_options.grpc_servicer_functions:
+        wanted = wanted.with_grpc(document.grpc_options)
+        names |= {"grpc_port", "grpc_servicer_functions"}
     if told := differences(wanted, running, names):
+        kinds = sorted({f"{name.partition('_')[0]}_options" for name in names})
         click.echo(
-            f"http_options are not taken, for the system runs already: {'; '.join(told)}; restart "
-            "it with those",
+            f"{' and '.join(kinds)} are not taken, for the system runs already: {'; '.join(told)}; "
+            "restart it with those",
             err=True,
         )
 

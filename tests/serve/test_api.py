@@ -1,10 +1,11 @@
+import os
 import threading
 
 import pytest
 
 from greenroom import serve
 from greenroom.serve.admin import session
-from greenroom.serve.config import HTTPOptions
+from greenroom.serve.config import HTTPOptions, gRPCOptions
 from greenroom.serve.exceptions import (
     DeployFailedError,
     InvalidRequestError,
@@ -193,6 +194,32 @@ def test_all_http_options_for_a_system_that_somebody_else_started_are_named(runn
     with pytest.warns(UserWarning, match=r"not taken: port=9000\."):
         serve.start(http_options=options)
     assert running.calls == []
+
+
+GRPC = {"port": 9001, "grpc_servicer_functions": ["shop_pb2_grpc.add_shop"]}
+
+
+@pytest.mark.parametrize("options", [GRPC, gRPCOptions(**GRPC)])
+def test_grpc_options_for_a_system_that_runs_are_not_taken(running, options):
+    told = r"not taken: grpc_port=9001; grpc_servicer_functions=.*shop_pb2_grpc.add_shop"
+    with pytest.warns(UserWarning, match=told):
+        serve.start(grpc_options=options)
+    assert running.calls == []
+
+
+def test_grpc_options_are_those_of_the_system_that_is_started(system):
+    serve.start(grpc_options=GRPC)
+    settings = session.current().settings
+    assert (settings.grpc_port, settings.grpc_dir) == (9001, os.getcwd())
+    assert settings.grpc_servicer_functions == ("shop_pb2_grpc.add_shop",)
+    assert settings.with_grpc(gRPCOptions()).grpc_port is None, "without a servicer"
+
+
+@pytest.mark.parametrize("options", [{"prt": 1}, {"port": 0}, 9000, {"request_timeout_s": 1}])
+def test_start_refuses_bad_grpc_options(system, options):
+    with pytest.raises(InvalidRequestError):
+        serve.start(grpc_options=options)
+    assert system.calls == []
 
 
 @pytest.mark.parametrize("options", [{"prt": 1}, {"port": -1}, 8000])

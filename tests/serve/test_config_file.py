@@ -124,7 +124,7 @@ def test_every_problem_has_its_line_and_column(refused):
         ),
         (APP + "  - import_path: a:b", "app.yaml:1:1: applications: two of them have the name"),
         (APP + "proxy_location: HeadOnly", "app.yaml:3:1: proxy_location='HeadOnly': must be"),
-        (APP + "grpc_options: {grpc_servicer_functions: [a:b]}", "app.yaml:3:16: grpc_options.g"),
+        (APP + "grpc_options: {grpc_servicer_functions: [b]}", "app.yaml:3:42: grpc_options.g"),
         (APP + "http_options: {port: 99999}", "app.yaml:3:16: http_options.port=99999: must be"),
         (
             APP + "    deployments: [{name: A, max_concurrent_queries: 3}]",

@@ -27,6 +27,9 @@ SAMPLES = {
     "admin_port": "1901",
     "address": "10.0.0.2:1901",
     "key_file": "/srv/key",
+    "grpc_port": "9001",
+    "grpc_servicer_functions": "a_pb2_grpc.add_a,b.c.add_b",
+    "grpc_dir": "/srv",
     "bind": "10.0.0.1",
     "join": "leader:1900,other:1900",
     "leaders": "10.0.0.1:1900,10.0.0.2:1900",
@@ -60,7 +63,7 @@ SAMPLES = {
     "http_cors": "https://a.example",
     "http_short_way": "false",
 }
-NEEDS = {"join": HERE, "leaders": HERE}
+NEEDS = {"join": HERE, "leaders": HERE, "grpc_servicer_functions": {"grpc_port": "9001"}}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -133,6 +136,9 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("silence_timeout_s", "-1", "silence_timeout_s='-1': expected 2 seconds or more, or 0"),
         ("silence_timeout_s", "1.9", "silence_timeout_s='1.9': expected 2 seconds or more, or 0"),
         ("silence_timeout_s", "inf", "silence_timeout_s='inf': must be a finite number"),
+        ("grpc_port", "0", "grpc_port='0': must be greater than 0"),
+        ("grpc_servicer_functions", "add", ".0='add': must be module.add_XServicer_to_server"),
+        ("grpc_servicer_functions", "a.add_b", "grpc_port must be given, too"),
         ("log_format", "xml", "log_format='xml': must be 'text' or 'json'"),
         ("log_files", "-1", "log_files='-1': must be greater than or equal to 0"),
         *(

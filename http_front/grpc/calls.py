@@ -1,0 +1,268 @@
+"""RPCs as queries: what a servicer's methods do in place of the servicer.
+
+Theory of operation. The user's functions, ``add_XServicer_to_server``, say which methods there are
+and how their messages are read and written. Each call of one becomes a query to the ingress of the
+application that its metadata names, as a handle's call is: same routing, limits, deadline and
+cancellation. A client's stream follows its query as a large body does; the method gets an async
+iterator of its messages. What the method yields comes back in the parts of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, NoReturn
+
+import grpc
+from typing_extensions import Self
+
+from greenroom.actors.caller.streams import NobodyListensError, Stream
+from greenroom.actors.caller.uploads import Feed
+from greenroom.actors.messages.admin import request_of
+from greenroom.actors.messages.queries import (
+    BINARY,
+    FailedAnswer,
+    PythonCall,
+    Query,
+    StreamEnded,
+    ValueAnswer,
+    beside,
+)
+from greenroom.actors.runtime.asking import new_id
+from greenroom.core.errors import GreenroomError
+from greenroom.core.operations import GetStatus
+from greenroom.core.routing.tickets import BODY
+from greenroom.http_front.link import Link
+
+FRESH_S = 2.0  # how long the table of applications is believed
+ASK_TIMEOUT_S = 5.0
+MAX_METADATA = 200  # characters of a value that is used
+Code = grpc.StatusCode
+_CODES = {
+    "BackPressureError": Code.RESOURCE_EXHAUSTED,
+    "DeploymentUnavailableError": Code.UNAVAILABLE,
+    "ReplicaUnavailableError": Code.UNAVAILABLE,
+    "QueryTimeoutError": Code.DEADLINE_EXCEEDED,
+    "RequestCancelledError": Code.CANCELLED,
+    "InvalidRequestError": Code.INVALID_ARGUMENT,
+    "UnknownNameError": Code.NOT_FOUND,
+}
+
+
+class Applications:
+    """Which applications there are, and the endpoints of their ingresses."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._endpoints: dict[str, str] | None = None
+        self._read_at = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    async def endpoints(self) -> dict[str, str]:
+        """Return name -> endpoint, as it was up to FRESH_S ago; GreenroomError if never known."""
+        if time.monotonic() - self._read_at > FRESH_S:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read())
+            await asyncio.shield(self._reading)
+        if self._endpoints is None:
+            raise GreenroomError("no controller answers")
+        return self._endpoints
+
+    async def _read(self) -> None:
+        # While there is no controller, what was known last will do.
+        with contextlib.suppress(GreenroomError, TimeoutError):
+            report = await self._link.request(request_of(GetStatus(), new_id()), ASK_TIMEOUT_S)
+            found = report.get("applications") or {}
+            self._endpoints = {
+                name: f"{name}#{application['ingress']}"
+                for name, application in found.items()
+                if application.get("ingress")
+            }
+        self._read_at = time.monotonic()
+
+
+class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
+    """The methods of all servicers; what their functions take in place of a server."""
+
+    def __init__(self, link: Link, applications: Applications) -> None:
+        self.names: list[str] = []  # of the services
+        self._link = link
+        self._applications = applications
+        self._declared: list[Any] = []
+
+    def add(self, function: Callable[[Any, Any], None]) -> None:
+        """Take the methods of a servicer from its ``add_XServicer_to_server``."""
+        function(_Anything(), self)
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
+        """Take what a servicer's function declares."""
+        for handler in handlers:
+            self._declared.append(handler)
+            self.names.append(handler.service_name())
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """Ignore what comes by the other way, too."""
+
+    def service(self, details: Any) -> Any:
+        """Return what answers an RPC; None where no servicer has it."""
+        for declared in self._declared:
+            found = declared.service(details)
+            if found is not None:
+                return self._handler(found, details.method.rpartition("/")[2])
+        return None
+
+    def _handler(self, found: Any, method: str) -> Any:
+        async def whole(request: Any, context: Any) -> Any:
+            async with _Call(self._link, method, found, request, context) as call:
+                return await call.value(await self._endpoint(context))
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with _Call(self._link, method, found, request, context) as call:
+                async for value in call.values(await self._endpoint(context)):
+                    yield value
+
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[found.request_streaming, found.response_streaming]
+        behaviour = stream if found.response_streaming else whole
+        return make(behaviour, found.request_deserializer, found.response_serializer)
+
+    async def _endpoint(self, context: Any) -> str:
+        try:
+            endpoints = await self._applications.endpoints()
+        except GreenroomError as error:
+            await context.abort(Code.UNAVAILABLE, str(error))
+        name = await metadata_of(context, "application")
+        if not name and len(endpoints) == 1:
+            return next(iter(endpoints.values()))
+        if name not in endpoints:
+            known = ", ".join(sorted(endpoints)) or "none"
+            told = f"application={name!r}" if name else "no metadata 'application'"
+            await context.abort(Code.NOT_FOUND, f"{told}: the applications are: {known}"[:1000])
+        return endpoints[name]
+
+
+class _Anything:
+    """Has every method of every servicer; none is called."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+async def metadata_of(context: Any, key: str) -> str:
+    """Return a value of the client's metadata, "" without; aborts on what is none of ours."""
+    for name, value in context.invocation_metadata() or ():
+        if name == key:
+            if isinstance(value, str) and value.isprintable() and len(value) <= MAX_METADATA:
+                return value
+            text = f"metadata {key!r}: must be printable, of at most {MAX_METADATA} characters"
+            await context.abort(Code.INVALID_ARGUMENT, text)
+    return ""
+
+
+class _Call:
+    """One RPC on its way; a context manager, so that nothing of it is left at its end."""
+
+    def __init__(self, link: Link, method: str, found: Any, request: Any, context: Any) -> None:
+        self._link = link
+        self._method = method
+        self._found = found
+        self._request = request  # a message, or an iterator of them
+        self._context = context
+        self._sending: asyncio.Task[None] | None = None
+        self._stream: Stream | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+        if self._stream is not None:
+            self._stream.close()  # which cancels it, unless it is over
+
+    async def value(self, endpoint: str) -> Any:
+        """Return the only answer."""
+        answer = await self._ask(endpoint)
+        if isinstance(answer, ValueAnswer):
+            return pickle.loads(answer.value)
+        return await self._abort(answer)
+
+    async def values(self, endpoint: str) -> AsyncIterator[Any]:
+        """Yield the answers of a stream."""
+        answer = await self._ask(endpoint)
+        if not isinstance(answer, Stream):
+            await self._abort(answer)
+        self._stream = stream = answer
+        loop = asyncio.get_running_loop()
+        while True:
+            arrival: asyncio.Future[None] = loop.create_future()
+            value = stream.take_value(lambda arrival=arrival: _wake(arrival))  # type: ignore[misc]
+            if value is not None:
+                yield pickle.loads(value)
+            elif stream.end is None:
+                await arrival
+            elif isinstance(stream.end, StreamEnded):
+                return
+            else:
+                await self._abort(stream.end)
+
+    async def _ask(self, endpoint: str) -> Any:
+        streams_in = self._found.request_streaming
+        arguments = pickle.dumps(((() if streams_in else (self._request,)), {}))
+        call = PythonCall(self._method, arguments, stream=self._found.response_streaming)
+        request_id = await metadata_of(self._context, "request_id") or secrets.token_hex(16)
+        self._context.set_trailing_metadata((("request_id", request_id),))
+        query = Query(
+            id=self._link.next_id(),
+            endpoint=endpoint,
+            path="",
+            http_method="",
+            call_method=self._method,
+            call=beside(pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)),
+            request_id=request_id,
+            timeout_s=self._context.time_remaining(),
+            retryable=None,
+            shard_key=None,
+            multiplexed_model_id=await metadata_of(self._context, "multiplexed_model_id"),
+            follows=BODY if streams_in else "",
+        )
+        return await self._link.ask(query, self._feed if streams_in else None)
+
+    def _feed(self, feed: Feed) -> None:
+        if self._sending is None:  # else another replica gets what was sent, from the feed itself
+            self._sending = asyncio.create_task(self._send(feed))
+
+    async def _send(self, feed: Feed) -> None:
+        with contextlib.suppress(NobodyListensError):
+            try:
+                async for message in self._request:
+                    await feed.send(pickle.dumps(message), BINARY)
+                feed.end()
+            except grpc.RpcError as error:
+                feed.fail("RequestCancelledError", f"the client's stream broke off: {error}")
+
+    async def _abort(self, answer: Any) -> NoReturn:
+        """End the RPC with the status of a failed query."""
+        code, text = Code.INTERNAL, "the deployment's method does not stream as the servicer says"
+        if isinstance(answer, FailedAnswer):
+            code, text = _CODES.get(answer.kind, Code.INTERNAL), answer.text
+            if answer.kind == "GrpcStatusError":
+                name, _, text = text.partition(": ")
+                code = Code[name]
+            elif answer.kind == "UserCodeError":
+                text = "the deployment raised an exception"
+        await self._context.abort(code, text[:1000])
+        raise AssertionError("abort raises")
+
+
+def _wake(arrival: asyncio.Future[None]) -> None:
+    if not arrival.done():
+        arrival.set_result(None)

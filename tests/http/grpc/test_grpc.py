@@ -1,0 +1,325 @@
+"""gRPC, as clients with generated stubs see it, on one running system."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_tools import protoc
+
+from greenroom import serve
+from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
+from tests.support.certificates import certificate
+from tests.support.systems import RunningSystem, alive, free_port, patched_environ, wait_until
+
+PROTO = """
+syntax = "proto3";
+package shop;
+message Item { string name = 1; int32 number = 2; }
+service Shop {
+  rpc Price (Item) returns (Item);
+  rpc Count (Item) returns (stream Item);
+  rpc Total (stream Item) returns (Item);
+  rpc Echo (stream Item) returns (stream Item);
+  rpc Missing (Item) returns (Item);
+}
+"""
+CODE = grpc.StatusCode
+ERRORS = {
+    "own": GrpcStatusError("NOT_FOUND", "no such item: x"),
+    "busy": BackPressureError("all are busy"),
+    "broken": LookupError("secret"),
+}
+
+
+@serve.deployment(max_ongoing_requests=50)
+class Shop:
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def Price(self, item):
+        if item.name in ERRORS:
+            raise ERRORS[item.name]
+        if item.name == "context":
+            context = serve.get_request_context()
+            text = f"{context.request_id} {context.multiplexed_model_id} {context.app_name}"
+            return type(item)(name=text, number=round(context.remaining_s or -1))
+        if item.name == "log":
+            return type(item)(name=",".join(self.log))
+        return type(item)(name=item.name, number=item.number * 2)
+
+    async def Count(self, item):
+        try:
+            for number in range(item.number):
+                yield type(item)(name=item.name, number=number)
+                if item.name == "slow":
+                    await asyncio.sleep(0.01)
+            if item.name in ERRORS:
+                raise ERRORS[item.name]
+        finally:
+            self.log.append(f"counted {item.name}")
+
+    async def Total(self, items):
+        total = 0
+        async for item in items:
+            total += item.number
+        return type(item)(name="total", number=total)
+
+    async def Echo(self, items):
+        try:
+            async for item in items:
+                yield type(item)(name=item.name.upper(), number=item.number)
+        finally:
+            self.log.append("echoed")
+
+
+class Running:
+    def __init__(self, system, port, stubs, pb2):
+        self.system = system
+        self.target = f"127.0.0.1:{port}"
+        self.stubs = stubs
+        self.pb2 = pb2
+
+    def status(self):
+        return self.system.status()["hosts"][0]["grpc"]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grpc")
+    (folder / "shop.proto").write_text(PROTO)
+    out = [f"-I{folder}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
+    assert protoc.main(["protoc", *out, str(folder / "shop.proto")]) == 0
+    sys.path.insert(0, str(folder))
+    port = free_port()
+    system = RunningSystem(
+        folder / "state",
+        GREENROOM_GRPC_PORT=str(port),
+        GREENROOM_GRPC_SERVICER_FUNCTIONS="shop_pb2_grpc.add_ShopServicer_to_server",
+        GREENROOM_GRPC_DIR=str(folder),
+    )
+    system.start()
+    try:
+        with patched_environ(system.environ):
+            serve.run(
+                Shop.bind(),
+                name="shop",
+                runtime_env={"env_vars": {"X": "1"}},
+                working_dir=folder,
+                route_prefix=None,
+            )
+        stubs = importlib.import_module("shop_pb2_grpc")
+        yield Running(system, port, stubs, importlib.import_module("shop_pb2"))
+    finally:
+        sys.path.remove(str(folder))
+        system.stop()
+
+
+@pytest.fixture
+def channel(running):
+    with grpc.insecure_channel(running.target) as channel:
+        yield channel
+
+
+@pytest.fixture
+def shop(running, channel):
+    return running.stubs.ShopStub(channel)
+
+
+@pytest.fixture
+def item(running):
+    return running.pb2.Item
+
+
+def log(shop, item):
+    return shop.Price(item(name="log")).name.split(",")
+
+
+def test_all_four_kinds_of_calls(shop, item):
+    assert shop.Price(item(name="salt", number=3)).number == 6
+    assert [each.number for each in shop.Count(item(number=500))] == list(range(500))
+    assert shop.Total(iter([item(number=n) for n in range(1000)])).number == 499_500
+    echoed = shop.Echo(iter([item(name=name) for name in "abc"]))
+    assert [each.name for each in echoed] == ["A", "B", "C"]
+
+
+def test_a_stream_is_answered_while_it_goes_on(shop, item):
+    heard = threading.Semaphore(0)
+
+    def talk():
+        for number in range(20):
+            yield item(name="x", number=number)
+            assert heard.acquire(timeout=20)
+
+    for number, each in enumerate(shop.Echo(talk())):
+        assert each.number == number
+        heard.release()
+
+
+def test_large_messages_of_a_stream_arrive_whole(shop, item):
+    names = ["X" * 3_000_000, "", "Y" * 100_000]
+    echoed = shop.Echo(iter([item(name=name) for name in names]))
+    assert [each.name for each in echoed] == names
+    with pytest.raises(grpc.RpcError) as caught:
+        shop.Price(item(name="z" * 5_000_000))
+    assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+
+
+def test_metadata_says_model_request_and_deadline(shop, item):
+    metadata = (("request_id", "r1"), ("multiplexed_model_id", "m1"), ("application", "shop"))
+    answer, call = shop.Price.with_call(item(name="context"), metadata=metadata, timeout=30)
+    assert answer.name == "r1 m1 shop"
+    assert 25 <= answer.number <= 30
+    assert ("request_id", "r1") in call.trailing_metadata()
+
+
+WRONG = [
+    ("own", CODE.NOT_FOUND, "no such item: x"),
+    ("busy", CODE.RESOURCE_EXHAUSTED, "all are busy"),
+    ("broken", CODE.INTERNAL, "the deployment raised an exception"),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "details"), WRONG)
+def test_errors_have_a_status(shop, item, name, code, details):
+    with pytest.raises(grpc.RpcError) as caught:
+        shop.Price(item(name=name))
+    assert (caught.value.code(), caught.value.details()) == (code, details)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(shop.Count(item(name=name, number=2)))
+    assert (caught.value.code(), caught.value.details()) == (code, details)
+
+
+def test_what_is_not_there_has_a_status(shop, item, channel):
+    def code_of(call, **options):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(item(name="salt"), **options)
+        return caught.value.code()
+
+    assert code_of(shop.Missing) is CODE.INVALID_ARGUMENT
+    assert code_of(shop.Price, metadata=(("application", "none"),)) is CODE.NOT_FOUND
+    assert code_of(shop.Price, metadata=(("application", "n" * 300),)) is CODE.INVALID_ARGUMENT
+    unknown = channel.unary_unary("/shop.Shop/Unknown", item.SerializeToString, item.FromString)
+    assert code_of(unknown) is CODE.UNIMPLEMENTED
+    garbage = channel.unary_unary("/shop.Shop/Price", lambda _: b"\xff\xff", item.FromString)
+    assert code_of(garbage) is not CODE.OK
+
+
+def test_a_deadline_ends_the_call_and_the_generator(shop, item):
+    with pytest.raises(grpc.RpcError) as caught:
+        list(shop.Count(item(name="slow", number=100_000), timeout=0.3))
+    assert caught.value.code() is CODE.DEADLINE_EXCEEDED
+    wait_until(lambda: "counted slow" in log(shop, item), 5, "the generator is closed")
+
+
+def test_a_client_that_cancels_closes_the_generator(shop, item):
+    before = log(shop, item).count("counted slow")
+    call = shop.Count(item(name="slow", number=100_000))
+    assert next(call).number == 0
+    call.cancel()
+    wait_until(lambda: log(shop, item).count("counted slow") > before, 5, "it is closed")
+    echoed = log(shop, item).count("echoed")
+    gone = threading.Event()
+
+    def silent():
+        yield item(name="x")
+        gone.wait(60)
+
+    call = shop.Echo(silent())
+    assert next(call).name == "X"
+    call.cancel()
+    gone.set()
+    wait_until(lambda: log(shop, item).count("echoed") > echoed, 5, "it is closed")
+
+
+def test_health_and_reflection(channel):
+    health = health_pb2_grpc.HealthStub(channel)
+    for name in ("", "shop.Shop", "ray.serve.RayServeAPIService"):
+        answer = health.Check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    [answer] = stub.ServerReflectionInfo(iter([asked]))
+    names = {each.name for each in answer.list_services_response.service}
+    assert {"shop.Shop", "ray.serve.RayServeAPIService"} <= names
+
+
+def test_rays_api_service(channel):
+    importlib.import_module("greenroom.http_front.grpc.services")._message_classes()
+    pool = descriptor_pool.Default()
+
+    def ask(method):
+        request, answer = (
+            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ray.serve.{method}{end}"))
+            for end in ("Request", "Response")
+        )
+        path = f"/ray.serve.RayServeAPIService/{method}"
+        call = channel.unary_unary(path, request.SerializeToString, answer.FromString)
+        return call(request())
+
+    assert list(ask("ListApplications").application_names) == ["shop"]
+    assert ask("Healthz").message == "success"
+
+
+def test_the_server_has_the_certificate_of_https(tmp_path):
+    made = certificate(tmp_path, "localhost")
+    port = free_port()
+    system = RunningSystem(
+        tmp_path / "state",
+        GREENROOM_GRPC_PORT=str(port),
+        GREENROOM_HTTP_SSL_KEYFILE=str(made.key),
+        GREENROOM_HTTP_SSL_CERTFILE=str(made.certificate),
+    )
+    system.start()
+    try:
+        trusted = grpc.ssl_channel_credentials(made.ca.read_bytes())
+        name = (("grpc.ssl_target_name_override", "localhost"),)
+        with grpc.secure_channel(f"127.0.0.1:{port}", trusted, name) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError):
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    finally:
+        system.stop()
+
+
+def test_a_start_says_which_servicer_cannot_be_imported(tmp_path):
+    system = RunningSystem(
+        tmp_path / "state",
+        GREENROOM_GRPC_PORT=str(free_port()),
+        GREENROOM_GRPC_SERVICER_FUNCTIONS="nonesuch.add_servicer",
+    )
+    text = "grpc_servicer_functions='nonesuch.add_servicer': cannot be imported: ModuleNotFound"
+    with pytest.raises(StartError, match=text):
+        system.start()
+
+
+def test_a_killed_server_comes_back(running, shop, item):
+    pid = running.status()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    answer = shop.Price(item(name="salt", number=4), wait_for_ready=True, timeout=60)
+    assert answer.number == 8
+    wait_until(lambda: running.status()["pid"] not in {None, pid}, 10, "status shows another")
+
+
+def test_a_stop_finishes_calls_and_leaves_nothing(running, channel, shop, item):
+    pid = running.status()["pid"]
+    calls = shop.Count(item(name="slow", number=100))
+    assert next(calls).number == 0
+    began = time.monotonic()
+    stopping = threading.Thread(target=running.system.stop)
+    stopping.start()
+    assert [each.number for each in calls] == list(range(1, 100))
+    stopping.join(60)
+    assert not alive(pid)
+    assert time.monotonic() - began < 60
