@@ -91,10 +91,10 @@ def read_status(environ: dict[str, str]) -> dict[str, Any]:
 _load: GetLoad | None = None
 
 
-def begin_load(path: str, connections: int) -> None:
+def begin_load(path: str, connections: int, pause_s: float) -> None:
     """GET a path over and over. Called on a host."""
     global _load  # noqa: PLW0603  # one per process
-    _load = GetLoad(HTTP_PORT, path, connections)
+    _load = GetLoad(HTTP_PORT, path, connections, pause_s)
     _load.__enter__()
 
 
@@ -171,10 +171,12 @@ class ClusterHost(Host):
         return self.call(get, path)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
-    def load(self, path: str = "/", connections: int = 32) -> Iterator[Callable[[], Tally]]:
+    def load(
+        self, path: str = "/", connections: int = 32, pause_s: float = 0.0
+    ) -> Iterator[Callable[[], Tally]]:
         """GET a path of its front meanwhile; yields a function that ends this and counts."""
         self._loads = loads = self._loads or self.another()
-        loads.call(begin_load, path, connections)
+        loads.call(begin_load, path, connections, pause_s)
         yield lambda: loads.call(end_load)
 
     def crash(self) -> None:

@@ -39,10 +39,16 @@ class Tally:
 
 
 class GetLoad:
-    """GETs from ``connections`` connections on a thread, from ``start`` to ``stop``."""
+    """GETs from ``connections`` connections on a thread, from ``start`` to ``stop``.
 
-    def __init__(self, port: int, path: str = "/", connections: int = 32) -> None:
+    Each waits ``pause_s`` between two requests.
+    """
+
+    def __init__(
+        self, port: int, path: str = "/", connections: int = 32, pause_s: float = 0.0
+    ) -> None:
         self._port = port
+        self._pause_s = pause_s
         self._connections = connections
         self._request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         self._ending = threading.Event()
@@ -80,6 +86,8 @@ class GetLoad:
                 while await self._request_once(reader, writer, number):
                     if self._ending.is_set():
                         break
+                    if self._pause_s:
+                        await asyncio.sleep(self._pause_s)
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self._failed(number, f"{type(error).__name__}")
             finally:
