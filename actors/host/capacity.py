@@ -17,7 +17,12 @@ SMI_TIMEOUT_S = 5.0  # it hangs where a driver or a device does
 
 
 def capacity_of(settings: HostSettings) -> dict[str, float]:
-    """Return resource -> amount of this host; without GPUs where they were not counted."""
+    """Return resource -> amount of this host; without GPUs where they were not counted.
+
+    Nothing at all for a gateway, which takes no replicas.
+    """
+    if settings.no_replicas:
+        return {}
     said = {"num_cpus": settings.num_cpus, "memory": settings.memory}
     found = {"num_cpus": _cpus, "memory": _memory}
     capacity = {name: found[name]() if said[name] is None else said[name] or 0.0 for name in found}

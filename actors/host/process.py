@@ -133,7 +133,9 @@ def main() -> int:
         return 0
     mark(settings.own_dir)
     configure_logging(settings, HOST_ROLE)
-    if settings.num_gpus is None:  # once, for it may take long, and all processes have to agree
+    if (
+        settings.num_gpus is None and not settings.no_replicas
+    ):  # once, for it may take long, and all processes have to agree
         os.environ[binding.variable("num_gpus")] = str(count_gpus())
         settings = read_settings()
     stop = StopRequest()
@@ -516,6 +518,7 @@ class Host:
             "address": self._settings.own_address,
             "state": "DRAINING" if self._is_stopping else "RUNNING",
             "release": own_release(),
+            "takes_replicas": not self._settings.no_replicas,
             "admin_pid": _living_pid(self._system.admin),
             "logger_pid": _living_pid(self._system.logger),
             "host_pid": self._process.pid,

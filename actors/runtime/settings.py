@@ -133,6 +133,9 @@ class HostSettings(BaseSettings):
         description="Resources and labels of your own: disk=2,zone=a, or JSON. What is not a "
         "number is a label.",
     )
+    no_replicas: bool = Field(
+        default=False, description="Place no replicas here: this host only takes HTTP."
+    )
     silence_timeout_s: float = Field(
         default=DEFAULT_SILENCE_TIMEOUT_S,
         description="After how many seconds a process that stands still is killed and replaced; 2 "
@@ -299,6 +302,11 @@ class HostSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        if self.no_replicas and (self.num_cpus or self.num_gpus or self.memory):
+            raise ValueError(
+                "no_replicas=True: a host without replicas has no num_cpus, num_gpus or memory for "
+                "them; leave one or the other out"
+            )
         if self.address is None:  # else the port is another host's
             _check_place_in_cluster(self)
         return self

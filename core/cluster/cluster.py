@@ -166,11 +166,13 @@ class Cluster:
 
     def _advance_touched(self, effects: list[Effect], now: float) -> None:
         state = self.state
-        while state.touched or state.touched_applications:
+        while True:
+            state.touched |= self._waiting if self.placement.take_freed() else set()
+            if not (state.touched or state.touched_applications):
+                return
             touched, state.touched = state.touched, set()
             for tag in sorted(touched):
                 effects += self._advance_backend(tag, now)
-            state.touched |= self._waiting if self.placement.take_freed() else set()
             names, state.touched_applications = state.touched_applications, set()
             for name in sorted(names):
                 definitions.advance_application(state, name)

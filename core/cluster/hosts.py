@@ -188,6 +188,8 @@ class Hosts:
         self.is_own_draining = False
         for name in self.records:
             self.liveness.expect(name, now, EXPECTED_S)
+        if self._placement.is_gateway(own):
+            self._empty(own, now)
 
     def state(self, name: str) -> HostState:
         """Return a host's state; the controller's own runs."""
@@ -228,6 +230,8 @@ class Hosts:
             self.records[name] = record
             self._changes.put(HOST, name, record)
             self._placement.set_host(name, record.capacity, record.labels)
+            if not record.capacity:
+                self._empty(name, now)
         heard = self._heard[name]
         heard.running = frozenset(running)
         is_started_anew = heard.incarnation != incarnation
@@ -318,6 +322,10 @@ class Hosts:
     def leave(self, name: str, now: float) -> None:
         """Have what is left on a host stop, finishing what it has, replaced or not."""
         self.drain(name)
+        self._empty(name, now)
+
+    def _empty(self, name: str, now: float) -> None:
+        """Have what is on a host stop."""
         for tag, backend in self._backends.items():
             if backend.is_at(name):
                 backend.retire_from(name, now)

@@ -60,6 +60,11 @@ class PlacedHost:
     taken: dict[str, float] = field(default_factory=dict)
     devices: dict[str, Devices] = field(default_factory=dict)  # by replica
 
+    @property
+    def is_gateway(self) -> bool:
+        """Whether it takes no replicas: it only has a front."""
+        return self.total is not None and not self.total
+
     def take(self, replica: str, needs: Needs, devices: Devices | None = None) -> Devices:
         """Count what a replica has, whether there was room or not.
 
@@ -110,6 +115,8 @@ class PlacedHost:
         """Return why a replica cannot run here, "" when it can; without regard to free room."""
         if not self.is_open:
             return self.why_closed
+        if self.is_gateway:
+            return "it takes no replicas, as it was started with --no-replicas"
         for label, value in request.labels.items():
             if self.labels.get(label) != value:
                 has = f"{label}={self.labels[label]}" if label in self.labels else f"no {label}"
@@ -202,7 +209,10 @@ class Placement:
     def set_host(
         self, name: str, total: Needs | None, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Add a host, or change what it has; without ``total`` it has no limit."""
+        """Add a host, or change what it has.
+
+        ``total`` None is no limit; empty, it is a gateway's.
+        """
         host = self._hosts.get(name)
         if host is None:
             self._hosts[name] = PlacedHost(name, total, labels or {})
@@ -240,11 +250,16 @@ class Placement:
 
     def open_hosts(self) -> list[str]:
         """Return the hosts on which replicas may be placed."""
-        return [name for name, host in self._hosts.items() if host.is_open]
+        return [name for name in self._hosts if self.is_open(name)]
 
     def is_open(self, host: str) -> bool:
         """Return whether replicas may be placed on a host."""
-        return host in self._hosts and self._hosts[host].is_open
+        known = self._hosts.get(host)
+        return known is not None and known.is_open and not known.is_gateway
+
+    def is_gateway(self, host: str) -> bool:
+        """Return whether a host takes no replicas, whatever its state."""
+        return host in self._hosts and self._hosts[host].is_gateway
 
     def take(
         self, replica: str, host: str, needs: Needs, devices: Devices | None = None

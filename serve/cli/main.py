@@ -92,9 +92,11 @@ class _Command(click.Command):
 
 
 def _flag(name: str) -> click.Option:
-    from greenroom.actors.runtime.settings import described
+    from greenroom.actors.runtime.settings import FIELDS, described
 
     flag = name.replace("_", "-")
+    if FIELDS[name].annotation is bool and FIELDS[name].default is False:
+        return click.Option([f"--{flag}", name], flag_value="true", help=described(name))
     metavar = flag.rpartition("-")[2].upper()
     return click.Option([f"--{flag}", name], metavar=metavar, help=described(name))
 

@@ -136,7 +136,10 @@ def _host(host: Mapping[str, Any], controller: Mapping[str, Any]) -> tuple[Any, 
     }
     processes = ", ".join(f"{role} {pid}" for role, pid in pids.items() if pid)
     release = host.get("release")
-    return host["name"], _state(host.get("state")), front.get("url"), processes, release
+    state = _state(host.get("state"))
+    if not host.get("takes_replicas", True):
+        state.append(", no replicas")
+    return host["name"], state, front.get("url"), processes, release
 
 
 def _applications(applications: Mapping[str, Any], *, has_several_hosts: bool) -> Table:

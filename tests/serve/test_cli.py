@@ -176,6 +176,7 @@ def test_every_setting_is_a_flag_of_start():
         (["--http-max-body-bytes", "much"], "max_body_bytes='much'"),
         (["--http-workers", "65"], "workers='65'"),
         (["--bind", "0.0.0.0"], "bind='0.0.0.0'"),
+        (["--no-replicas", "--num-cpus", "2"], "no_replicas=True: a host without replicas has no"),
         (["--join", "leader:1900"], "--bind"),
     ],
 )

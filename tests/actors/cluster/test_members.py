@@ -61,7 +61,7 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     monkeypatch.setattr(members, "Port", lambda *_, **__: port)
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     records["host"]["b"] = HostRecord(
-        name="b", id="1", address="10.0.0.2:1900", capacity={}, labels={}
+        name="b", id="1", address="10.0.0.2:1900", capacity={"num_cpus": 1.0}, labels={}
     )
     cluster = Cluster(records, 1, now[0], Placement(), own_host="a")
     settings = read_settings({}, state_dir=str(tmp_path))
@@ -97,7 +97,7 @@ def reported(tmp_path: Path, host: str, epoch: int, **led: str) -> list[tuple[st
         process=this_process(),
         id="1",
         address=settings.own_address if host == "a" else "10.0.0.2:1900",
-        capacity={},
+        capacity={"num_cpus": 1.0},
         labels={},
         replicas=(("t#1", "10.0.0.2:2000"),),
         report={},

@@ -38,6 +38,7 @@ SAMPLES = {
     "num_gpus": "2",
     "memory": "1e9",
     "resources": "disk=2,zone=a",
+    "no_replicas": "true",
     "silence_timeout_s": "7.5",
     "log_format": "json",
     "log_max_bytes": "0",

@@ -96,6 +96,48 @@ def test_a_host_that_joins_takes_what_waits() -> None:
     assert world.spread() == {"": 4, "x": 2}
 
 
+def test_a_gateway_takes_no_replicas_and_says_so() -> None:
+    world = Hosts("x")
+    world.join("gate", capacity={})
+    world.complete(deploy(6))
+    assert world.spread() == world.routed() == {"": 3, "x": 3}
+    world.cluster.hosts.rebalance()
+    world.wait(60)
+    assert world.spread()["gate"] == 0
+    assert not world.cluster.placement.shown("gate")
+    world.cluster.hosts.drain("gate")  # as when it stops: there is nothing to move
+    world.settle()
+    assert world.spread() == {"": 3, "x": 3}
+    assert world.cluster.hosts.is_empty("gate")
+
+
+def test_a_host_that_comes_back_as_a_gateway_gives_its_replicas_to_others(three: Hosts) -> None:
+    three.die_on("x")
+    three.join("x", incarnation="second", capacity={})
+    three.go_on(5)
+    assert three.spread() == three.routed() == {"": 3, "y": 3}
+    three.join("x", incarnation="third")  # and takes some again, when it is no gateway any more
+    three.settle()
+    three.cluster.hosts.rebalance()
+    three.go_on(30)
+    assert three.spread() == {"": 2, "x": 2, "y": 2}
+
+
+def test_where_there_are_only_gateways_replicas_wait_for_another_host() -> None:
+    world = Hosts("x")
+    world.cluster.placement.set_host("", {})
+    world.join("x", capacity={})
+    world.request(deploy(2))
+    world.go_on(5)
+    assert not world.spread()
+    told = world.cluster.backends["a#d"].waiting
+    assert "host x: it takes no replicas, as it was started with --no-replicas" in told
+    assert "or another host joins" in told
+    world.join("y")
+    world.settle()
+    assert world.spread() == {"y": 2}
+
+
 def test_a_lost_host_is_noticed_within_three_seconds_and_its_replicas_replaced(
     three: Hosts,
 ) -> None:
