@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from greenroom.persistence.filesystem import FileStore
@@ -31,6 +32,26 @@ class FileLocation:
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
         return FileStore.look(self.folder, namespace=NAMESPACE)
+
+    def note(self, host: str, text: str) -> None:
+        """Leave a note of a host beside the values; see StoreLocation."""
+        path = self.folder / "notes" / host
+        if not text:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = path.with_name(f".{host}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+    def notes(self) -> dict[str, str]:
+        """Return the notes by host; see StoreLocation."""
+        paths = (self.folder / "notes").glob("[!.]*")
+        return {path.name: path.read_text(encoding="utf-8") for path in paths}
+
+    def forget(self) -> None:
+        """Delete all that is saved; see StoreLocation."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def try_to_write(self) -> None:
         """Raise NothingSavedError unless the folder can be written; see StoreLocation."""

@@ -71,6 +71,7 @@ _MAKE: tuple[LiteralString, ...] = (
     """CREATE TABLE IF NOT EXISTS greenroom_store (
         one boolean PRIMARY KEY DEFAULT true CHECK (one), format int NOT NULL, id text NOT NULL,
         epoch bigint NOT NULL, lease bytea NOT NULL, over_at timestamptz NOT NULL)""",
+    "CREATE TABLE IF NOT EXISTS greenroom_notes (host text PRIMARY KEY, note text NOT NULL)",
     "CREATE TABLE IF NOT EXISTS greenroom_values (key bytea PRIMARY KEY, value bytea NOT NULL)",
 )
 _BEGIN: LiteralString = """
@@ -83,6 +84,11 @@ _TAKE: LiteralString = """
 _LOOK: LiteralString = """
     SELECT epoch, id, lease, over_at <= clock_timestamp(), format FROM greenroom_store
 """
+_NOTE: LiteralString = """
+    INSERT INTO greenroom_notes VALUES (%s, %s)
+    ON CONFLICT (host) DO UPDATE SET note = excluded.note
+"""
+_NO_NOTE: LiteralString = "DELETE FROM greenroom_notes WHERE host = %s"
 _RENEW: LiteralString = """
     UPDATE greenroom_store SET lease = %s, over_at = clock_timestamp() + %s * interval '1 second'
      WHERE epoch = %s RETURNING epoch
@@ -143,6 +149,7 @@ class PostgresLocation:
             "keepalives_count": 3,
         }
         self._options = {**given, **{k: v for k, v in options.items() if k not in given}}
+        self._looking = self._link()  # kept, for who looks does so again and again
 
     def __str__(self) -> str:
         return self._text
@@ -176,17 +183,35 @@ class PostgresLocation:
 
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
-        link = self._link()
-        with link.errors(StoreNotReadableError), link.closed():
-            try:
-                rows = link.run(_LOOK)
-            except psycopg.errors.UndefinedTable:
-                return Standing()
+        rows = self._looked(_LOOK)
         if not rows:
             return Standing()
         epoch, store_id, lease, is_over, version = rows[0]
-        _check_format(link, version)
-        return Standing(epoch, store_id, bytes(lease), is_over)
+        _check_format(self._looking, version)
+        return Standing(epoch, store_id, lease, is_over)
+
+    def note(self, host: str, text: str) -> None:
+        """Leave a note of a host beside the values; see StoreLocation."""
+        with self._looking.errors(StoreNotWritableError):
+            self._looking.run(_NOTE if text else _NO_NOTE, *((host, text) if text else (host,)))
+
+    def notes(self) -> dict[str, str]:
+        """Return the notes by host; see StoreLocation."""
+        return dict(self._looked("SELECT host, note FROM greenroom_notes"))
+
+    def forget(self) -> None:
+        """Delete all that is saved; see StoreLocation."""
+        with self._looking.errors(StoreNotWritableError):
+            self._looking.run("DROP TABLE IF EXISTS greenroom_values, greenroom_notes")
+            self._looking.run("DROP TABLE IF EXISTS greenroom_store")
+
+    def _looked(self, sql: LiteralString) -> list[Any]:
+        """Return what a statement finds, nothing where there are no tables yet."""
+        with self._looking.errors(StoreNotReadableError):
+            try:
+                return self._looking.run(sql)
+            except psycopg.errors.UndefinedTable:
+                return []
 
     def try_to_write(self) -> None:
         """Write some of nothing, and take it back; see StoreLocation."""
@@ -374,6 +399,10 @@ class _Link:
             yield
         finally:
             self.close()
+
+    def __del__(self) -> None:
+        """Close it, as a file is closed."""
+        self.close()
 
     def close(self) -> None:
         """Close the connection; a repeat does nothing."""

@@ -18,12 +18,19 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from greenroom.actors.cluster.leader_lease import Bidding, SeenLease, leave_word, read_lease
+from greenroom.actors.cluster.leader_lease import (
+    Bidding,
+    SeenLease,
+    leave_word,
+    place_of,
+    read_lease,
+)
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Succession
 from greenroom.persistence.kv import StoreError
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +56,13 @@ class LeaderElection:
         self._on_lost = on_lost
         self._silent_s = silent_s
         self._hosts = hosts  # the addresses of all others that were heard of
-        rank = settings.leader_addresses.index(settings.own_address)
+        rank = place_of(settings)
+        self._location = location_at(settings.store_name)
         self._succession = Succession(settings.host_name, rank)
         self._bidding = Bidding(port, settings, rank)
         self._bid: Bid | None = None
         self._others = [port.loop.machine.address_of(gate) for gate in settings.gates]
+        self._leader: list[Address] = []  # as the lease says
         self._finder: Finder | None = None
         self._stopped = threading.Event()
         self._begun_at = time.monotonic()
@@ -105,7 +114,7 @@ class LeaderElection:
     def _look(self) -> None:
         begun_at = time.monotonic()
         try:
-            seen = read_lease(self._settings)
+            seen = read_lease(self._location)
         except (StoreError, ValueError) as error:
             if str(error) != self._unseen:
                 logger.warning("cannot see who leads: %s", error)
@@ -121,16 +130,20 @@ class LeaderElection:
                 self._bidding.withdraw()
             else:
                 self._bidding.write(self._bid)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             logger.warning("cannot bid for the lease: %s", error)
 
     def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
             return  # it may have been read before the controller here gave the lease up
         lease = seen.lease
-        leads = self._succession.look(lease, at, self._silent_s())
-        if lease.epoch == 0 and (
-            self.found is not None or at - self._begun_at < FIRST_S or self.refusal
+        if lease.address and lease.address != self._settings.own_address:
+            self._leader = [self._port.loop.machine.address_of(lease.address)]
+        leads = self._succession.look(lease, at, self._silent_s(), is_over=seen.is_over)
+        if (
+            not self._settings.store
+            and lease.epoch == 0
+            and (self.found is not None or at - self._begun_at < FIRST_S or self.refusal)
         ):
             leads = self.leads
         if leads != self.leads or self._finder is None:
@@ -139,8 +152,8 @@ class LeaderElection:
             self._begin(seen)
         self._bid = None
         if not leads and lease.epoch and self._silent_s() > BEATS_S:
-            leader = self._settings.leader_addresses[lease.place]
-            self._bid = self._bidding.bid([*self._settings.gates, *self._hosts()], leader)
+            hosts = [*self._settings.gates, *self._hosts()]
+            self._bid = self._bidding.bid(hosts, lease.address)
 
     def _turn(self, *, leads: bool) -> None:
         if leads != self.leads:
@@ -164,9 +177,13 @@ class LeaderElection:
             )
         else:
             self._finder = Finder(
-                self._port, CONTROLLER, self._on_found, self._on_lost, lambda: self._others
+                self._port, CONTROLLER, self._on_found, self._on_lost, self._may_know
             )
         self._finder.start()
+
+    def _may_know(self) -> list[Address]:
+        """Return where the controller may be."""
+        return [*self._others, *(each for each in self._leader if each not in self._others)]
 
     def _leave_word(self, seen: SeenLease) -> bool:
         trouble = ""

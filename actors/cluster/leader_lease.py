@@ -6,8 +6,8 @@ over only if both are unchanged, so a leader that was only slow, and has renewed
 From then on the controller does nothing while its term may be over, and ends when the store refuses
 a renewal.
 
-A *bid* is a file in the host's own folder. That folder is in the state dir that the leaders share,
-so a bid reaches even a leader that no message reaches. It contains the number of other hosts whose
+A *bid* is a note in the store that the leaders share, so it reaches even a leader that no message
+reaches. It contains the number of other hosts whose
 proxies have answered lately. They are asked only while there is a bid.
 """
 
@@ -20,6 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.cluster.leader_lease import OVER_S, RENEW_S, Bid, Contest, Lease, Tenure
 from greenroom.core.formats import fit
-from greenroom.persistence.kv import LeasedStore, StaleWriterError, StoreError
+from greenroom.persistence.kv import LeasedStore, StaleWriterError, StoreError, StoreLocation
 from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 ASK_S = 0.5
 HEARD_S = 2.0  # since a host has answered: it is reached
-_FILE = "bid.json"
+GIVE_UP_S = 2.0  # that giving the lease up may take
 
 
 class Bidding:
@@ -48,9 +49,10 @@ class Bidding:
 
     def __init__(self, port: Port, settings: HostSettings, place: int) -> None:
         self._port = port
-        self._path = settings.own_dir / _FILE
+        self._host = settings.host_name
         self._own = settings.own_address
         self._place = place
+        self._location = location_at(settings.store_name)
         self._number = 0
         self._is_written = False
         self._asked: dict[str, float] = {}  # since when a host owes an answer
@@ -72,14 +74,14 @@ class Bidding:
         return None if leader in reached else Bid(self._number, len(reached), self._place)
 
     def write(self, bid: Bid) -> None:
-        """Show a bid to the leader; raises OSError. Blocks."""
-        write_private(self._path, json.dumps(bid))
+        """Show a bid to the leader; raises OSError or StoreError. Blocks."""
+        self._location.note(self._host, json.dumps(bid))
         self._is_written = True
 
     def withdraw(self) -> None:
-        """Bid no more; raises OSError. Blocks."""
+        """Bid no more; raises OSError or StoreError. Blocks."""
         if self._is_written:
-            self._path.unlink(missing_ok=True)
+            self._location.note(self._host, "")
             self._is_written = False
 
     def _ask(self, host: str) -> None:
@@ -96,35 +98,43 @@ class Bidding:
         self._answered[host] = time.monotonic()
 
 
-def read_bids(settings: HostSettings) -> dict[str, Bid]:
+def read_bids(location: StoreLocation) -> dict[str, Bid]:
     """Return all bids, by host; one that cannot be read is none. Blocks."""
     bids = {}
-    for path in settings.state_dir.glob(f"hosts/*/{_FILE}"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            bids[path.parent.name] = fit(Bid, json.loads(path.read_text(encoding="ascii")))
+    with contextlib.suppress(OSError, StoreError):
+        for host, note in location.notes().items():
+            with contextlib.suppress(ValueError, TypeError):
+                bids[host] = fit(Bid, json.loads(note))
     return bids
 
 
+def place_of(settings: HostSettings) -> int:
+    """Return the place of this host in the list of those that may lead; 0 where there is none."""
+    return 0 if settings.store else settings.leader_addresses.index(settings.own_address)
+
+
 class SeenLease(NamedTuple):
-    """The lease in the store, and its bytes there."""
+    """The lease in the store, its bytes there, and whether it is over by the store's clock."""
 
     lease: Lease
     written: bytes
+    is_over: bool | None = None
 
 
-def read_lease(settings: HostSettings) -> SeenLease:
+def read_lease(location: StoreLocation) -> SeenLease:
     """Return the lease in the store; raises StoreError. Blocks."""
-    epoch, _, written, _ = location_at(settings.store_name).look()
+    epoch, _, written, is_over = location.look()
     lease = json.loads(written) if written else {}
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
-        return SeenLease(Lease(epoch), written)
-    known = {name: lease[name] for name in Lease._fields if name in lease}
-    own = {name: known[name] for name in Lease._fields if name in known}  # of any release
-    return SeenLease(Lease(**own), written)
+        return SeenLease(Lease(epoch), written, is_over)
+    own = {name: lease[name] for name in Lease._fields if name in lease}  # of any release
+    return SeenLease(Lease(**own), written, is_over)
 
 
 def store_id(settings: HostSettings) -> str:
     """Return what tells the leaders' state dir from any other; "" where there is one leader."""
+    if settings.store:
+        return "a database"  # by which they found each other
     if not settings.leaders:
         return ""
     path = settings.state_dir / "shared.id"
@@ -157,6 +167,8 @@ class LeaderLease:
         self._tenure = Tenure()
         self._contest = Contest(time.monotonic())
         self._lease = Lease()
+        self._location = location_at(settings.store_name)
+        self._apart: ThreadPoolExecutor | None = None  # where the store renews apart
         self._is_given_up = False
         self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
         self.former = Lease()  # of who led before
@@ -164,11 +176,10 @@ class LeaderLease:
 
     def open(self) -> LeasedStore:
         """Take the store over, or end this process. Raises StoreError."""
-        self.former = read_lease(self._settings).lease
+        self.former = read_lease(self._location).lease
         try:
             after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
-            location = location_at(self._settings.store_name)
-            self._store = location.open(after=int(after), lease=lease.encode())
+            self._store = self._location.open(after=int(after), lease=lease.encode())
         except FileNotFoundError:
             self._step_down("this host has not been told to lead")
         except StaleWriterError as error:
@@ -176,16 +187,27 @@ class LeaderLease:
         self._lease = Lease(
             self._store.epoch,
             self._settings.host_name,
-            place=self._settings.leader_addresses.index(self._settings.own_address),
+            place=place_of(self._settings),
+            address=self._settings.own_address,
         )
-        self._renew_again()
+        self.renew()
+        if self._store.renews_apart:
+            self._apart = ThreadPoolExecutor(1, "greenroom-lease")
+        self._loop.call_later(RENEW_S, self._renew_again)
         return self._store
 
     def may_act(self) -> bool:
         """Return whether this controller may act; where another one does, its process ends."""
-        if self._tenure.is_over(time.monotonic()):
+        if self._tenure.is_over(time.monotonic()) and self._apart is None:
             self.renew()
         return not self._tenure.is_over(time.monotonic())
+
+    def is_confirmed(self) -> bool:
+        """Return whether the store takes this controller for the last one; may block for a fsync.
+
+        Where it renews apart, a renewal that was accepted lately says so.
+        """
+        return self.renew() if self._apart is None else self.may_act()
 
     def trouble(self) -> str:
         """Return why nothing can be done, where no other host takes over either; else ""."""
@@ -215,11 +237,22 @@ class LeaderLease:
         self._is_given_up = True
         self._tenure.end()
         self._lease = self._lease._replace(heir=heir, leaves=leaves)
-        self._write()  # where that fails, the others see it end
+        if self._apart is None:
+            self._write()  # where that fails, the others see it end
+        else:  # after the renewal that may be under way, which it must not come before
+            with contextlib.suppress(TimeoutError, StoreError):
+                self._apart.submit(self._store.renew, self._written(), 0.0).result(GIVE_UP_S)
 
     def _write(self) -> bool:
+        return self._has_written(lambda: self._store.renew(self._written(), OVER_S))
+
+    def _written(self) -> bytes:
+        return json.dumps(self._lease._asdict()).encode()
+
+    def _has_written(self, outcome: Callable[[], None]) -> bool:
+        """Take what became of a renewal: ``outcome`` raises its error."""
         try:
-            self._store.renew(json.dumps(self._lease._asdict()).encode(), OVER_S)
+            outcome()
         except StaleWriterError as error:
             self._step_down(str(error))
         except StoreError as error:
@@ -234,14 +267,35 @@ class LeaderLease:
         return True
 
     def _renew_again(self) -> None:
-        self.renew()
-        self._give_way()
+        reach, known = self.reach()
+        if self._apart is None:
+            self.renew()
+            self._give_way({} if reach == known else read_bids(self._location))
+            self._loop.call_later(RENEW_S, self._renew_again)
+        elif not self._is_given_up:
+            begun_at = time.monotonic()
+            self._lease = self._lease._replace(number=self._lease.number + 1)
+            renewing = self._apart.submit(self._renew_apart, self._written(), reach < known)
+            renewing.add_done_callback(
+                lambda done: self._loop.post(partial(self._renewed, begun_at, done))
+            )
+
+    def _renew_apart(self, written: bytes, is_alone: bool) -> dict[str, Bid]:
+        self._store.renew(written, OVER_S)
+        return read_bids(self._location) if is_alone else {}
+
+    def _renewed(self, begun_at: float, done: Future[dict[str, Bid]]) -> None:
+        bids: dict[str, Bid] = {}
+        if self._has_written(lambda: bids.update(done.result())):
+            if not self._is_given_up:
+                self._tenure.renewed(begun_at)
+            self._give_way(bids)
         self._loop.call_later(RENEW_S, self._renew_again)
 
-    def _give_way(self) -> None:
+    def _give_way(self, bids: dict[str, Bid]) -> None:
         reach, known = self.reach()
         if reach < known and not self._is_given_up:
-            heir = self._contest.heir(read_bids(self._settings), reach, time.monotonic())
+            heir = self._contest.heir(bids, reach, time.monotonic())
             if heir:
                 self.give_up(heir, leaves=False)
                 self._step_down(f"host {heir} reaches more than {reach} of {known} other hosts")

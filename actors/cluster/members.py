@@ -57,6 +57,7 @@ class Members:
         self._process = process
         self._changed = changed
         self._reports: dict[str, dict[str, Any]] = {}
+        self._electable: dict[str, str] = {}  # the other hosts that may lead: their addresses
         self._host_processes: dict[str, tuple[Process, Address]] = {}
         self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
         self._port: Port | None = None  # to other hosts' admins; made when there is one
@@ -81,6 +82,8 @@ class Members:
         if message.store_id and (refusal := self._not_shared(message)):
             self._answer(sender, refusal)
             return False
+        if message.store_id and name != self._own:
+            self._electable[name] = message.address
         record = HostRecord(
             name=name,
             id=message.id,
@@ -112,13 +115,14 @@ class Members:
 
     def addresses(self) -> tuple[str, ...]:
         """Return where all hosts are: the controller's own, those that may lead, the others."""
-        may_lead = self._settings.leader_addresses
+        may_lead = self._may_lead()
         others = [record.address for record in self._cluster.hosts.records.values()]
         others.sort(key=lambda address: address not in may_lead)
         return (self._settings.own_address, *others)
 
     def _may_lead(self) -> tuple[str, ...]:
-        return self._settings.leader_addresses or (self._settings.own_address,)
+        own = self._settings.own_address
+        return self._settings.leader_addresses or (own, *self._electable.values())
 
     def _not_shared(self, message: cm.HostReported) -> str:
         """Return why a host that may lead cannot be one of those who take turns here."""
@@ -234,7 +238,7 @@ class Members:
             for name, record in hosts.records.items()
             if hosts.state(name) is HostState.RUNNING
         }
-        may_lead = self._settings.leader_addresses
+        may_lead = self._may_lead()
         return next((at[address] for address in may_lead if address in at), "")
 
     def stop_all(self) -> None:

@@ -23,6 +23,7 @@ from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
 from greenroom.core.cluster.leader_lease import BEATS_S
 from greenroom.core.operations import DrainHost
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ def find_controller(
 ) -> Finder | LeaderElection:
     """Return what finds the controller, not started: on this host, on others, or on either."""
     finder: Finder | LeaderElection
-    if settings.leaders:
+    if settings.may_lead:
         finder = LeaderElection(
             port,
             settings,
@@ -236,6 +237,8 @@ def obstacle(
     if isinstance(controller, LeaderElection) and not membership.is_refused:
         if not controller.never_led:
             return ""  # it will lead itself, if no other host does
+        if settings.store:
+            return f"cannot join the hosts that share {location_at(settings.store)}: {trouble}"
         first = settings.leader_addresses[0]
         begin = "" if first == settings.own_address else f"start {first} first, or "
         trouble += (

@@ -272,7 +272,11 @@ class ActiveController:
 
         Where this one is the last that the store knows of, the store is not what it was.
         """
-        if self._lease is not None and message.epoch > self._store.epoch and self._lease.renew():
+        if (
+            self._lease is not None
+            and message.epoch > self._store.epoch
+            and self._lease.is_confirmed()
+        ):
             self._refuse_store(
                 f"it is obeyed from epoch {message.epoch} on", Standing(message.epoch)
             )

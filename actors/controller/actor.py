@@ -58,7 +58,7 @@ class Controller(LoopActor):
         SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
 
     def _recover(self) -> None:
-        lease = LeaderLease(self.settings, self.loop) if self.settings.leaders else None
+        lease = LeaderLease(self.settings, self.loop) if self.settings.may_lead else None
         try:
             store = self._open_store() if lease is None else lease.open()
         except (StoreNotWritableError, StoreNotReadableError) as error:

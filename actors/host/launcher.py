@@ -40,7 +40,7 @@ from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSet
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.kv import OtherFormatError, StoreError
+from greenroom.persistence.kv import OtherFormatError, StoreError, StoreMissingError
 from greenroom.persistence.locations import location_at
 
 Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
@@ -114,9 +114,13 @@ def _check_state(settings: HostSettings) -> None:
         with contextlib.closing(location_at(settings.store_name).open_reader()) as store:
             Checkpoints(store).check_formats()
     except OtherFormatError as error:
-        told = f"the state in {settings.state_dir} is of another version: {error}"
+        told = f"the state in {location_at(settings.store_name)} is of another version: {error}"
         raise StartError(told) from error
-    except StoreError:
+    except StoreMissingError:
+        return
+    except StoreError as error:
+        if settings.store:
+            raise StartError(str(error)) from error
         return  # there is none yet, or its damage is told by who can set it aside
 
 

@@ -239,7 +239,7 @@ def bring_up(
 def _check_store(settings: HostSettings) -> None:
     """Raise StartError if the state on disk cannot be used by this version."""
     try:
-        if settings.store_dir.exists():
+        if settings.store or settings.store_dir.exists():
             location_at(settings.store_name).open_reader().close()
     except StoreMissingError:
         return  # the folder is there, and nothing was saved yet
@@ -489,7 +489,7 @@ class Host:
 
     def _trouble_with_disk(self) -> str:
         # Leaders have others to serve; and theirs may be a file system that never answers.
-        if self._settings.leaders or not self._settings.store_dir.exists():
+        if self._settings.may_lead or not self._settings.store_dir.exists():
             return ""
         try:
             location_at(self._settings.store_name).try_to_write()

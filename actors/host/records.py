@@ -38,6 +38,7 @@ from greenroom.actors.runtime.processes import (
 )
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import being_written, write_private
+from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
@@ -293,6 +294,8 @@ def records_of(settings: HostSettings) -> RunRecords:
 
 def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended, as far as the disk lets it."""
+    if settings.store:
+        location_at(settings.store).forget()
     for folder in (
         *(settings.store_dir, settings.run_dir, settings.logs_dir),
         *(settings.folders_dir, settings.environments_dir),

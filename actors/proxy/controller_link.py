@@ -118,7 +118,7 @@ class ControllerLink:
             self._loop.asyncio,
             machine=self._loop.machine,
         )
-        gates = [settings.own_address] if settings.leaders else []
+        gates = [settings.own_address] if settings.may_lead else []
         with contextlib.suppress(StartError):  # a name that is not known while its host is down
             gates += resolved_gates(settings)
         addresses = [self._loop.machine.address_of(gate) for gate in gates]

@@ -38,6 +38,7 @@ from greenroom.core.cluster.placement import STORE_LABEL
 from greenroom.core.config import GrpcOptions, HTTPOptions, ServicerFunction
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
+from greenroom.persistence.locations import is_database, location_at
 
 PREFIX = "GREENROOM_"
 TEXT, JSON = "text", "json"
@@ -111,6 +112,12 @@ class HostSettings(BaseSettings):
         default=None,
         description="IP:PORT of all hosts that may lead, in order, with commas; they share one "
         "state dir.",
+    )
+    store: str | None = Field(
+        default=None,
+        repr=False,  # it may have a password
+        description="postgresql://USER@HOST/DATABASE where the cluster's state is kept; each host "
+        "with it may lead [a folder in the state dir].",
     )
     host_name: str = Field(
         default_factory=lambda: socket.gethostname() or "localhost",
@@ -362,7 +369,12 @@ class HostSettings(BaseSettings):
     @property
     def store_name(self) -> str | Path:
         """The name of the key-value store, for location_at."""
-        return self.store_dir
+        return self.store or self.store_dir
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether this host is one of several that may lead."""
+        return bool(self.leaders or self.store)
 
     @property
     def folders_dir(self) -> Path:
@@ -437,6 +449,8 @@ def _is_of_this_host(address: str) -> bool:
 def _check_place_in_cluster(settings: HostSettings) -> None:
     """Raise ValueError where ``join`` or ``leaders`` do not fit a host that is bound so."""
     join, leaders, own = settings.join, settings.leaders, settings.own_address
+    if settings.store is not None:
+        _check_store(settings)
     if join is not None and not is_bound(settings):
         raise ValueError(
             f"join={join!r}: other hosts must reach this one too; name its address with --bind"
@@ -455,6 +469,29 @@ def _check_place_in_cluster(settings: HostSettings) -> None:
         raise ValueError(
             f"leaders={leaders!r}: this host, {settings.bind or 'without --bind'}:"
             f"{settings.admin_port}, is not among them; name it, or let it join with --join"
+        )
+
+
+def _check_store(settings: HostSettings) -> None:
+    """Raise ValueError, without a password, where ``store`` does not fit."""
+    if not is_database(settings.store or ""):
+        raise ValueError(
+            f"store={settings.store!r}: must be postgresql://USER@HOST/DATABASE; for a folder, use "
+            "--state-dir"
+        )
+    try:
+        shown = f"store={location_at(settings.store or '')}"
+    except ValueError as error:
+        raise ValueError(f"store={error}") from None
+    if not is_bound(settings):
+        raise ValueError(
+            f"{shown}: hosts that share a store must reach each other; name this one's address "
+            "with --bind"
+        )
+    if settings.leaders or settings.join:
+        raise ValueError(
+            f"{shown}: hosts find each other there; leave out --leaders and --join, or --store on "
+            "a host that is never to lead"
         )
 
 
@@ -542,7 +579,10 @@ def differences(
 
     ``running`` is what :meth:`HostSettings.to_environ` returned for that one.
     """
-    wanted = settings.to_environ()
+    wanted, running = settings.to_environ(), dict(running)
+    for environ in (wanted, running):
+        if store := environ.get(variable("store")):
+            environ[variable("store")] = str(location_at(store))  # without a password
     return [
         f"{name} is {running.get(variable(name)) or 'not set'}, not {wanted.get(variable(name))}"
         for name in FIELDS
@@ -569,6 +609,11 @@ def prepare(settings: HostSettings) -> None:
             f"cannot join {settings.join} without the cluster file: copy cluster.key from the "
             "state dir of a host that runs, and name the copy with --key-file"
         )
+    if settings.store and given is None and not settings.cluster_key.exists():
+        raise StartError(
+            f"cannot share {location_at(settings.store)} without the cluster file: make one with "
+            "`greenroom keygen FILE`, and start each host with --key-file FILE"
+        )
     try:
         if is_bound(settings) or given is not None:
             ensure_key(settings.cluster_key, given)
@@ -591,7 +636,7 @@ def _try_address(bind: str) -> None:
 
 def convention_of(settings: HostSettings) -> dict[str, str]:
     """Return Thespian's capability that makes a bound host join another, or lead."""
-    if not is_bound(settings) or settings.leaders or len(settings.gates) > 1:
+    if not is_bound(settings) or settings.may_lead or len(settings.gates) > 1:
         return {}  # where leaders take turns, this host's own processes look for them (joining.py)
     # Once: the admin would look it up again and again, and wait for it.
     address = resolved_gates(settings)[0] if settings.join else settings.own_address
@@ -620,8 +665,8 @@ def capabilities_of(settings: HostSettings) -> dict[str, Any]:
     """Return what this host's actor system says of itself."""
     return {
         "Admin Port": settings.admin_port,
-        LEADS: settings.join is None and not settings.leaders,
-        MAY_LEAD: bool(settings.leaders),
+        LEADS: settings.join is None and not settings.may_lead,
+        MAY_LEAD: settings.may_lead,
         **convention_of(settings),
     }
 

@@ -12,6 +12,9 @@ it every :data:`LOOK_S`. Both count time by their own clock:
     for each host that comes first      and ends                   higher epoch
     given up for an heir                acts no more               the heir takes it over at once
 
+A database has a clock of its own, which alone decides there: the lease is over OVER_S after its
+last renewal arrived, and the first host that takes it over leads.
+
 OVER_S is longer than TERM_S and begins later, so the old leader has stopped acting before another
 host takes over. This alone keeps two leaders from acting at once, as long as their clocks run at
 about the same rate. If a leader was stopped in the middle of a write, the store refuses that write
@@ -49,6 +52,7 @@ class Lease(NamedTuple):
     place: int = 0  # of that host in the list of those that may lead
     heir: str = ""  # the host that it was given up for; "" while it is held
     leaves: bool = False  # whether its host was stopped, so that it need not be waited for
+    address: str = ""  # of that host
 
 
 class Bid(NamedTuple):
@@ -88,11 +92,14 @@ class Succession:
         self._changed_at: float | None = None
         self._looked_at = 0.0
 
-    def look(self, lease: Lease, now: float, silent_s: float) -> bool:
+    def look(
+        self, lease: Lease, now: float, silent_s: float, *, is_over: bool | None = None
+    ) -> bool:
         """Take what the store says; return whether this host is to lead.
 
         ``silent_s`` is for how long the leader has not answered heartbeats. The holder leads on
         until it gives the lease up. Where there never was a leader only the first host begins.
+        ``is_over`` is what the store's own clock says; None where it has none.
         """
         if lease != self.seen or self._changed_at is None or now - self._looked_at > PAUSE_S:
             self.seen, self._changed_at = lease, now
@@ -101,6 +108,8 @@ class Succession:
             return self._rank == 0
         if self._own == (lease.heir or lease.holder):
             return True
+        if is_over is not None:
+            return is_over
         return now - self._changed_at > self._patience_s(lease, silent_s)
 
     def _patience_s(self, lease: Lease, silent_s: float) -> float:

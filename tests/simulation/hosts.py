@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.cluster import election as candidate
-from greenroom.actors.cluster import leader_lease as bidding
 from greenroom.actors.cluster.membership import Membership, find_controller
 from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.key_rotation import KeyIds
-from greenroom.core.cluster.leader_lease import LOOK_S, Bid
+from greenroom.core.cluster.leader_lease import LOOK_S
 from tests.simulation.channels import Address
 from tests.simulation.links import PORT, ip_of
 from tests.simulation.world import SimProcess
@@ -111,23 +110,6 @@ class RunDir:
 
     def __truediv__(self, name: str) -> WordFile:
         return self.files.setdefault(name, WordFile())
-
-
-class Bidding(bidding.Bidding):
-    """The real one, whose file is an entry in the folder that the leaders share."""
-
-    bids: dict[str, Bid]  # of all hosts
-
-    def write(self, bid: Bid) -> None:
-        self.bids[self._own] = bid
-
-    def withdraw(self) -> None:
-        self.bids.pop(self._own, None)
-
-
-def bidding_in(bids: dict[str, Bid]) -> type[Bidding]:
-    """Return the class for one simulation."""
-    return type("BiddingHere", (Bidding,), {"bids": bids})
 
 
 class LeaderElection(candidate.LeaderElection):

@@ -340,14 +340,9 @@ def _library(world: World) -> list[tuple[Any, str, Any]]:
 def _classes(simulation: Simulation) -> dict[str, Any]:
     """Return what stands in for classes and functions of ours, by their full names."""
     world, disk = simulation.world, simulation.disk
-    bids: dict[str, Any] = {}  # by the host's address
 
     def here() -> int:
         return 0 if world.current is None else world.current.host
-
-    def bids_by_name(_settings: Any) -> dict[str, Any]:
-        names = {each.own_address: each.host_name for each in simulation.settings.values()}
-        return {names[address]: bid for address, bid in bids.items()}
 
     def store_id(settings: Any) -> str:
         return "shared" if settings.leaders else ""
@@ -356,10 +351,9 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         return lambda *_: SimpleNamespace(**dict.fromkeys(methods, nothing))
 
     in_actors = {
-        "cluster.election.Bidding": hosts.bidding_in(bids),
+        "cluster.election.location_at": lambda _: disk,
         "cluster.key_rotation.KeyFiles": hosts.Keys,
         "cluster.leader_lease.location_at": lambda _: disk,
-        "cluster.leader_lease.read_bids": bids_by_name,
         "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],
         "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
         "cluster.membership.capacity_of": lambda _: CAPACITY,

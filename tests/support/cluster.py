@@ -140,7 +140,10 @@ class ClusterHost(Host):
         """Start its system: the first host leads, the others join it."""
         args = ["start", "--bind", self.address, *flags]
         leaders = [f"{NETWORK}.{n + 1}:1900" for n in range(self.cluster.leaders)]
-        if self.leads:
+        if self.cluster.store:
+            args += ["--store", self.cluster.store]
+            args += ["--key-file", str(key_file or self.cluster.make_key())]
+        elif self.leads:
             args += ["--leaders", ",".join(leaders)]
         elif self.number:
             key_file = key_file or self.cluster.hosts[0].state_dir / "cluster.key"
@@ -218,6 +221,7 @@ class Cluster:
     def __init__(self, folder: Path, leaders: int = 0) -> None:
         self.folder = folder
         self.leaders = leaders  # so many of the first hosts may lead; they share a state dir
+        self.store = ""  # the URL of the database that they share
         self.stem = f"greenroom-{os.getpid()}-{next(_numbers)}"
         self.hosts: list[ClusterHost] = []
         self._namespaces: list[str] = []
@@ -257,6 +261,13 @@ class Cluster:
         first.start(**environ)
         with ThreadPoolExecutor(len(others)) as pool:
             list(pool.map(lambda host: host.start(**environ), others))
+
+    def make_key(self) -> Path:
+        """Return the cluster file, made at the first call."""
+        path = self.folder / "cluster.key"
+        if not path.exists():
+            self.hosts[0].check("keygen", str(path))
+        return path
 
     def deploy(self, text: str, target: str = "app", **environ: str) -> None:
         """Deploy a module of this text from the first host."""

@@ -21,6 +21,7 @@ from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Bid
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
+from greenroom.persistence.locations import location_at
 
 LEADERS = "10.0.0.1:1900,10.0.0.2:1900"
 
@@ -99,24 +100,23 @@ def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
     reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
     reign.give_up("two", leaves=True)
-    lease = read_lease(settings).lease
+    lease = read_lease(location_at(settings.store_name)).lease
     assert (lease.holder, lease.heir, lease.leaves, lease.epoch) == ("one", "two", True, 1)
     for _ in range(3):
         assert not reign.may_act()
         world.pass_time(5.0)
-    assert read_lease(settings).lease == lease
+    assert read_lease(location_at(settings.store_name)).lease == lease
 
 
 def test_a_leader_that_misses_hosts_gives_way_to_a_higher_bid_and_ends(
     reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
-    path = settings.state_dir / "hosts" / "two" / "bid.json"
-    path.parent.mkdir()
+    location = location_at(settings.store_name)
     bids = iter(range(1000))
 
     def bid(reach: int) -> tuple[int, int]:
         """Bid, whenever the leader looks how many hosts it reaches."""
-        path.write_text(json.dumps(Bid(next(bids), reach, 1)))
+        location.note("two", json.dumps(Bid(next(bids), reach, 1)))
         return 1, 2
 
     world.pass_time(SETTLED_S)
@@ -126,12 +126,15 @@ def test_a_leader_that_misses_hosts_gives_way_to_a_higher_bid_and_ends(
     reign.reach = lambda: bid(2)
     with pytest.raises(Ended):
         world.pass_time(5.0)
-    assert read_lease(settings).lease.heir == "two"
+    assert read_lease(location_at(settings.store_name)).lease.heir == "two"
 
 
 def test_what_is_no_bid_is_none(settings: HostSettings) -> None:
-    for name, text in (("two", "[1, 2, 3]"), ("three", "[1]"), ("four", "{"), ("five", "7")):
-        path = settings.state_dir / "hosts" / name / "bid.json"
-        path.parent.mkdir()
-        path.write_text(text)
-    assert read_bids(settings) == {"two": Bid(1, 2, 3)}
+    location = location_at(settings.store_name)
+    location.try_to_write()  # which makes the folder
+    assert read_bids(location) == {}
+    notes = {"two": "[1, 2, 3]", "three": "[1]", "four": "{", "five": "7", "six": "[6, 6, 6]"}
+    for name, text in notes.items():
+        location.note(name, text)
+    location.note("six", "")
+    assert read_bids(location) == {"two": Bid(1, 2, 3)}

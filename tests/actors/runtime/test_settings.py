@@ -33,6 +33,7 @@ SAMPLES = {
     "bind": "10.0.0.1",
     "join": "leader:1900,other:1900",
     "leaders": "10.0.0.1:1900,10.0.0.2:1900",
+    "store": "postgresql://greenroom@db.example/greenroom",
     "host_name": "one",
     "num_cpus": "0.5",
     "num_gpus": "2",
@@ -64,7 +65,12 @@ SAMPLES = {
     "http_cors": "https://a.example",
     "http_short_way": "false",
 }
-NEEDS = {"join": HERE, "leaders": HERE, "grpc_servicer_functions": {"grpc_port": "9001"}}
+NEEDS = {
+    "join": HERE,
+    "leaders": HERE,
+    "store": HERE,
+    "grpc_servicer_functions": {"grpc_port": "9001"},
+}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -164,6 +170,9 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("leaders", "10.0.0.1:1900,10.0.0.2:0", "'10.0.0.2:0' is not IP:PORT"),
         ("leaders", "10.0.0.1:1900", "expected two different hosts"),
         ("leaders", "10.0.0.1:1900,10.0.0.1:1900", "expected two different hosts"),
+        ("store", "/srv/shared", "store='/srv/shared': must be postgresql://USER@HOST/DATABASE"),
+        ("store", "mysql://db/x", "store=mysql://...: must be"),
+        ("store", "postgresql://me@db/x?sslmod=1", "store=postgresql://me@db/x: must be"),
         ("leaders", "10.0.0.2:1900,10.0.0.3:1900", "this host, 10.0.0.1:1900, is not among them"),
     ],
 )
@@ -187,6 +196,25 @@ def test_only_a_bound_host_can_join_or_lead(environ: dict[str, str]) -> None:
         read_settings({"GREENROOM_JOIN": "10.0.0.1:1900", **environ})
     with pytest.raises(InvalidRequestError, match=":1900, is not among them"):
         read_settings({"GREENROOM_LEADERS": "10.0.0.1:1900,10.0.0.2:1900", **environ})
+
+
+def test_a_store_is_named_without_its_password() -> None:
+    store = "postgresql://me:se-cret@db/x"
+    for given, told in (
+        ({}, "name this one's address with --bind"),
+        ({**HERE, "join": "10.0.0.2:1900"}, "leave out --leaders and --join"),
+        ({**HERE, "leaders": "10.0.0.1:1900,10.0.0.2:1900"}, "leave out --leaders and --join"),
+        ({**HERE, "host_name": "a/b"}, "host_name='a/b'"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            read_settings({"GREENROOM_STORE": store}, **given)
+        assert told in str(caught.value)
+        assert "se-cret" not in str(caught.value)
+    settings = read_settings({"GREENROOM_STORE": store}, **HERE)
+    assert settings.may_lead
+    assert "se-cret" not in repr(settings)
+    (unlike,) = differences(settings, read_settings({}, **HERE).to_environ(), ["store"])
+    assert unlike == "store is not set, not postgresql://me@db/x"
 
 
 def test_a_host_either_leads_or_joins() -> None:
