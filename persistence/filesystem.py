@@ -241,6 +241,11 @@ class FileStore:
         with _system_errors(self._not_writable):
             self._writer.write(self._folder.lease, frame(lease))
 
+    def last_change(self) -> int:
+        """Return the number of the last change, for a reader to see whether there was another."""
+        with _system_errors(self._not_readable):
+            return read_journal(self._folder, self._disk).last
+
     @staticmethod
     def look(
         path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None

@@ -118,6 +118,10 @@ class StoreLocation(Protocol):
         """Return the store for reading; StoreMissingError where nothing was ever saved."""
         ...
 
+    def read_all(self) -> dict[str, bytes]:
+        """Return all values as of one moment, beside a writer too; raises StoreError."""
+        ...
+
     def look(self) -> Standing:
         """Return what the store says of its last writer. Raises StoreError."""
         ...

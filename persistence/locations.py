@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import KVStore, Standing, StoreLocation
+from greenroom.persistence.kv import KVStore, Standing, StoreLocation, StoreNotReadableError
 
 NAMESPACE = "controller"
+READINGS = 20  # to find a moment without a change
 POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -28,6 +30,16 @@ class FileLocation:
     def open_reader(self) -> KVStore:
         """Return the store for reading; see StoreLocation."""
         return FileStore.open(self.folder, namespace=NAMESPACE, read_only=True)
+
+    def read_all(self) -> dict[str, bytes]:
+        """Return all values as of one moment; see StoreLocation."""
+        for _ in range(READINGS):
+            with closing(FileStore.open(self.folder, namespace=NAMESPACE, read_only=True)) as store:
+                before = store.last_change()
+                values = {key: store.get(key) for key in store.list()}
+                if store.last_change() == before:
+                    return {key: value for key, value in values.items() if value is not None}
+        raise StoreNotReadableError(f"{self} changed at each of {READINGS} readings: try later")
 
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""

@@ -181,6 +181,15 @@ class PostgresLocation:
             raise StoreMissingError(f"there is no store in {self} yet; check the database's name")
         return PostgresStore(self._link(), self._link(), 0, standing.store_id)
 
+    def read_all(self) -> dict[str, bytes]:
+        """Return all values as of one moment; see StoreLocation."""
+        self.open_reader().close()
+        link = self._link()
+        with link.errors(StoreNotReadableError), link.closed():
+            ((size,),) = link.run("SELECT sum(octet_length(value)) FROM greenroom_values")
+            rows = link.run("SELECT key, value FROM greenroom_values", size=int(size or 0))
+        return {key.decode(): value for key, value in rows}
+
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
         rows = self._looked(_LOOK)

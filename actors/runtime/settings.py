@@ -483,11 +483,6 @@ def _check_store(settings: HostSettings) -> None:
         shown = f"store={location_at(settings.store or '')}"
     except ValueError as error:
         raise ValueError(f"store={error}") from None
-    if not is_bound(settings):
-        raise ValueError(
-            f"{shown}: hosts that share a store must reach each other; name this one's address "
-            "with --bind"
-        )
     if settings.leaders or settings.join:
         raise ValueError(
             f"{shown}: hosts find each other there; leave out --leaders and --join, or --store on "
@@ -608,6 +603,11 @@ def prepare(settings: HostSettings) -> None:
         raise StartError(
             f"cannot join {settings.join} without the cluster file: copy cluster.key from the "
             "state dir of a host that runs, and name the copy with --key-file"
+        )
+    if settings.store and not is_bound(settings):
+        raise StartError(
+            f"cannot share {location_at(settings.store)}: the hosts that do must reach each other; "
+            "name this one's address with --bind"
         )
     if settings.store and given is None and not settings.cluster_key.exists():
         raise StartError(

@@ -581,6 +581,43 @@ def logs(name: str | None, follow: bool, lines: int, settings: HostSettings) -> 
     commands.logs(settings, name, follow=follow, lines=lines)
 
 
+@_command(*_HERE, "store")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def backup(file: Path, settings: HostSettings) -> None:
+    """Write the cluster's state to a new FILE, also while it runs."""
+    from greenroom.serve.cli import stores
+
+    stores.backup(settings, file)
+
+
+@_command(*_HERE, "store")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def restore(file: Path, settings: HostSettings) -> None:
+    """Put the state of FILE into an empty store; then start the hosts."""
+    from greenroom.serve.cli import stores
+
+    stores.restore(settings, file)
+
+
+@main.group()
+def store() -> None:
+    """Move a cluster's state between stores."""
+
+
+@store.command("copy")
+@click.argument("source")
+@click.argument("target")
+def copy_store(source: str, target: str) -> None:
+    """Copy a cluster's state from SOURCE to TARGET, which must be empty.
+
+    Each is a state dir, or postgresql://USER@HOST/DATABASE. Stop all hosts first: what changes
+    later is not copied.
+    """
+    from greenroom.serve.cli import stores
+
+    stores.copy(source, target)
+
+
 @_command(*_HERE)
 def stop(settings: HostSettings) -> None:
     """Drain and stop this host's system; "start" resumes it."""

@@ -201,7 +201,6 @@ def test_only_a_bound_host_can_join_or_lead(environ: dict[str, str]) -> None:
 def test_a_store_is_named_without_its_password() -> None:
     store = "postgresql://me:se-cret@db/x"
     for given, told in (
-        ({}, "name this one's address with --bind"),
         ({**HERE, "join": "10.0.0.2:1900"}, "leave out --leaders and --join"),
         ({**HERE, "leaders": "10.0.0.1:1900,10.0.0.2:1900"}, "leave out --leaders and --join"),
         ({**HERE, "host_name": "a/b"}, "host_name='a/b'"),

@@ -1,0 +1,104 @@
+r"""A cluster's state as one file, and from one store into another.
+
+A backup is a line that says what it is, the values by key, and a SHA-256 of all that. It is checked
+whole before anything is written.
+
+    greenroom backup 1\n, then per value: length of key u32, length of value u64, key, value;
+    then the digest
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from contextlib import closing, suppress
+from pathlib import Path
+
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.kv import (
+    CorruptValueError,
+    StoreLocation,
+    StoreMissingError,
+    StoreNotWritableError,
+)
+from greenroom.persistence.memory import MemoryStore
+
+_MAGIC = b"greenroom backup 1\n"
+_LENGTHS = struct.Struct(">IQ")
+_DIGEST = hashlib.sha256().digest_size
+
+
+def copy_store(source: StoreLocation, target: StoreLocation) -> int:
+    """Copy all values as of one moment into an empty store; return their number, or StoreError."""
+    values = source.read_all()
+    _fill(target, values)
+    return len(values)
+
+
+def write_backup(source: StoreLocation, path: Path) -> int:
+    """Write all values as of one moment to a new file; return their number.
+
+    Raises FileExistsError rather than replace a file, OSError and StoreError.
+    """
+    values = source.read_all()
+    parts = [_MAGIC]
+    for key, value in sorted(values.items()):
+        name = key.encode()
+        parts += [_LENGTHS.pack(len(name), len(value)), name, value]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+            f.writelines([*parts, digest.digest()])
+            f.flush()
+            os.fsync(f.fileno())
+        os.link(temporary, path)  # which never replaces a file
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(values)
+
+
+def restore_backup(path: Path, target: StoreLocation) -> int:
+    """Put the values of a backup into an empty store; return their number.
+
+    Raises OSError and StoreError, before anything is written where the file is not whole.
+    """
+    values = _read(path)
+    with closing(MemoryStore()) as checked:
+        checked.apply(values)
+        Checkpoints(checked).check_formats()
+    _fill(target, values)
+    return len(values)
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    content = path.read_bytes()
+    body = content[:-_DIGEST]
+    if not content.startswith(_MAGIC):
+        raise CorruptValueError(f"{path} is no backup: expected a file of `greenroom backup`")
+    if hashlib.sha256(body).digest() != content[-_DIGEST:]:
+        raise CorruptValueError(f"{path} is damaged or cut short; nothing of it was used")
+    values = {}
+    at = len(_MAGIC)
+    while at < len(body):
+        name_length, length = _LENGTHS.unpack_from(body, at)
+        at += _LENGTHS.size
+        name = body[at : at + name_length].decode()
+        at += name_length
+        values[name] = body[at : at + length]
+        at += length
+    return values
+
+
+def _fill(target: StoreLocation, values: dict[str, bytes]) -> None:
+    with suppress(StoreMissingError), closing(target.open_reader()) as reader:
+        if reader.list():
+            raise StoreNotWritableError(
+                f"{target} has a state already, which is never overwritten: name an empty store, "
+                "or end that cluster with `greenroom shutdown` first"
+            )
+    with closing(target.open()) as store:
+        store.apply(values)

@@ -1,0 +1,124 @@
+"""A state as one file, and from store to store: whole, of one moment, never over another state."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from greenroom.persistence.backup import copy_store, restore_backup, write_backup
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.kv import (
+    CorruptValueError,
+    StoreLocation,
+    StoreMissingError,
+    StoreNotWritableError,
+)
+from greenroom.persistence.locations import location_at
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> StoreLocation:
+    return location_at(tmp_path / "store")
+
+
+@pytest.fixture
+def rows(postgres: PostgresServer) -> StoreLocation:
+    return location_at(postgres.new_database())
+
+
+def _save(location: StoreLocation) -> dict[str, bytes]:
+    store = location.open()
+    Checkpoints(store).save({("backend", "a"): {"x": 1}}, code=[bytes(range(256)) * 400, b""])
+    values = {key: store.get(key) or b"" for key in store.list()}
+    store.close()
+    assert len(values) == 3
+    return values
+
+
+def test_a_state_goes_from_files_to_a_database_and_back_by_copy_and_by_backup(
+    files: StoreLocation, rows: StoreLocation, tmp_path: Path
+) -> None:
+    values = _save(files)
+    assert copy_store(files, rows) == 3
+    assert rows.read_all() == values
+    file = tmp_path / "backup"
+    assert write_backup(rows, file) == 3
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = location_at(tmp_path / "again")
+    assert restore_backup(file, again) == 3
+    assert again.read_all() == values
+
+
+def test_nothing_is_overwritten(files: StoreLocation, rows: StoreLocation, tmp_path: Path) -> None:
+    _save(files)
+    copy_store(files, rows)
+    file = tmp_path / "backup"
+    write_backup(files, file)
+    content = file.read_bytes()
+    with pytest.raises(FileExistsError):
+        write_backup(files, file)
+    assert file.read_bytes() == content
+    for target in (files, rows):
+        epoch = target.look().epoch
+        with pytest.raises(StoreNotWritableError, match="has a state already"):
+            restore_backup(file, target)
+        with pytest.raises(StoreNotWritableError, match="has a state already"):
+            copy_store(files, target)
+        assert target.look().epoch == epoch, "who writes there goes on"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "store"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other", "empty"])
+def test_a_file_that_is_not_whole_is_refused_before_anything_is_written(
+    files: StoreLocation, tmp_path: Path, damage: str
+) -> None:
+    _save(files)
+    file = tmp_path / "backup"
+    write_backup(files, file)
+    whole = file.read_bytes()
+    flipped = whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]
+    damaged = {"cut": whole[:-1], "flipped": flipped, "other": b"PK" + whole, "empty": b""}
+    file.write_bytes(damaged[damage])
+    target = location_at(tmp_path / "target")
+    with pytest.raises(CorruptValueError, match=r"is no backup|damaged or cut short"):
+        restore_backup(file, target)
+    assert not (tmp_path / "target").exists()
+
+
+def test_where_there_is_no_store_there_is_no_backup(
+    files: StoreLocation, rows: StoreLocation, tmp_path: Path
+) -> None:
+    for location in (files, rows):
+        with pytest.raises(StoreMissingError):
+            write_backup(location, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("kind", ["files", "rows"])
+def test_a_backup_beside_a_writer_is_of_one_moment(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    location: StoreLocation = request.getfixturevalue(kind)
+    store = location.open()
+    store.apply({"a": b"0", "b": b"0"})
+    enough = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not enough.wait(0.02):
+            number += 1
+            store.apply({"a": b"%d" % number, "b": b"%d" % number})
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        for _ in range(20):
+            values = location.read_all()
+            assert values["a"] == values["b"]
+    finally:
+        enough.set()
+        writing.join()
+        store.close()
