@@ -393,13 +393,13 @@ class _Link:
                 self.close()
             elif kind is StoreNotWritableError:
                 kind, consequence = NothingSavedError, "Nothing was changed"
-            told = " ".join(str(error).split())
+            told = " ".join(str(error).split()).partition(" Is the server running")[0].rstrip(".")
             if self._is_late:
                 told = f"it did not answer within {CALL_TIMEOUT_S:g} s"
             remedy = next((r for text, r in _REMEDIES.items() if text in told), "")
             remedy = remedy or "see whether the database runs and this host reaches it"
-            then = f"{consequence}: {remedy}, then repeat it" if consequence else remedy
-            raise kind(f"cannot use the store {self._text}: {told}. {then}") from None
+            then = f". {consequence}: {remedy}, then repeat it" if consequence else f"; {remedy}"
+            raise kind(f"cannot use the store {self._text}: {told}{then}") from None
 
     @contextmanager
     def closed(self) -> Iterator[None]:
