@@ -92,11 +92,6 @@ def whole(shared: Shared) -> None:
     )
 
 
-def _make(host: ClusterHost, name: str) -> None:
-    host.check("deploy", f"{name}:app", "--name", name, "--route-prefix", f"/{name}", "--app-dir",
-               str(host.cluster.folder))  # fmt: skip
-
-
 def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(shared: Shared) -> None:
     for host in shared.cluster.hosts:
         assert host.hosts() == ALL
@@ -146,51 +141,3 @@ def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: Shar
     print(f"takeover after a cut from the database: {took_s:.2f} s")
     assert took_s < TAKEOVER_S + SLACK_S
     assert not tally.failures, tally
-
-
-def test_another_leads_when_the_leader_is_cut_off_from_the_hosts(shared: Shared) -> None:
-    leader, (one, other) = shared.leader(), shared.followers()
-    addresses = [f"{host.address}/32" for host in (one, other)]
-    begun = time.monotonic()
-    for address in addresses:
-        leader.call(route, "add", "blackhole", address)
-    try:
-        shared.cluster.wait_for(lambda: shared.others_say(one) != leader.label, 40, "another leads")
-        print(f"takeover after a cut from the hosts: {time.monotonic() - begun:.2f} s")
-    finally:
-        for address in addresses:
-            leader.call(route, "del", "blackhole", address)
-
-
-def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(shared: Shared) -> None:
-    (one, _) = shared.followers()
-    (shared.cluster.folder / "late.py").write_text(WHO, encoding="utf-8")
-    with one.load(connections=8) as end_load:
-        shared.server.stop(now=True)
-        try:
-            code, out, err = one.run("deploy", "late:app", "--name", "late", "--route-prefix",
-                                     "/late", "--app-dir", str(shared.cluster.folder),
-                                     "--timeout", "30")  # fmt: skip
-            assert code == 1, out
-            assert "cannot use the store postgresql://postgres@" in err
-            assert PASSWORD not in err
-        finally:
-            shared.start_server()
-        shared.cluster.wait_for(lambda: shared.leader().hosts() == ALL, 40, "one leads again")
-        tally = end_load()
-    assert not tally.failures, tally
-    assert len(controllers(shared.cluster)) == 1
-    _make(one, "late")
-    assert one.get("/late")[0] == 200
-
-
-def test_a_leader_that_was_stopped_steps_down(shared: Shared) -> None:
-    leader, (one, _) = shared.leader(), shared.followers()
-    thaw = leader.freeze()
-    try:
-        shared.cluster.wait_for(lambda: shared.others_say(one) != leader.label, 20, "another leads")
-    finally:
-        thaw()
-    shared.cluster.wait_for(
-        lambda: leader.label not in controllers(shared.cluster), 20, "it steps down"
-    )
