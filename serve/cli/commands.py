@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, make_key
-from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
 from greenroom.core.operations import (
     AbortRollout,
     EvictHost,
@@ -40,6 +41,8 @@ from greenroom.serve.cli.display import Progress, note_silent, problems_of
 from greenroom.serve.cli.logs import Line, Logs
 
 STATUS_TIMEOUT_S = 10.0
+COMPLETION_TIMEOUT_S = 2.0
+WATCH_S = 1.0
 ROTATE_TIMEOUT_S = 60.0
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
@@ -246,8 +249,38 @@ def _example(example: Mapping[str, Any]) -> str:
 # --- The system and its hosts -------------------------------------------------------------------
 
 
-def status(settings: HostSettings, *, as_json: bool) -> bool:
-    """Print the state of everything; return whether all of it is healthy."""
+def application_names(settings: HostSettings) -> list[str]:
+    """Return the names of all applications, soon or not at all: a shell waits for them."""
+    with connected(settings) as connection:
+        return sorted(applications.read_report(connection, COMPLETION_TIMEOUT_S)["applications"])
+
+
+def watch_status(settings: HostSettings, name: str | None, *, as_json: bool) -> None:
+    """Print the state again and again, until Ctrl-C; what cannot be asked is told."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            click.clear()  # does nothing where the output is no terminal
+            try:
+                status(settings, name, as_json=as_json)
+            except (GreenroomError, TimeoutError, OSError) as error:
+                click.echo(f"Error: {error}", err=True)
+            time.sleep(WATCH_S)
+
+
+def _of_application(report: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the report of one application alone."""
+    found = report["applications"].get(name)
+    if found is None:
+        names = ", ".join(sorted(report["applications"])) or "none"
+        raise UnknownNameError(f"no application is named {name!r}; there are: {names}")
+    endpoints = {f"{name}#{deployment}" for deployment in found["deployments"]}
+    own = {key: of for key, of in (report.get("endpoints") or {}).items() if key in endpoints}
+    kept: dict[str, Any] = {key: report[key] for key in ("controller", "hosts") if key in report}
+    return {**kept, "applications": {name: found}, "endpoints": own}
+
+
+def status(settings: HostSettings, name: str | None = None, *, as_json: bool) -> bool:
+    """Print the state of everything, or of an application; return whether that is healthy."""
     here = {} if settings.remote_addresses else RunRecords(settings.run_dir).alive()
     silent = silence.silent_among(here)
     try:
@@ -258,6 +291,8 @@ def status(settings: HostSettings, *, as_json: bool) -> bool:
             raise
         raise GreenroomError("; ".join([str(error), *map(silence.told, silent)])) from error
     note_silent(report, silent)
+    if name is not None:
+        report = _of_application(report, name)
     if as_json:
         _print_json(report)
     else:

@@ -107,6 +107,18 @@ def _command(
     return main.command(cls=_Command, takes=takes, leaves_out=leaves_out, **kwargs)
 
 
+def _names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of an application that runs on the system of the environment."""
+    from greenroom.serve.cli import commands
+    from greenroom.serve.cli.starting import settings_from
+
+    try:
+        names = commands.application_names(settings_from({}))
+    except (GreenroomError, TimeoutError, OSError):
+        return []  # none runs
+    return [name for name in names if name.startswith(incomplete)]
+
+
 _NAMING = ("target", "arguments", "app_dir", "working_dir", "name", "route_prefix")
 
 
@@ -281,7 +293,7 @@ def undo(change_id: int | None, settings: HostSettings) -> None:
 
 
 @_command(*_ANYWHERE)
-@click.argument("name")
+@click.argument("name", shell_complete=_names)
 def delete(name: str, settings: HostSettings) -> None:
     """Delete an application."""
     from greenroom.serve.cli import commands
@@ -456,19 +468,27 @@ def rollout(
 
 
 @_command(*_ANYWHERE)
+@click.argument("name", required=False, shell_complete=_names)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--autoscaling", is_flag=True, help="Show what autoscaling decided, and why.")
-def status(as_json: bool, autoscaling: bool, settings: HostSettings) -> None:
-    """Show hosts, applications, deployments and replicas.
+@click.option("-w", "--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+def status(
+    name: str | None, as_json: bool, autoscaling: bool, watch: bool, settings: HostSettings
+) -> None:
+    """Show hosts, applications, deployments and replicas; or the application NAME alone.
 
-    The exit code is 0 only when all of them are healthy; always, with --autoscaling.
+    The exit code is 0 only when all that is shown is healthy; always, with --autoscaling.
     """
     from greenroom.serve.cli import commands
 
     if autoscaling:
+        if name or watch:
+            raise click.UsageError("--autoscaling shows all backends, once")
         commands.autoscaling(settings, as_json=as_json)
         return
-    if not commands.status(settings, as_json=as_json):
+    if watch:
+        commands.watch_status(settings, name, as_json=as_json)
+    elif not commands.status(settings, name, as_json=as_json):
         sys.exit(1)
 
 
@@ -562,7 +582,7 @@ def rebalance(settings: HostSettings) -> None:
 
 
 @_command(*_HERE)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_names)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
 @click.option(
     "-n",

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from greenroom import serve
 from greenroom.actors.runtime.settings import FIELDS
-from greenroom.serve.cli import display, starting
+from greenroom.serve.cli import commands, display, starting
 from greenroom.serve.cli import running as run_command
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
@@ -405,6 +407,48 @@ def test_status_shows_tables_and_is_0_when_all_is_healthy(invoke, running):
     for text in ("http://127.0.0.1:8000", "default", "Model", "RUNNING", " 7 ", "100%", "g1"):
         assert text in result.output
     assert "g2" not in result.output
+
+
+def test_status_of_an_application_is_its_own(invoke, running):
+    running.controller.report |= {"hosts": [healthy_host()]}
+    invoke("deploy", "demo", "--name", "good", "--route-prefix", "/good")
+    invoke("deploy", "demo", "--name", "bad")
+    running.controller.applications["bad"]["status"] = "DEPLOY_FAILED"
+    result = invoke("status", "good")
+    assert result.exit_code == 0, result.output
+    assert "bad" not in result.output
+    assert list(json.loads(invoke("status", "good", "--json").output)["applications"]) == ["good"]
+    assert invoke("status", "bad").exit_code == 1
+    missing = invoke("status", "ugly")
+    assert missing.exit_code == 1
+    assert "no application is named 'ugly'; there are: bad, good" in missing.stderr
+    assert invoke("status", "good", "--autoscaling").exit_code == 2
+
+
+def test_status_can_be_watched_until_ctrl_c(invoke, running, monkeypatch):
+    shown = []
+
+    def sleep(seconds):
+        shown.append(seconds)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "time", types.SimpleNamespace(sleep=sleep))
+    running.controller.report |= {"hosts": [healthy_host()]}
+    result = invoke("status", "--watch")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("no applications") == 3
+
+
+def test_names_of_applications_complete_by_tab(invoke, running, system):
+    invoke("deploy", "demo", "--name", "shop")
+    invoke("deploy", "demo", "--name", "sales", "--route-prefix", "/sales")
+    complete = ShellComplete(main, {}, "greenroom", "_GREENROOM_COMPLETE").get_completions
+    for words in (["delete"], ["status"], ["logs", "-f"]):
+        assert [each.value for each in complete(words, "s")] == ["sales", "shop"]
+    assert [each.value for each in complete(["delete"], "sh")] == ["shop"]
+    invoke("stop")
+    assert complete(["delete"], "") == [], "nothing runs"
 
 
 def test_status_is_1_when_something_is_not_healthy(invoke, running):

@@ -1,0 +1,63 @@
+"""The site: each page is in its menu, and the reference has every public name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from greenroom import serve
+
+ROOT = Path(__file__).parents[2]
+MODULES = ("config", "context", "exceptions", "handle", "metrics", "schema")
+# Other names of what is there, and what the documentation tells of elsewhere.
+ELSEWHERE = {"CONTENT_TYPE", "ContextFilter", "InvalidDocumentError", "RayServeException", "text"}
+ELSEWHERE |= {"EncodingType", "read_document", "told_at"}
+TARGET = re.compile(r"^::: (\S+)\n(?:    options:\n      members: \[(.*)\]\n)?", re.MULTILINE)
+
+
+def pages(menu: Any) -> list[str]:
+    """Return all pages of a menu."""
+    if isinstance(menu, str):
+        return [menu]
+    parts = menu.values() if isinstance(menu, dict) else menu
+    return [page for part in parts for page in pages(part)]
+
+
+def documented() -> set[str]:
+    """Return the names that the reference has."""
+    names: set[str] = set()
+    for target, members in TARGET.findall((ROOT / "docs" / "reference.md").read_text()):
+        module, _, name = target.rpartition(".")
+        if members:
+            home = importlib.import_module(target)
+            found = members.split(", ")
+            assert all(hasattr(home, each) for each in found), (target, found)
+        elif name[0].isupper() or hasattr(importlib.import_module(module), name):
+            found = [name]
+            try:
+                found += dir(importlib.import_module(target))
+            except ImportError:
+                assert hasattr(importlib.import_module(module), name), target
+        else:
+            found = dir(importlib.import_module(target))
+        names.update(found)
+    return names
+
+
+def test_every_page_is_in_the_menu_once() -> None:
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(pages(menu)) == sorted(page.name for page in ROOT.glob("docs/*.md"))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    names = documented()
+    public = {*serve.__all__} | {
+        name
+        for module in MODULES
+        for name in importlib.import_module(f"greenroom.serve.{module}").__all__
+    }
+    assert public - names - ELSEWHERE == set()
