@@ -58,6 +58,8 @@ setup(
             "openai>=2",
             "tritonclient[http]>=2.50",
             "openapi-spec-validator>=0.7",
+            "nbclient>=0.10",
+            "ipykernel>=7",
             "prometheus-client>=0.20",
             "opentelemetry-sdk>=1.25",
             "opentelemetry-exporter-otlp-proto-http>=1.25",

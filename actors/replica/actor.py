@@ -471,4 +471,4 @@ def _allows_method_header(config: dict[str, Any]) -> bool:
 
 def _session_affinity(config: dict[str, Any]) -> SessionAffinity | None:
     given = config.get("session_affinity")
-    return None if given is None else SessionAffinity(**given)
+    return None if given is None else SessionAffinity.read(given)

@@ -304,7 +304,7 @@ class Backend:
 
     def table(self) -> BackendTable:
         """Return what routers are told."""
-        config = self.config
+        config, affinity = self.config, self.config.session_affinity
         return BackendTable(
             tag=self.record.tag,
             replicas=tuple(
@@ -315,10 +315,10 @@ class Backend:
             max_queued_requests=config.max_queued_requests,
             request_timeout_s=config.request_timeout_s,
             retryable=config.retryable,
-            session_affinity=config.session_affinity,
             unavailable="it could not be started" if self.record.failure else "",
             is_wanted=self.wanted > 0 or bool(self.record.failure),
             is_expected=self.record.was_running and self.wanted > 0,
+            session_affinity=None if affinity is None else affinity.model_dump(),
         )
 
     def _live(self) -> list[Replica]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from greenroom.core.config import SessionAffinity
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
@@ -128,6 +129,7 @@ class RoutedBackend:
     mirrored: FairQueue = field(default_factory=FairQueue)
     rate: DrainRate = field(default_factory=DrainRate)
     homes: Homes = field(default_factory=Homes)
+    affinity: SessionAffinity | None = None
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     near: Levels = field(default_factory=Levels)
     far: Levels = field(default_factory=Levels)  # on other hosts
@@ -138,6 +140,8 @@ class RoutedBackend:
     def take_table(self, table: BackendTable) -> None:
         """Replace the table, and expect the drain rate to follow the number of slots."""
         self.table = table
+        given = table.session_affinity
+        self.affinity = None if given is None else SessionAffinity.read(given)
         slots = len(table.replicas) * table.max_ongoing_requests
         if slots and self.slots:
             self.rate.resized(slots / self.slots)

@@ -378,8 +378,8 @@ class Router:
         affinity = None
         for tag in endpoint.split.tags:
             backend = self._backends.get(tag)
-            if backend is not None and backend.table.session_affinity is not None:
-                affinity = backend.table.session_affinity
+            if backend is not None and backend.affinity is not None:
+                affinity = backend.affinity
                 break
         if affinity is None and not ticket.query.session_id:
             return None
@@ -421,7 +421,7 @@ class Router:
             or endpoint.table.shadows
             or name in self._changing
             or backend.table.max_queued_requests >= 0
-            or backend.table.session_affinity is not None
+            or backend.affinity is not None
             or backend.queue.size
             or backend.mirrored.size
             or backend.table.unavailable

@@ -47,9 +47,9 @@ class BackendTable:
     request_timeout_s: float | None = None
     retryable: bool | None = None
     unavailable: str = ""
-    session_affinity: Any = None  # core.config.SessionAffinity
     is_wanted: bool = False
     is_expected: bool = False
+    session_affinity: Mapping[str, Any] | None = None  # fields of core.config.SessionAffinity
 
 
 @travels

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = ("config", "context", "exceptions", "handle", "metrics", "schema")
 # Other names of what is there, and what the documentation tells of elsewhere.
 ELSEWHERE = {"CONTENT_TYPE", "ContextFilter", "InvalidDocumentError", "RayServeException", "text"}
-ELSEWHERE |= {"EncodingType", "read_document", "told_at"}
+ELSEWHERE |= {"EncodingType", "gRPCOptions", "read_document", "told_at"}
 TARGET = re.compile(r"^::: (\S+)\n(?:    options:\n      members: \[(.*)\]\n)?", re.MULTILINE)
 
 

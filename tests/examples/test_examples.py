@@ -32,6 +32,8 @@ SHOWN = {
     "hello.py": "README.md",
     "live.py": "docs/websockets.md",
     "nearest.py": "docs/batching.md",
+    "pipeline.py": "docs/tutorial.md",
+    "reports.py": "docs/jobs.md",
     "stories.py": "docs/composition.md",
     "test_hello.py": "docs/testing.md",
     "timing.py": "docs/http.md",
@@ -191,6 +193,30 @@ def test_greetings_have_a_model_for_each_language(example):
         headers = {"serve_multiplexed_model_id": language}
         assert greetings.get("/", headers=headers) == (200, words)
     assert greetings.get("/")[0] == 404
+
+
+def test_the_classifier_names_a_flower_and_documents_itself(example):
+    pytest.importorskip("sklearn")
+    classifier = example("classifier")
+    flower = json.dumps({"sepal": [5.1, 3.5], "petal": [1.4, 0.2]}).encode()
+    json_body = {"content-type": "application/json"}
+    status, body = classifier.get("/predict", data=flower, headers=json_body)
+    assert (status, json.loads(body)["name"]) == (200, "setosa")
+    assert classifier.get("/predict", data=b"{}", headers=json_body)[0] == 422
+    assert "/predict" in json.loads(classifier.get("/openapi.json")[1])["paths"]
+
+
+def test_the_pipeline_adds_a_tax(example):
+    assert example("pipeline").get("/?net=100") == (200, b'{"price":119.0}')
+
+
+def test_reports_are_made_after_their_connection_has_ended(example):
+    reports = example("reports")
+    status, body = reports.get("/make", data=b'{"year": 2024}')
+    assert status == 202
+    result = f"/{json.loads(body)['id']}/result"
+    answer = wait_until(lambda: (got := reports.get(result))[0] == 200 and got, 20, "its result")
+    assert json.loads(answer[1]) == {"year": 2024}
 
 
 def test_stories_are_streamed_through_three_deployments(example):

@@ -95,7 +95,7 @@ def test_a_session_stays_at_one_of_an_endpoints_backends() -> None:
 
 
 def test_endpoints_with_sessions_have_no_leases() -> None:
-    made = router(backend("b#1", limit=8, session_affinity=BY_HEADER))
+    made = router(backend("b#1", limit=8, session_affinity=BY_HEADER.model_dump()))
     made.router.allow_leases("c")
     effects = [e for n in range(6) for e in made.submit("c", Query(n), 0.0)]
     assert all(isinstance(e, Assign) for e in effects)
@@ -139,12 +139,15 @@ def test_a_cookie_is_made_and_renewed_only_where_it_names_another_replica() -> N
 
 def test_a_cookie_keeps_its_replica_when_others_come() -> None:
     key = headers(cookie="s=0123.3")
-    tables = [backend("b#3", session_affinity=BY_COOKIE)]
+    tables = [backend("b#3", session_affinity=BY_COOKIE.model_dump())]
     tables.append(backend("b#1", "b#2", "b#3", *(f"b#{n}" for n in range(4, 40)), limit=100))
     made = router(tables[0])
     for number, table in enumerate(tables):
         many = type(table)(
-            tag="b", replicas=table.replicas, max_ongoing_requests=100, session_affinity=BY_COOKIE
+            tag="b",
+            replicas=table.replicas,
+            max_ongoing_requests=100,
+            session_affinity=BY_COOKIE.model_dump(),
         )
         made.set_backend("b", many, 0.0)
         query = Query(number, http_method="GET", with_headers=key)

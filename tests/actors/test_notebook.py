@@ -1,0 +1,49 @@
+"""serve.run in a notebook, whose cells run on an event loop."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+from tests.support.systems import RunningSystem
+
+CELLS = [
+    """
+from greenroom import serve
+
+@serve.deployment
+class Product:
+    def __init__(self, factor):
+        self.factor = factor
+    def __call__(self, number):
+        return self.factor * number
+
+handle = serve.run(Product.bind(2), name="notebook", route_prefix=None)
+await handle.remote(4)
+""",
+    # The cell again, with a change
+    """
+handle = serve.run(Product.bind(3), name="notebook", route_prefix=None)
+await handle.remote(4)
+""",
+    "handle.remote(4).result()",
+    "serve.delete('notebook')",
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # of jupyter's own
+def test_cells_deploy_call_and_change(running: RunningSystem, monkeypatch: Any) -> None:
+    for name, value in running.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    nbclient.NotebookClient(notebook, timeout=60, allow_errors=True).execute(cwd=os.getcwd())
+    first, second, blocked, deleted = (cell.outputs for cell in notebook.cells)
+    assert first[0]["data"]["text/plain"] == "8"
+    assert second[0]["data"]["text/plain"] == "12"
+    assert "would block the running event loop; await the response" in blocked[0]["evalue"]
+    assert deleted == []
