@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.settings import HostSettings
 
 
-EXIT_CHANGES = 3  # of a plan that would change something, and of a replay that found differences
+EXIT_CHANGES = 3  # of a plan or a replay with differences, and of tuning that reached no goal
 
 
 class _Group(click.Group):
@@ -260,6 +260,43 @@ def build(words: tuple[str, ...], output: str | None, app_dir: str) -> None:
     from greenroom.serve.cli import deploying
 
     deploying.build(words, Path(app_dir), None if output is None else Path(output))
+
+
+@main.command()
+@click.argument("target", metavar="MODULE[:ATTRIBUTE]")
+@click.option("--slo", required=True, metavar="pN=TIME", help="What is to be met: p99=200ms.")
+@click.option(
+    "--traffic",
+    required=True,
+    metavar="RATE|FILE",
+    help="Requests a second, or a recording of greenroom record.",
+)
+@click.option("--path", default="/", help="What requests at a rate ask for [/].")
+@click.option("--deployment", metavar="NAME", help="The one to be tuned [the ingress].")
+@click.option("--seconds", default=5.0, help="How long a trial is measured [5].")
+@click.option("--max-minutes", default=5.0, help="After which no trial begins [5].")
+@click.option("--max-replicas", type=click.IntRange(1), help="Of a trial [twice the CPUs].")
+@click.option("--app-dir", default=".", metavar="DIR", help="Where to import from [.].")
+@click.option("--output", "-o", default="tuned.yaml", metavar="FILE", help="[tuned.yaml].")
+@click.option("--picture", default="tuned.svg", metavar="FILE", help="[tuned.svg].")
+def tune(*, slo: str, app_dir: str, output: str, picture: str, **flags: Any) -> None:
+    """Find settings that meet an objective with the least CPU, by measuring on this host.
+
+    Exit code 3 when no setting has met it; the best found is written all the same.
+    """
+    from greenroom.serve.cli import tuning
+    from greenroom.serve.cli.starting import usage
+
+    with usage():
+        asked = tuning.TuneFlags(
+            objective=tuning.read_objective(slo),
+            app_dir=Path(app_dir),
+            output=Path(output),
+            picture=Path(picture),
+            **flags,
+        )
+    if not tuning.tune(asked):
+        sys.exit(EXIT_CHANGES)
 
 
 @main.command()

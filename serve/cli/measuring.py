@@ -14,6 +14,7 @@ from greenroom.core.comparing.latencies import MIN_PAIRS, Interval, percentile
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.admin.client import Client
 from greenroom.serve.cli.commands import connected, differences, print_lines
+from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.measuring import recording, replaying
 
 MB = 1_000_000
@@ -31,6 +32,7 @@ def record(
     redact: tuple[str, ...],
 ) -> None:
     """Record until a limit or Ctrl-C."""
+    interrupt_on_terminate()
     click.echo(f"recording {sample:g} of {endpoint!r} in {file}; Ctrl-C ends it", err=True)
     with connected(settings) as connection:
         client = Client(connection, settings)

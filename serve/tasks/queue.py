@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.runtime.settings import read_settings
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import (
     BackPressureError,
     BodyTooLargeError,
@@ -46,6 +46,7 @@ from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.operations import application_problem
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import KVStore
+from greenroom.persistence.locations import is_database
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, target_of
@@ -80,7 +81,7 @@ class TaskQueue:
         self._secret = os.environ.get(known.config.callback_secret_env, "")
         name = known.config.queue_name or f"{replica.app_name}#{replica.deployment}"
         is_local = user_context.local_replica.get() is not None  # see serve.local_testing
-        self._log = JobLog(MemoryStore if is_local else partial(_open_store, name))
+        self._log = JobLog(MemoryStore if is_local else _store_of(name, read_settings()))
         self._jobs = Jobs(known.config)
         self._calls: dict[str, DeploymentResponse] = {}
         self._deferred: dict[str, int] = {}  # how often in a row no replica could take a job
@@ -376,6 +377,11 @@ class TaskQueue:
         self._change()
 
 
-def _open_store(name: str) -> KVStore:
-    """Open a queue's store beside the controller's."""
-    return FileStore.open(read_settings().store_dir, namespace=f"jobs {name}")
+def _store_of(name: str, settings: HostSettings) -> Callable[[], KVStore]:
+    """Return what opens a queue's store, beside the controller's."""
+    if is_database(str(settings.store_name)):
+        raise RuntimeError(
+            "a task queue keeps its jobs in the state dir, which hosts that share a database do "
+            "not share: run it in a cluster without --store"
+        )
+    return partial(FileStore.open, settings.store_dir, namespace=f"jobs {name}")

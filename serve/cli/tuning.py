@@ -1,0 +1,192 @@
+"""``greenroom tune``: a system of its own, the trials in it, and the files that tell of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from greenroom.actors.host import launcher as system
+from greenroom.actors.host.records import records_of
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.admin import declarative
+from greenroom.serve.admin.client import Client
+from greenroom.serve.cli import config_file
+from greenroom.serve.cli.commands import connected, print_lines
+from greenroom.serve.cli.deploying import Source, bring_up
+from greenroom.serve.cli.starting import interrupt_on_terminate, usage
+from greenroom.serve.measuring import tuning
+from greenroom.serve.measuring.tuning import Objective, Setting, Trial, read_objective
+
+__all__ = ["TuneFlags", "read_objective", "tune"]
+
+SETTLE_TIMEOUT_S = 60.0
+_NAME = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneFlags:
+    """How ``greenroom tune`` goes about it."""
+
+    target: str
+    app_dir: Path
+    objective: Objective
+    traffic: str
+    path: str
+    deployment: str | None
+    seconds: float
+    max_minutes: float
+    max_replicas: int | None
+    output: Path
+    picture: Path
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for what cannot be."""
+        for file in (self.output, self.picture):
+            if file.exists():
+                raise InvalidRequestError(f"{file}: it exists; remove it, or name another file")
+        if not 0 < self.max_minutes <= 24 * 60 or not 1 <= self.seconds <= 600:
+            raise InvalidRequestError("--max-minutes must be above 0, --seconds from 1 to 600")
+        if not self.path.startswith("/") or not self.path.isascii() or " " in self.path:
+            raise InvalidRequestError(f"--path {self.path!r}: must be such as /predict?x=1")
+        next(self.timed())
+
+    def timed(self) -> Iterator[tuple[float, bytes]]:
+        """Return the requests at their times."""
+        if Path(self.traffic).is_file():
+            return tuning.recorded(Path(self.traffic))
+        try:
+            rate = float(self.traffic.removesuffix("/s"))
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate <= 100_000:
+            raise InvalidRequestError(
+                f"--traffic {self.traffic!r}: must be requests a second, such as 50, or a recording"
+            )
+        return tuning.steady(rate, tuning.request_bytes("GET", self.path))
+
+
+def tune(flags: TuneFlags) -> bool:
+    """Measure, print what was found, write the files; return whether the objective is met."""
+    with usage():
+        flags.check()
+    interrupt_on_terminate()
+    source = Source(
+        flags.target,
+        arguments=(),
+        app_dir=str(flags.app_dir),
+        working_dir=None,
+        name=_NAME,
+        route_prefix="/",
+    )
+    built = source.build()
+    deployment = flags.deployment or built.applications[0].ingress
+    specs = {spec.name: spec for spec in built.applications[0].deployments}
+    if deployment not in specs:
+        raise InvalidRequestError(
+            f"--deployment {deployment!r}: the application has {', '.join(specs)}"
+        )
+    config = specs[deployment].config
+    user_config = config.user_config if isinstance(config.user_config, dict) else {}
+    begin = Setting(
+        replicas=1,
+        max_ongoing=config.max_ongoing_requests,
+        batch_size=user_config.get(tuning.SIZE_KEY),
+        batch_wait_s=user_config.get(tuning.WAIT_KEY),
+    )
+    with _own_system() as settings, connected(settings) as connection:
+        bring_up(connection, built)
+        client = Client(connection, settings)
+
+        def change(setting: Setting) -> None:
+            options = setting.options(user_config)
+            goal = client.update_backend_config(f"{_NAME}#{deployment}", options)
+            client.wait_for_goal(goal, SETTLE_TIMEOUT_S)
+
+        trials = tuning.search(
+            lambda setting: _measured(settings, setting, change, flags),
+            begin,
+            most_replicas=flags.max_replicas or 2 * (os.cpu_count() or 1),
+            ends_at=time.monotonic() + 60 * flags.max_minutes,
+        )
+    print_lines(_told(trials, flags.objective))
+    flags.picture.write_text(tuning.drawn(trials, flags.objective), encoding="utf-8")
+    options = trials[0].setting.options(user_config)
+    flags.output.write_text(_document(flags, deployment, options), encoding="utf-8")
+    click.echo(f"wrote {flags.output} and {flags.picture}")
+    return trials[0].is_met
+
+
+@contextlib.contextmanager
+def _own_system() -> Iterator[HostSettings]:
+    """Start a system of its own on free ports, and end it with all that it has left."""
+    with tempfile.TemporaryDirectory(prefix="greenroom-tune-") as folder:
+        with contextlib.ExitStack() as held:
+            probes = [held.enter_context(socket.socket()) for _ in range(2)]
+            for probe in probes:
+                probe.bind(("127.0.0.1", 0))
+            http_port, admin_port = (probe.getsockname()[1] for probe in probes)
+        settings = read_settings({}, state_dir=folder, http_port=http_port, admin_port=admin_port)
+        try:
+            system.start(settings)
+            yield settings
+        finally:
+            system.stop(settings, forget=True)
+
+
+def _measured(
+    settings: HostSettings, setting: Setting, change: Callable[[Setting], None], flags: TuneFlags
+) -> Trial:
+    change(setting)
+    cpu_s, began_at = _cpu_s(settings), time.monotonic()
+    latencies, failed = asyncio.run(tuning.load(settings.http.port, flags.timed(), flags.seconds))
+    cpus = (_cpu_s(settings) - cpu_s) / (time.monotonic() - began_at)
+    trial = tuning.judged(setting, tuning.Load(latencies, failed, cpus), flags.objective)
+    click.echo(_row(trial), err=True)
+    return trial
+
+
+def _cpu_s(settings: HostSettings) -> float:
+    """Return the seconds of CPU that the processes of a system have taken so far."""
+    seconds = 0.0
+    for process in records_of(settings).alive():
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(process.pid).cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
+def _row(trial: Trial) -> str:
+    errors = f", {trial.errors:.1%} without an answer" if trial.errors else ""
+    mark = "meets" if trial.is_met else "fails"
+    told = f"{trial.latency_s * 1000:9.1f} ms  {trial.cpus:6.2f} CPUs"
+    return f"  {mark}  {told}  {trial.setting}{errors}"
+
+
+def _told(trials: list[Trial], objective: Objective) -> Iterator[str]:
+    yield f"p{objective.percent:g} and CPUs in use, the best first:"
+    yield from map(_row, trials)
+    if trials[0].is_met:
+        yield f"{objective} is met by: {trials[0].setting}"
+    else:
+        yield f"{objective} was not met; the best found: {trials[0].setting}"
+
+
+def _document(flags: TuneFlags, deployment: str, options: dict[str, Any]) -> str:
+    document = declarative.described(declarative.read_targets([flags.target]), flags.app_dir)
+    for each in document["applications"][0]["deployments"]:
+        if each["name"] == deployment:
+            each.pop("autoscaling_config", None)
+            each.update(options)
+    return config_file.written(document)
