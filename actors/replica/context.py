@@ -319,6 +319,14 @@ def begin_batch(queries: Iterable[RunningQuery | None]) -> RunningQuery | None:
     return batch
 
 
+def call_id() -> str:
+    """Return what the running query has in common with its own repeats and no other query."""
+    query = running.get()
+    if query is None:
+        return ""
+    return f"{query.assignment.caller_incarnation} {query.assignment.query.id}"
+
+
 def detach() -> None:
     """Detach the calling task from the running query's end and deadline; it keeps the id."""
     query = running.get()

@@ -6,8 +6,8 @@ Whatever is answered waits until it is durable. Each job that runs is a call of 
 handle, so the router finds it a replica; the call is not retried there, because the queue counts
 runs itself. A replica that starts after a crash finds in the store all that was accepted.
 
-A request for a new job that the router repeats, because this replica died under it, has the same
-request id and the same body as before. So the two are one job, as those of one idempotency key are.
+A request for a new job that is repeated, because this replica died under it, is the same call of
+the same caller. So the two are one job, as those of one idempotency key are.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from greenroom.core.errors import (
     MethodNotAllowedError,
     NotRunningError,
     RequestCancelledError,
+    StateNotSavedError,
     UnknownNameError,
 )
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.operations import application_problem
 from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import KVStore
+from greenroom.persistence.kv import KVStore, StoreError
 from greenroom.persistence.locations import is_database
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
@@ -86,6 +87,7 @@ class TaskQueue:
         self._calls: dict[str, DeploymentResponse] = {}
         self._deferred: dict[str, int] = {}  # how often in a row no replica could take a job
         self._tasks_under_way: set[asyncio.Task[None]] = set()
+        self._failure = ""  # of the opening
         self._woken = asyncio.Event()
         self._opened = asyncio.Event()
         self._callbacks = asyncio.Semaphore(CALLBACKS_AT_ONCE)
@@ -120,18 +122,15 @@ class TaskQueue:
             )
         if callback_url:
             target_of(callback_url, self._config.callback_hosts, self._secret)
-        digest = hashlib.sha256(b"\0".join((task_name.encode(), call, callback_url.encode())))
-        request_id = user_context.request_context().request_id
+        parts = (task_name.encode(), call, callback_url.encode())
         job = Job(
             id=secrets.token_hex(16),
             number=0,
             task=task_name,
             created_at=time.time(),
             size=len(call),
-            key=f"key {idempotency_key}"
-            if idempotency_key
-            else f"request {request_id} {digest.hexdigest()}",
-            digest=digest.hexdigest(),
+            key=f"key {idempotency_key}" if idempotency_key else f"call {user_context.call_id()}",
+            digest=hashlib.sha256(b"\0".join(parts)).hexdigest(),
             callback=callback_url,
         )
         if self._log.problem:
@@ -177,8 +176,8 @@ class TaskQueue:
 
     def check_health(self) -> None:
         """Raise once another queue has the store: a replica that can do nothing is replaced."""
-        if self._log.is_superseded:
-            raise RuntimeError(self._log.problem)
+        if self._failure or self._log.is_superseded:
+            raise RuntimeError(self._failure or self._log.problem)
 
     # --- HTTP ---------------------------------------------------------------------------------
 
@@ -273,7 +272,8 @@ class TaskQueue:
         try:
             await asyncio.wait_for(self._opened.wait(), OPEN_TIMEOUT_S)
         except asyncio.TimeoutError:
-            error = NotRunningError("another replica of this queue has its store still")
+            told = self._failure or "another replica of this queue has its store still"
+            error = NotRunningError(told)
             error.retry_after_s = 1.0
             raise error from None
 
@@ -309,7 +309,11 @@ class TaskQueue:
 
     async def _serve(self) -> None:
         """Run jobs, try callbacks and forget old jobs, from the opening to the end."""
-        saved = await self._log.open()
+        try:
+            saved = await self._log.open()
+        except StoreError as error:
+            self._failure = f"the store of this queue cannot be opened: {error}"
+            raise
         self._jobs = Jobs(self._config, saved, time.time())
         logger.info("opened with %d jobs", len(saved))
         self._opened.set()
@@ -334,7 +338,7 @@ class TaskQueue:
         try:
             await self._saved()  # that it runs: else a job that kills its host would run for ever
             call = await self._log.get(CALL + job.id)
-            if call is None:
+            if call is None or self._jobs.get(job.id).status != "RUNNING":
                 return  # it was cancelled meanwhile
             run = self._consumer.options(method_name=RUN + job.task, retryable=False)
             response = self._calls[job.id] = run.remote(call)
@@ -344,13 +348,13 @@ class TaskQueue:
                 ended = partial(self._jobs.failed, job.id, told, is_final=True)
             else:
                 ended = partial(self._jobs.succeeded, job.id, len(result))
-        except (BackPressureError, DeploymentUnavailableError):
+        except (BackPressureError, DeploymentUnavailableError, StateNotSavedError, StoreError):
             was_deferred = True
             tries = self._deferred[job.id] = self._deferred.get(job.id, 0) + 1
             ended = partial(self._jobs.defer, job.id, tries)
         except RequestCancelledError as error:  # by cancel_task, or by the handler's own calls
             ended = partial(self._jobs.failed, job.id, f"cancelled: {error}")
-        except Exception as error:  # whatever the handler raises, the store among it
+        except Exception as error:  # whatever the handler raises
             ended = partial(self._jobs.failed, job.id, f"{type(error).__name__}: {error}")
         finally:
             self._calls.pop(job.id, None)
