@@ -149,21 +149,22 @@ def _measured(
     settings: HostSettings, setting: Setting, change: Callable[[Setting], None], flags: TuneFlags
 ) -> Trial:
     change(setting)
-    cpu_s, began_at = _cpu_s(settings), time.monotonic()
+    before, began_at = _cpu_s(settings), time.monotonic()
     latencies, failed = asyncio.run(tuning.load(settings.http.port, flags.timed(), flags.seconds))
-    cpus = (_cpu_s(settings) - cpu_s) / (time.monotonic() - began_at)
+    cpu_s = sum(seconds - before.get(pid, 0.0) for pid, seconds in _cpu_s(settings).items())
+    cpus = cpu_s / (time.monotonic() - began_at)
     trial = tuning.judged(setting, tuning.Load(latencies, failed, cpus), flags.objective)
     click.echo(_row(trial), err=True)
     return trial
 
 
-def _cpu_s(settings: HostSettings) -> float:
-    """Return the seconds of CPU that the processes of a system have taken so far."""
-    seconds = 0.0
+def _cpu_s(settings: HostSettings) -> dict[int, float]:
+    """Return by pid the seconds of CPU that the processes of a system have taken so far."""
+    seconds = {}
     for process in records_of(settings).alive():
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(process.pid).cpu_times()
-            seconds += times.user + times.system
+            seconds[process.pid] = times.user + times.system
     return seconds
 
 
