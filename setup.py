@@ -54,6 +54,8 @@ setup(
             "hypothesis>=6.100",
             "psycopg[binary]>=3.2",
             "cryptography>=44",
+            "grpcio-health-checking>=1.66",
+            "grpcio-reflection>=1.66",
             "grpcio-tools>=1.66",
             "openai>=2",
             "tritonclient[http]>=2.50",

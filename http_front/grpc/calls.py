@@ -216,7 +216,11 @@ class _Call:
 
     async def _ask(self, endpoint: str) -> Any:
         streams_in = self._found.request_streaming
-        arguments = pickle.dumps(((() if streams_in else (self._request,)), {}))
+        try:
+            arguments = pickle.dumps(((() if streams_in else (self._request,)), {}))
+        except pickle.PicklingError as error:
+            text = f"a {type(self._request).__name__} cannot be passed on: {error}"
+            await self._context.abort(Code.INTERNAL, text)
         call = PythonCall(self._method, arguments, stream=self._found.response_streaming)
         request_id = await metadata_of(self._context, "request_id") or secrets.token_hex(16)
         self._context.set_trailing_metadata((("request_id", request_id),))
