@@ -63,16 +63,17 @@ class SharedDisk:
     def _damage(self) -> None:
         """Have a file rot that was whole: one at a time, for each opening repairs what it finds.
 
-        Not one that a writer who died may have left as the only trace of a change, nor the lease,
-        which a leader that lives writes anew.
+        Not one that a writer who died may have left as the only trace of a change or of its claim,
+        nor the lease, which a leader that lives writes anew.
         """
         if self.is_rotten or self.rot.random() > ROT:
             return
         newest = max((name for name in self.files if "/journal/" in name), default="")
+        spared: tuple[str, ...] = (".tmp", "/head", "/lease")
+        if not any(name.endswith("/epoch") for name in self.files):
+            spared += ("/epoch.copy",)  # the first writer came no further
         sound = [
-            name
-            for name in sorted(self.files)
-            if name != newest and not name.endswith((".tmp", "/head", "/lease"))
+            name for name in sorted(self.files) if name != newest and not name.endswith(spared)
         ]
         if sound:
             name = self.rot.choice(sound)

@@ -85,3 +85,8 @@ def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None
 def test_seeds_that_found_defects_find_none() -> None:
     told = simulate("--only", *map(str, SEEDS_THAT_FOUND))
     assert f"{len(SEEDS_THAT_FOUND)} seeds from {SEEDS_THAT_FOUND[0]}: 0 failed" in told
+
+
+def test_a_claim_that_the_first_of_three_hosts_left_half_made_is_no_end() -> None:
+    told = simulate("--only", "102", "--hosts", "3")
+    assert "1 seeds from 102: 0 failed" in told
