@@ -568,6 +568,11 @@ class CreateToken(Operation):
     holder_role: Role
     expires_at: Annotated[float | None, Field(gt=0)] = None  # seconds since the epoch; None: never
 
+    @property
+    def told(self) -> str:
+        """What it does, for the history."""
+        return f"create token {self.name!r} with the role {self.holder_role}"
+
 
 class RevokeToken(Operation):
     """Forget a token; UnknownNameError where there is none of that name."""

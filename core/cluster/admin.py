@@ -71,7 +71,11 @@ def carry_out(cluster: Cluster, asked: ops.Operation, author: Author, now: Now) 
     told = asked.told
     if isinstance(asked, ops.UndoChange):
         told = f"undo change {cluster.history.get(asked.change_id).id}"
-    return cluster.state.change(author, told, lambda: carry(cluster, asked, now), now.wall)
+    size = cluster.state.changes.size
+    answer = cluster.state.change(author, told, lambda: carry(cluster, asked, now), now.wall)
+    if isinstance(asked, ops.CreateToken | ops.RevokeToken) and cluster.state.changes.size != size:
+        cluster.state.enter(author, told, {}, now.wall)  # it has no definitions, but an author
+    return answer
 
 
 # --- Backends -------------------------------------------------------------------------------------
@@ -307,6 +311,11 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
 def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str, Any]:
     """Restore what was before a change, as a change of its own."""
     entry = cluster.history.get(asked.change_id)
+    if not entry.after:
+        raise InvalidRequestError(
+            f"change {entry.id}, {entry.what}, is not to be undone; `greenroom token` makes and "
+            "revokes tokens, and of other changes give the id"
+        )
     wanted = definitions.without_change(cluster.state, entry)
     before = {key: cluster.state.definition(key) for key in wanted}
     goal = _bring_about(cluster, wanted, _subject(wanted), f"undo {entry.id}: {entry.what}")

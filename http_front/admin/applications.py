@@ -1,8 +1,9 @@
 """Ray Serve's REST resource, ``/api/serve/applications/``: all applications as one document.
 
 GET answers in the shape of Ray's ``ServeInstanceDetails``, with what there is of it here. PUT takes
-a ``ServeDeploySchema``: what is in it is deployed, other applications are deleted, in one change.
-A process of its own (:mod:`.applying`) does that, since it imports what the document names.
+a ``ServeDeploySchema``, as JSON or YAML: what is in it is deployed, other applications are deleted,
+in one change. The query has the flags of ``greenroom deploy``: see :class:`PutQuery`. A process of
+its own (:mod:`.applying`) does that, since it imports what the document names.
 """
 
 from __future__ import annotations
@@ -13,14 +14,47 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import falcon
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError, InvalidRequestError, error_from
 from greenroom.core.operations import DeployApplications, GetStatus
+from greenroom.core.records import TokenRecord
+from greenroom.core.validation import problems_in
 from greenroom.http_front.admin.answers import asked, write
 from greenroom.http_front.admin.controller import Controller
 
 PUT_TIMEOUT_S = 150.0
+_KINDS = {
+    b"": "json",
+    b"application/json": "json",
+    b"application/x-www-form-urlencoded": "json",  # what curl says of all it sends
+    b"application/yaml": "yaml",
+    b"application/x-yaml": "yaml",
+    b"text/yaml": "yaml",
+}
 _PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
+
+
+class PutQuery(BaseModel):
+    """How to deploy a document: the flags of ``greenroom deploy``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    plan: bool = Field(default=False, description="Answer what would change, and change nothing.")
+    keep_others: bool = Field(
+        default=False, description="Keep applications that are not in the document."
+    )
+    if_version: int | None = Field(
+        default=None, description="Refuse it unless this is the id of the last change."
+    )
+    canary: str | None = Field(
+        default=None, description="The first share of the traffic, or all of them: `0.05,0.5,1`."
+    )
+    compare: str | None = Field(
+        default=None, description="With `canary`: how to compare answers, such as `json`."
+    )
 
 
 class ApplicationsResource:
@@ -38,16 +72,18 @@ class ApplicationsResource:
         write(resp, instance_details(status, self._settings))
 
     async def on_put(self, req: Any, resp: Any) -> None:
-        """Make the applications be those of the document."""
+        """Make the applications be those of the document, or answer what that would change."""
         request = asked(req)
         holder = await self._controller.access.holder(request.head, "deployer")
         try:
-            document = json.loads(await request.body())
-        except ValueError as error:
-            raise InvalidRequestError(f"the body is no JSON document: {error}") from None
+            query = PutQuery.model_validate_strings(request.query())
+        except ValidationError as error:
+            raise InvalidRequestError(f"query: {'; '.join(problems_in(error))}") from None
+        text, kind = _document(await request.body(), request.head.get(b"content-type", b""))
+        asked_for = {**query.model_dump(), "text": text, "kind": kind, "user": _user(holder)}
         async with self._applying:
-            answer = await _applied(document, f"token {holder.name}")
-        write(resp, answer, is_accepted=bool(answer["goals"]))
+            answer = await _applied(asked_for)
+        write(resp, answer, is_accepted=bool(answer.get("goals")))
 
     async def on_delete(self, req: Any, resp: Any) -> None:
         """Delete all applications."""
@@ -56,7 +92,29 @@ class ApplicationsResource:
         write(resp, answer, is_accepted=bool(answer["goals"]))
 
 
-async def _applied(document: Any, user: str) -> Any:
+def _user(holder: TokenRecord) -> str:
+    return f"token {holder.name}"
+
+
+def _document(body: bytes, content_type: bytes) -> tuple[str, str]:
+    """Return a document's text and what it is written in; what no process need be started for."""
+    named = content_type.partition(b";")[0].strip().lower()
+    kind = _KINDS.get(named)
+    if kind is None:
+        told = f"Content-Type {named[:100].decode('latin-1')!r}"
+        raise falcon.HTTPUnsupportedMediaType(
+            description=f"{told}: expected application/json or application/yaml"
+        )
+    try:
+        text = body.decode("utf-8-sig")
+        if kind == "json":
+            json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is no {kind.upper()} document: {error}") from None
+    return text, kind
+
+
+async def _applied(asked_for: Mapping[str, Any]) -> Any:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -64,7 +122,7 @@ async def _applied(document: Any, user: str) -> Any:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    given = json.dumps({"document": document, "user": user}).encode()
+    given = json.dumps(asked_for).encode()
     try:
         told, _ = await asyncio.wait_for(process.communicate(given), PUT_TIMEOUT_S)
     except asyncio.TimeoutError:

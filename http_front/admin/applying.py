@@ -1,7 +1,7 @@
-"""A process that deploys one document for an HTTP worker, and ends.
+"""A process that deploys one document for an HTTP worker, or plans to, and ends.
 
-It reads ``{"document": ..., "user": ...}`` from stdin, and answers on stdout with ``{"answer":
-...}`` or ``{"kind": ..., "error": ...}``. User code is imported by a process that this one starts.
+It reads what :class:`Asked` describes from stdin, and answers on stdout with ``{"answer": ...}`` or
+``{"kind": ..., "error": ...}``. User code is imported by a process that this one starts.
 """
 
 from __future__ import annotations
@@ -12,21 +12,50 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError
 from greenroom.serve.admin import declarative
+from greenroom.serve.cli.config_file import ConfigFile
+from greenroom.serve.cli.deploying import read_canary
 
 
-def applied(document: Any, user: str) -> dict[str, Any]:
-    """Deploy a document in the name of ``user``; return what to answer."""
+class Asked(TypedDict):
+    """What a worker asks for; the last five are the query's."""
+
+    text: str
+    kind: str  # json or yaml
+    user: str
+    plan: bool
+    keep_others: bool
+    if_version: int | None
+    canary: str | None  # shares, as for the flag
+    compare: str | None
+
+
+def applied(asked: Asked) -> dict[str, Any]:
+    """Deploy a document in the name of its user, or plan to; return what to answer."""
+    keep_others = asked["keep_others"]
     try:
-        with tempfile.TemporaryDirectory() as nothing:  # modules are installed, or in a working_dir
-            built = declarative.built_elsewhere(document, Path(nothing))
-        with contextlib.closing(Connection.open(read_settings(), user=user)) as connection:
-            return {"answer": declarative.apply(connection, built)}
+        # The environment here is the server's: none of its variables are for who may deploy.
+        file = ConfigFile(Path(f"body.{asked['kind']}"), {}, asked["text"])
+        canary = read_canary(asked["canary"], asked["compare"], ()) if asked["canary"] else None
+        # Modules are installed, or in a working_dir.
+        with tempfile.TemporaryDirectory() as nothing, file.located():
+            built = declarative.built_elsewhere(file.document, Path(nothing))
+        with contextlib.closing(Connection.open(read_settings(), user=asked["user"])) as connection:
+            if asked["plan"]:
+                return {"answer": declarative.plan(connection, built, keep_others=keep_others)}
+            answer = declarative.apply(
+                connection,
+                built,
+                keep_others=keep_others,
+                if_version=asked["if_version"],
+                canary=canary,
+            )
+            return {"answer": answer}
     except GreenroomError as error:
         known = (each.__name__ for each in type(error).__mro__ if each.__name__ in ERRORS_BY_KIND)
         return {"kind": next(known), "error": str(error)}
@@ -37,7 +66,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w") as answer:  # what anything prints goes to stderr
         os.dup2(2, 1)
-        json.dump(applied(asked["document"], asked["user"]), answer)
+        json.dump(applied(asked), answer)
 
 
 if __name__ == "__main__":

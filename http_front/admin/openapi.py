@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from greenroom.core.operations import OPERATIONS, Operation
+from greenroom.http_front.admin.applications import PutQuery
 
 _REF = "#/components/schemas/{model}"
 _PLAIN = ("string", "integer", "number", "boolean", "null")
@@ -122,8 +123,20 @@ def _documents() -> dict[str, Any]:
     for method, summary in summaries.items():
         read = _read(f"{method}_applications", summary, {})["get"]
         path[method] = {**read, "tags": ["viewer" if method == "get" else "deployer"]}
-    content = {"application/json": {"schema": {"type": "object"}}}
-    path["put"]["requestBody"] = {"required": True, "content": content}
+    fields = PutQuery.model_json_schema()["properties"]
+    put = path["put"]
+    put["parameters"] = [
+        {"name": name, "in": "query", "description": of.pop("description"), "schema": of}
+        for name, of in fields.items()
+    ]
+    document = {"schema": {"type": "object"}}
+    content = {"application/json": document, "application/yaml": document}
+    put["requestBody"] = {"required": True, "content": content}
+    for method in ("put", "delete"):
+        path[method]["responses"]["202"] = {
+            "description": "The change is saved, and its goals are under way: see wait_for_goal.",
+            "content": {"application/json": {"schema": {}}},
+        }
     return path
 
 

@@ -257,7 +257,8 @@ def built_elsewhere(
             start_new_session=True,
         ) as process:
             try:
-                process.communicate(json.dumps(document).encode(), timeout=timeout_s)
+                content = json.dumps(document, default=str).encode()  # YAML has dates, too
+                process.communicate(content, timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 text = f"importing its applications took longer than {timeout_s:g} s"
                 raise InvalidDocumentError([(("applications",), text)]) from None

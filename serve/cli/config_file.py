@@ -31,13 +31,15 @@ class ConfigFile:
     """A file that was read: its document, and where each part of it stands.
 
     Raises InvalidRequestError, with line and column, where it is no YAML or JSON, a key stands
-    twice, or a variable is not set.
+    twice, or a variable is not set. ``text`` is what the file holds, where it is not at ``path``.
     """
 
-    def __init__(self, path: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, path: Path, environ: Mapping[str, str] = os.environ, text: str | None = None
+    ) -> None:
         self.path = path
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8") if text is None else text
         except (OSError, UnicodeDecodeError) as error:
             told = getattr(error, "strerror", None) or error
             raise InvalidRequestError(f"{path}: cannot be read: {told}") from None

@@ -1,0 +1,216 @@
+"""Documents that are put to the API: what is deployed, what is refused, and how that is told.
+
+The same document by file, by API and by page gives the same state.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.browser import Browser
+from tests.support.systems import RunningSystem, running_system, wait_until
+
+MODULE = """
+from greenroom import serve
+
+
+@serve.deployment
+def hello():
+    return "hello"
+
+
+app = hello.bind()
+"""
+NOTHING = '{"applications": []}'
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "hello.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+    with running_system(tmp_path_factory.mktemp("system")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def token(system: RunningSystem) -> str:
+    return system.greenroom("token", "create", "ci", "--role", "deployer").stdout.strip()
+
+
+class Put(dict[str, Any]):
+    """The answer to a PUT, with its status."""
+
+    status: int = 0
+    content_type: str = ""
+
+
+def put(
+    system: RunningSystem, token: str, body: bytes | str, query: str = "", kind: str = ""
+) -> Put:
+    request = urllib.request.Request(
+        f"{system.url}/-/api/serve/applications/{query}",
+        data=body if isinstance(body, bytes) else body.encode(),
+        method="PUT",
+        headers={
+            "authorization": f"Bearer {token}",
+            "content-type": kind or "application/json",
+        },
+    )
+    try:
+        answer = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        told = Put(json.load(answer))
+        told.status, told.content_type = answer.status, answer.headers["content-type"]
+    return told
+
+
+def document(code: Path) -> str:
+    """One application, as YAML."""
+    return f"""applications:
+- name: hello
+  route_prefix: /hello
+  import_path: hello:app
+  runtime_env: {{working_dir: {code}}}
+  deployments:
+  - name: hello
+    max_ongoing_requests: 7
+"""
+
+
+def state(system: RunningSystem) -> Any:
+    """What is served, without what differs between two deploys of the same."""
+    status = system.status()
+    for backend in status["backends"].values():
+        for varying in ("replicas", "goals"):
+            backend.pop(varying, None)
+    for application in status["applications"].values():
+        for deployment in application["deployments"].values():
+            deployment.pop("replicas")
+    return {name: status[name] for name in ("applications", "backends", "endpoints")}
+
+
+def deployed(system: RunningSystem) -> Any:
+    """Return the state when the application runs."""
+    wait_until(
+        lambda: system.status()["applications"].get("hello", {}).get("status") == "RUNNING",
+        60,
+        "the application runs",
+    )
+    return state(system)
+
+
+def test_by_file_by_api_and_by_page_it_is_the_same(
+    system: RunningSystem, token: str, code: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text(document(code))
+    system.greenroom("deploy", str(file))
+    by_file = deployed(system)
+    assert by_file["applications"]["hello"]["route_prefix"] == "/hello"
+    put(system, token, NOTHING)
+    wait_until(lambda: not system.status()["applications"], 60, "it is gone")
+
+    planned = put(system, token, document(code), "?plan=true", "application/yaml")
+    assert planned["changes"]
+    assert not system.status()["applications"], "a plan changes nothing"
+    answer = put(
+        system, token, document(code), f"?if_version={planned['version']}", "application/yaml"
+    )
+    assert answer.status == 202
+    assert answer["changed"] == ["hello"]
+    assert deployed(system) == by_file
+    again = put(system, token, document(code), kind="application/yaml")
+    assert (again.status, again["changed"]) == (200, [])
+    old = put(system, token, NOTHING, f"?if_version={planned['version']}")
+    assert (old.status, old["title"]) == (409, "ConflictError")
+    put(system, token, NOTHING)
+    wait_until(lambda: not system.status()["applications"], 60, "it is gone")
+
+    page = Browser(tmp_path / "profile")
+    try:
+        page.open(f"{system.url}/-/dashboard#deploy")
+        page.click("#sign")
+        page.type("#token", token)
+        page.click("#token-ok")
+        page.wait("ci", "#who")
+        page.run("document.querySelector('#deploy-text').value = arguments[0]", document(code))
+        page.click("#deploy-plan")
+        page.wait("nothing has changed yet", "#deploy-told", within_s=60)
+        page.wait("hello", "#deploy-changes")
+        assert not system.status()["applications"], "it has asked for nothing but the plan"
+        page.click("#deploy-run")
+        page.wait("Deploy this file?", "#confirm")
+        page.click("#confirm-yes")
+        page.wait("Done: hello", "#deploy-told", within_s=60)
+        assert deployed(system) == by_file
+        page.run("document.querySelector('#deploy-text').value = 'applications: 3'")
+        page.click("#deploy-plan")
+        page.wait("body.yaml:1:1: applications=3: must be", "#deploy-told", within_s=60)
+        assert page.errors() == []
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "query", "kind", "status", "told"),
+    [
+        ("{", "", "", 400, "the body is no JSON document"),
+        (b"\xff", "", "", 400, "the body is no JSON document"),
+        ("a: [", "", "application/yaml", 400, "body.yaml:1:5: not YAML"),
+        ("[]", "", "", 400, "must be"),
+        ('{"applications": 3}', "", "", 400, "body.json:1:2: applications=3: must be"),
+        ("applications:\n- nam: x\n", "", "text/yaml", 400, "body.yaml:2:3: "),
+        ('{"aplications": []}', "", "", 400, "did you mean applications?"),
+        ('{"applications": [], "applications": []}', "", "", 400, "stands twice"),
+        ("{}", "?plam=true", "", 400, "plam"),
+        ("{}", "?plan=perhaps", "", 400, "plan='perhaps': must be"),
+        ("{}", "?canary=much", "", 400, "'much': expected shares"),
+        ("{}", "?canary=2", "", 400, "must be at most"),
+        (NOTHING, "?if_version=999", "", 409, "999"),
+        ("{}", "", "text/html", 415, "text/html"),
+        ('{"applications": [{"import_path": "no_such:app"}]}', "", "", 400, "no_such"),
+        ('{"applications": [{"import_path": "${SECRET}"}]}', "", "", 400, "SECRET is not set"),
+    ],
+)
+def test_a_bad_document_is_refused_by_name(
+    system: RunningSystem, token: str, body: Any, query: str, kind: str, status: int, told: str
+) -> None:
+    before = state(system)
+    answer = put(system, token, body, query, kind)
+    assert (answer.status, answer["status"]) == (status, status), answer
+    assert answer.content_type == "application/problem+json"
+    assert answer["type"] == f"urn:greenroom:problem:{answer['title']}"
+    assert told in answer["detail"]
+    assert state(system) == before
+
+
+def test_one_that_is_too_large_is_refused(system: RunningSystem, token: str) -> None:
+    limit = system.settings.http.max_body_bytes
+    assert limit is not None
+    answer = put(system, token, b" " * (limit + 1))
+    assert (answer.status, answer.content_type) == (413, "application/problem+json")
+
+
+def test_who_made_a_token_is_in_the_history(system: RunningSystem, token: str) -> None:
+    system.greenroom("token", "create", "brief", "--role", "viewer", "--expires", "1h")
+    system.greenroom("token", "revoke", "brief")
+    told = [line for line in system.greenroom("history").stdout.splitlines() if "'brief'" in line]
+    assert "create token 'brief' with the role viewer" in told[0]
+    assert "revoke token 'brief'" in told[1]
+    undone = system.greenroom("undo")
+    assert undone.returncode == 1
+    assert "is not to be undone" in undone.stderr
