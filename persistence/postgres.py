@@ -19,6 +19,7 @@ import builtins
 import os
 import re
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -353,6 +354,8 @@ class _Link:
 
     def connected(self) -> psycopg.Connection[Any]:
         """Return the connection; raises psycopg.Error."""
+        if self._connection is not None and _was_ended(self._connection):
+            self.close()
         if self._connection is None or self._connection.closed:
             self._is_late = False
             self._connection = psycopg.connect(**self._options, autocommit=True)
@@ -418,6 +421,15 @@ class _Link:
         connection, self._connection = self._connection, None
         if connection is not None and not self.is_of_other_process:
             connection.close()
+
+
+def _was_ended(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether the server has ended a connection that was idle, as when it was restarted.
+
+    Only then has it sent anything. A transaction under way must not go on in another connection.
+    """
+    is_idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    return is_idle and bool(select.select([connection.fileno()], [], [], 0)[0])
 
 
 def _claim(link: _Link) -> Standing:

@@ -28,7 +28,7 @@ from greenroom.actors.cluster.leader_lease import (
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Succession
+from greenroom.core.cluster.leader_lease import BEATS_S, LOOK_S, Bid, Lease, Succession
 from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 
@@ -62,6 +62,7 @@ class LeaderElection:
         self._bidding = Bidding(port, settings, rank)
         self._bid: Bid | None = None
         self._others = [port.loop.machine.address_of(gate) for gate in settings.gates]
+        self._seen = SeenLease(Lease(), b"")
         self._leader: list[Address] = []  # as the lease says
         self._finder: Finder | None = None
         self._stopped = threading.Event()
@@ -119,6 +120,7 @@ class LeaderElection:
             if str(error) != self._unseen:
                 logger.warning("cannot see who leads: %s", error)
             self._unseen = str(error)
+            self._port.loop.post(self._could_not_look)
             return
         self._unseen = ""
         self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
@@ -133,10 +135,15 @@ class LeaderElection:
         except (OSError, StoreError) as error:
             logger.warning("cannot bid for the lease: %s", error)
 
+    def _could_not_look(self) -> None:
+        """Have a controller say why nothing can be done, where the one that led has ended."""
+        if self.leads and self._finder is None and not self._stopped.is_set():
+            self._begin(self._seen)
+
     def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
             return  # it may have been read before the controller here gave the lease up
-        lease = seen.lease
+        lease, self._seen = seen.lease, seen
         if lease.address and lease.address != self._settings.own_address:
             self._leader = [self._port.loop.machine.address_of(lease.address)]
         leads = self._succession.look(lease, at, self._silent_s(), is_over=seen.is_over)
@@ -151,7 +158,7 @@ class LeaderElection:
         if self._finder is None:
             self._begin(seen)
         self._bid = None
-        if not leads and lease.epoch and self._silent_s() > BEATS_S:
+        if not leads and lease.address and self._silent_s() > BEATS_S:
             hosts = [*self._settings.gates, *self._hosts()]
             self._bid = self._bidding.bid(hosts, lease.address)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -59,6 +60,12 @@ class Shared:
     def others_say(*hosts: ClusterHost) -> str:
         return str(hosts[-1].status()["controller"]["host"])
 
+    def runs_on_all(self) -> bool:
+        """Return whether a controller answers, and tells that all hosts run."""
+        with contextlib.suppress(AssertionError):
+            return self.leader().hosts() == ALL
+        return False
+
     def followers(self) -> list[ClusterHost]:
         leader = self.leader()
         return [host for host in self.cluster.hosts if host is not leader]
@@ -79,14 +86,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
             yield made
         finally:
             server.stop(now=True)
-            machine.delete()
+            machine.kill()
 
 
 @pytest.fixture(autouse=True)
 def whole(shared: Shared) -> None:
     """Wait until all is as it was before the last test."""
     cluster = shared.cluster
-    cluster.wait_for(lambda: shared.leader().hosts() == ALL, 40, "all hosts run")
+    cluster.wait_for(shared.runs_on_all, 40, "all hosts run")
     cluster.wait_for(
         lambda: len(shared.leader().replicas("default#Who")) == 3, 30, "three replicas run"
     )
@@ -141,3 +148,37 @@ def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: Shar
     print(f"takeover after a cut from the database: {took_s:.2f} s")
     assert took_s < TAKEOVER_S + SLACK_S
     assert not tally.failures, tally
+
+
+def test_another_leads_when_the_leader_is_cut_off_from_the_hosts(shared: Shared) -> None:
+    leader, (one, other) = shared.leader(), shared.followers()
+    addresses = [f"{host.address}/32" for host in (one, other)]
+    begun = time.monotonic()
+    for address in addresses:
+        leader.call(route, "add", "blackhole", address)
+    try:
+        shared.cluster.wait_for(lambda: shared.others_say(one) != leader.label, 40, "another leads")
+        print(f"takeover after a cut from the hosts: {time.monotonic() - begun:.2f} s")
+    finally:
+        for address in addresses:
+            leader.call(route, "del", "blackhole", address)
+
+
+def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(shared: Shared) -> None:
+    (one, _) = shared.followers()
+    (shared.cluster.folder / "late.py").write_text(WHO, encoding="utf-8")
+    with one.load(connections=8) as end_load:
+        shared.server.stop(now=True)
+        try:
+            code, out, err = one.run("deploy", "late:app", "--name", "late", "--route-prefix",
+                                     "/late", "--app-dir", str(shared.cluster.folder),
+                                     "--timeout", "30")  # fmt: skip
+            assert code == 1, out
+            assert "cannot use the store postgresql://postgres@" in err
+            assert PASSWORD not in err
+        finally:
+            shared.start_server()
+        shared.cluster.wait_for(shared.runs_on_all, 40, "one leads again")
+        tally = end_load()
+    assert not tally.failures, tally
+    assert len(controllers(shared.cluster)) == 1
