@@ -27,7 +27,7 @@ class Species(BaseModel):
     probability: float
 
 
-@serve.deployment(num_replicas=2)
+@serve.deployment
 @serve.ingress(api)
 class Classifier:
     def __init__(self) -> None:
