@@ -103,6 +103,11 @@ class HostSettings(BaseSettings):
     bind: str | None = Field(
         default=None, description="This host's IPv4 address for other hosts [they cannot reach it]."
     )
+    advertise: str | None = Field(
+        default=None,
+        description="The IPv4 address by which other hosts reach this one, where it is translated "
+        "[that of --bind].",
+    )
     join: str | None = Field(
         default=None,
         description="HOST:PORT of the cluster's leader, or of all leaders with commas, for a host "
@@ -230,17 +235,17 @@ class HostSettings(BaseSettings):
                 )
         return address
 
-    @field_validator("bind")
+    @field_validator("bind", "advertise")
     @classmethod
-    def _is_one_address(cls, bind: str | None) -> str | None:
-        if bind is not None:
+    def _is_one_address(cls, given: str | None) -> str | None:
+        if given is not None:
             try:
-                address = ipaddress.IPv4Address(bind)
+                address = ipaddress.IPv4Address(given)
             except ValueError:
                 address = ipaddress.IPv4Address(0)
             if address.is_unspecified or address.is_multicast:
                 raise ValueError("expected one IPv4 address of this host, which others can reach")
-        return bind
+        return given
 
     @field_validator("join")
     @classmethod
@@ -422,7 +427,7 @@ class HostSettings(BaseSettings):
     @property
     def own_address(self) -> str:
         """HOST:PORT of this host's actor system."""
-        return f"{self.bind or LOCAL_NAMES[0]}:{self.admin_port}"
+        return f"{self.advertise or self.bind or LOCAL_NAMES[0]}:{self.admin_port}"
 
     def to_environ(self) -> dict[str, str]:
         """Return the variables that make :func:`read_settings` give these settings again."""
@@ -451,6 +456,10 @@ def _check_place_in_cluster(settings: HostSettings) -> None:
     join, leaders, own = settings.join, settings.leaders, settings.own_address
     if settings.store is not None:
         _check_store(settings)
+    if settings.advertise is not None and not is_bound(settings):
+        raise ValueError(
+            f"advertise={settings.advertise!r}: name the address of this host behind it with --bind"
+        )
     if join is not None and not is_bound(settings):
         raise ValueError(
             f"join={join!r}: other hosts must reach this one too; name its address with --bind"

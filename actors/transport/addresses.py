@@ -91,8 +91,17 @@ def _own_names() -> str:
 
 def own_host() -> str:
     """Return the address by which this host is known; loopback unless the environment says."""
-    host = os.environ.get("GREENROOM_BIND", "")
+    host = os.environ.get("GREENROOM_ADVERTISE") or os.environ.get("GREENROOM_BIND", "")
     return LOOPBACK if host in _ANYWHERE else host
+
+
+def bound_host(own: ProcessAddress) -> str:
+    """Return the address of this machine that a process here listens at, and dials from.
+
+    It is that by which others know the host, unless that is translated on the way.
+    """
+    is_translated = own.host == os.environ.get("GREENROOM_ADVERTISE")
+    return os.environ.get("GREENROOM_BIND", own.host) if is_translated else own.host
 
 
 def host_of_admin(port: int) -> str:

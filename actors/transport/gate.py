@@ -19,7 +19,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 
-from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.addresses import ProcessAddress, bound_host
 from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.sockets import (
@@ -115,7 +115,7 @@ class Gate:
         self._arrivals = Arrivals(loop, keys, admission)
         self._listener = Listener(
             loop,
-            listener or tcp_listener(own.host, own.port),
+            listener or tcp_listener(bound_host(own), own.port),
             self._accept,
             per_pass=ACCEPTS_PER_PASS,
             allowance=TokenBucket(ACCEPTS_AT_ONCE, ACCEPTS_PER_S),

@@ -30,6 +30,7 @@ from typing import Protocol
 from greenroom.actors.transport.addresses import (
     LOOPBACK,
     ProcessAddress,
+    bound_host,
     fits,
     own_format,
     own_release,
@@ -762,7 +763,7 @@ class Remote:
 
         OSError when there is no socket to be had.
         """
-        sock = tcp_socket(self._own.host)
+        sock = tcp_socket(bound_host(self._own))
         self._dialing.add(sock)
         peer.retry = self._loop.create_task(self._dial(peer, sock))
 
@@ -781,7 +782,7 @@ class Remote:
 
     async def dial_for_beats(self, address: ProcessAddress) -> TlsStream:
         """Reach a process that is to answer beats; see :func:`.gate.dial`."""
-        sock = tcp_socket(self._own.host)
+        sock = tcp_socket(bound_host(self._own))
         self._dialing.add(sock)
         resend_evenly(sock)
         stream = await self._reach(sock, address, BEATS)

@@ -167,7 +167,7 @@ def tcp_listener(host: str, port: int) -> socket.socket:
 
 
 def tcp_socket(host: str) -> socket.socket:
-    """Make a socket that never blocks, to dial from ``host``, the address others know us by."""
+    """Make a socket that never blocks, to dial from ``host``, an address of this machine."""
     sock = socket.socket(socket.AF_INET, NON_BLOCKING_STREAM)
     try:
         prepare_tcp(sock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from greenroom.actors.transport.cluster_key import ensure_key
+from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster
+from tests.support.namespaces import run_ip
 from tests.support.systems import wait_until
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
@@ -129,6 +132,45 @@ def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three
     assert a.hosts() == {"a": "RUNNING"}
     b.start()  # with the right one
     assert a.hosts() == {"a": "RUNNING", "b": "RUNNING"}
+
+
+def test_hosts_whose_addresses_are_translated_advertise_those_that_others_reach(
+    three: Cluster,
+) -> None:
+    """Each is bound to one address, and is reached by the others at another one alone."""
+    a, b, c = three.hosts
+    for host, public in ((a, "10.77.0.21"), (b, "10.77.0.22")):
+        in_it = ("ip", "netns", "exec", host.name, "iptables", "-w")
+        run_ip("-n", host.name, "addr", "add", f"{public}/24", "dev", "cable")
+        to_own = ("-d", public, "-j", "DNAT", "--to-destination", host.address)
+        subprocess.run([*in_it, "-t", "nat", "-A", "PREROUTING", *to_own], check=True)
+        directly = ("-i", "cable", "-m", "conntrack", "--ctorigdst", host.address, "--ctdir")
+        refused = (*directly, "ORIGINAL", "-p", "tcp", "--syn", "-j", "REJECT")
+        subprocess.run([*in_it, "-A", "INPUT", *refused], check=True)
+    a.start("--advertise", "10.77.0.21")
+    key = str(a.state_dir / "cluster.key")
+    joins = ("--join", "10.77.0.21:1900", "--key-file", key, "--advertise", "10.77.0.22")
+    b.check("start", "--bind", b.address, *joins)
+    assert a.hosts() == b.hosts() == {"a": "RUNNING", "b": "RUNNING"}
+    shown = [each["address"] for each in a.status()["hosts"]]
+    assert shown == ["10.77.0.21:1900", "10.77.0.22:1900"]
+    three.deploy(WHO.replace("num_replicas=3", "num_replicas=2"))
+    assert sorted(a.replicas("default#Who").values()) == ["a", "b"]
+    for host in (a, b):
+        with host.load(connections=40) as end:  # more than its own replica takes
+            time.sleep(0.5)
+        assert not (tally := end()).failures, tally.summary()
+    # From a machine that runs no Greenroom.
+    assert c.call(_ask, "10.77.0.22:1900", key).startswith("default#Who#")
+    b.check("stop")
+    assert a.hosts() == {"a": "RUNNING"}
+
+
+def _ask(address: str, key: str) -> str:
+    from greenroom import serve  # noqa: PLC0415  # on the host
+
+    with serve.Client.connect(address, key_file=key) as client:
+        return str(client.get_handle("default#Who").remote(None).result(timeout_s=10))
 
 
 def test_an_unreachable_leader_is_named(three: Cluster) -> None:

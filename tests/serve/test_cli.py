@@ -178,6 +178,8 @@ def test_every_setting_is_a_flag_of_start():
         (["--http-max-body-bytes", "much"], "max_body_bytes='much'"),
         (["--http-workers", "65"], "workers='65'"),
         (["--bind", "0.0.0.0"], "bind='0.0.0.0'"),
+        (["--bind", "10.0.0.1", "--advertise", "0.0.0.0"], "advertise='0.0.0.0'"),
+        (["--advertise", "192.0.2.1"], "with --bind"),
         (["--no-replicas", "--num-cpus", "2"], "no_replicas=True: a host without replicas has no"),
         (["--join", "leader:1900"], "--bind"),
     ],

@@ -31,6 +31,7 @@ SAMPLES = {
     "grpc_servicer_functions": "a_pb2_grpc.add_a,b.c.add_b",
     "grpc_dir": "/srv",
     "bind": "10.0.0.1",
+    "advertise": "192.0.2.1",
     "join": "leader:1900,other:1900",
     "leaders": "10.0.0.1:1900,10.0.0.2:1900",
     "store": "postgresql://greenroom@db.example/greenroom",
@@ -67,6 +68,7 @@ SAMPLES = {
 }
 NEEDS = {
     "join": HERE,
+    "advertise": HERE,
     "leaders": HERE,
     "store": HERE,
     "grpc_servicer_functions": {"grpc_port": "9001"},
