@@ -78,7 +78,10 @@ class GrpcServer:
         failures = 0
         while self.is_wanted:
             started_at = time.monotonic()
-            self.start()
+            try:
+                self.start()
+            except StartError as error:  # the extra was uninstalled meanwhile
+                logger.warning("the gRPC server cannot start: %s", error)
             if self.process is not None:
                 await ended(self.process)
             failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1

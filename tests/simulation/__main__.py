@@ -27,7 +27,9 @@ HASH_SEED = "0"  # sets of texts are walked through in the same order in every r
 
 def main() -> int:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first one")
     parser.add_argument("--only", type=int, nargs="+", help="these, instead")
