@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.host.records import WORKER_ROLE, RunRecords
 from greenroom.actors.messages.queries import (
+    Address,
     FailedAnswer,
     HttpAnswer,
     Process,
@@ -33,7 +34,7 @@ from greenroom.core.errors import (
     NotRunningError,
     error_from,
 )
-from greenroom.http_front.scraping import OTHERS_TIMEOUT_S, Scrapes
+from greenroom.core.metrics import Group, text
 
 if TYPE_CHECKING:  # few workers need it
     from greenroom.actors.messages.admin import Request, RequestReply
@@ -44,6 +45,8 @@ CONNECT_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 LEAVE_TIMEOUT_S = 0.5
+OWN_SCRAPE_TIMEOUT_S = 3.0
+SCRAPE_TIMEOUT_S = 1.5  # for all that another host is asked
 
 
 Outcome = HttpAnswer | FailedAnswer | Stream
@@ -191,7 +194,7 @@ class Link:
         from greenroom.core.operations import ListHosts  # noqa: PLC0415
 
         try:
-            return list(await self.request(request_of(ListHosts(), new_id()), OTHERS_TIMEOUT_S))
+            return list(await self.request(request_of(ListHosts(), new_id()), SCRAPE_TIMEOUT_S))
         except (GreenroomError, TimeoutError):
             return []
 
@@ -242,6 +245,54 @@ class Link:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)
         except asyncio.TimeoutError:  # its own class until 3.11
             return None
+
+
+class Scrapes:
+    """Asks the proxies of this host, or of all hosts, for their hosts' metrics.
+
+    A host that does not answer in time is left out: a scrape has no use for later answers.
+
+    ``own`` is this host's address; ``hosts`` returns those of all, none while it cannot be known.
+    """
+
+    def __init__(self, port: Port, own: str, hosts: Callable[[], Awaitable[list[str]]]) -> None:
+        self._port = port
+        self._own = own
+        self._hosts = hosts
+
+    async def text(self, proxy: Address, *, whole: bool) -> bytes:
+        """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
+        own = self._of_proxy(proxy, OWN_SCRAPE_TIMEOUT_S)
+        others = self._others() if whole else _nothing()
+        groups = await asyncio.gather(own, others)
+        return text([*groups[0], *groups[1]])
+
+    async def _others(self) -> list[Group]:
+        addresses = await self._hosts()
+        every = [self._of_host(each) for each in addresses if each != self._own]
+        return [group for groups in await asyncio.gather(*every) for group in groups]
+
+    async def _of_host(self, address: str) -> list[Group]:
+        gate = self._port.loop.machine.address_of(address)
+        proxy = await self._wait(lambda found: self._port.locate(*PROXY, found, gate))
+        return [] if proxy is None else await self._of_proxy(proxy, SCRAPE_TIMEOUT_S)
+
+    async def _of_proxy(self, proxy: Address, timeout_s: float) -> list[Group]:
+        ask = partial(self._port.ask_proxy, proxy, "metrics")
+        return await self._wait(ask, timeout_s) or []
+
+    async def _wait(
+        self, ask: Callable[[Callable[[Any], None]], None], timeout_s: float = SCRAPE_TIMEOUT_S
+    ) -> Any:
+        """Return what a question is answered with, None past the time limit."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        ask(partial(_settle, answer))
+        done, _ = await asyncio.wait([answer], timeout=timeout_s)
+        return answer.result() if done else None
+
+
+async def _nothing() -> list[Group]:
+    return []
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

@@ -32,8 +32,7 @@ from websockets.server import ServerProtocol
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream, StreamFailedError
 from greenroom.actors.caller.uploads import Feed
-from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
-from greenroom.core.closing import (
+from greenroom.actors.messages.closing import (
     ABNORMAL,
     FAILED,
     NORMAL,
@@ -41,6 +40,7 @@ from greenroom.core.closing import (
     close_frame,
     close_of,
 )
+from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
 from greenroom.core.routing.tickets import SOCKET
 from greenroom.http_front.connections import MIN_RATE, Connections, Sending, bytes_acknowledged
 from greenroom.http_front.exchange import (

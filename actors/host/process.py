@@ -40,6 +40,7 @@ from typing import Any, NoReturn
 from thespian.actors import ActorSystem, ActorSystemException
 
 from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle
+from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, answers_http, url_of
 from greenroom.actors.host.grpc import GrpcServer
@@ -61,7 +62,6 @@ from greenroom.actors.host.records import (
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.replica import environments, folders
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime import settings as binding
 from greenroom.actors.runtime.liveness import Pulse
@@ -470,7 +470,7 @@ class Host:
         # Else not all folders in use are known.
         if len(replicas) == len(self._records.with_role("replica")):
             folders.prune(self._settings.folders_dir, self._folders_in_use)
-            environments.prune(self._settings.environments_dir, self._environments_in_use)
+            packages.prune(self._settings.environments_dir, self._environments_in_use)
         for process in self._unasked.end(self._system.admin, self._records):
             logger.warning("killed process %d: a replica that was never told which", process.pid)
 

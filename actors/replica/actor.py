@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.cluster.epoch_fence import EpochFence
+from greenroom.actors.environments import packages
+from greenroom.actors.environments.folders import Arrival
 from greenroom.actors.messages.control import (
     CheckReplica,
     ComparisonsReported,
@@ -28,11 +30,10 @@ from greenroom.actors.messages.control import (
 )
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import environments, metrics
 from greenroom.actors.replica import logging as user_logging
+from greenroom.actors.replica import metrics
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
-from greenroom.actors.replica.folders import Arrival
 from greenroom.actors.replica.user_code import (
     Failure,
     UserCode,
@@ -273,7 +274,7 @@ class Replica(LoopActor):
         if self._is_in_environment():
             self._environment = Path(sys.prefix).name
         elif env.requirements is not None:
-            self._environment = environments.name_of(*env.requirements)
+            self._environment = packages.name_of(*env.requirements)
         self.records.add(
             self.process,
             "replica",
@@ -300,15 +301,15 @@ class Replica(LoopActor):
             if isinstance(made, DeployFailedError):
                 self._loaded(Failure.of(made))
             elif self.state == "starting":
-                environments.enter(folder)
+                packages.enter(folder)
                 newest = replace(order, config=self.config, config_id=self.config_id)
                 try:
-                    self.continue_in(environments.python_of(folder), newest, self.controller)
+                    self.continue_in(packages.python_of(folder), newest, self.controller)
                 except OSError as error:
                     self._loaded(Failure.of(DeployFailedError(f"{folder}: {error}")))
 
         self._trouble = f"{installer} installs {', '.join(lines)}"
-        environments.Installation(self.loop, folder, installer, lines, made).begin()
+        packages.Installation(self.loop, folder, installer, lines, made).begin()
 
     def _fetch_folders(self, order: StartReplica, env: RuntimeEnv) -> None:
         """Load the code when its folders are here."""

@@ -24,11 +24,11 @@ from starlette.types import ASGIApp, Message
 from starlette.websockets import WebSocketDisconnect
 
 from greenroom.actors.caller.streams import NobodyListensError, Parts
+from greenroom.actors.messages.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
 from greenroom.actors.messages.queries import BINARY, END, TEXT, HttpAnswer, HttpCall, StreamEnded
 from greenroom.actors.replica import string_annotations
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.responses import AsgiReply, make_scope
-from greenroom.core.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
 from greenroom.core.errors import (
     DeployFailedError,
     ReplicaUnavailableError,

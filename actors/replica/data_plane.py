@@ -25,6 +25,7 @@ from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
 from greenroom.actors.caller.streams import MOST_JOINED, Parts, Sender
+from greenroom.actors.messages.closing import RESTARTING, close_frame
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import (
     END,
@@ -77,7 +78,6 @@ from greenroom.actors.runtime.loop import (
     Timer,
 )
 from greenroom.actors.runtime.port import Port
-from greenroom.core.closing import RESTARTING, close_frame
 from greenroom.core.routing.tickets import SOCKET
 
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time

@@ -3,8 +3,8 @@
 Theory of operation. A whole folder travels, so files that code opens or imports later are there
 too. Its modules are pickled as references (packing.py) and found in the zip. The zip is named by
 its sha256: it is sent where that is not stored yet, kept while a backend or the latest history
-needs it, and fetched once per host (actors/replica/folders.py). A zip of the user's is packed anew,
-so that it is checked here, and equal to a folder of the same files.
+needs it, and fetched once per host (actors/environments/folders.py). A zip of the user's is packed
+anew, so that it is checked here, and equal to a folder of the same files.
 """
 
 from __future__ import annotations

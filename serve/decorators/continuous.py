@@ -1,7 +1,7 @@
 """``serve.continuous_batch``: one step function over all streams that are live.
 
 Theory of operation. A call of the decorated function begins a *stream*, which waits for a place in
-the batch of its instance (core/continuous.py). While there are streams, one task admits those that
+the batch of its instance (core/batching.py). While there are streams, one task admits those that
 wait, calls the step function with the live ones, and hands out what they were given, round by
 round. A stream that is left in the middle of a step leaves the batch after it. So the step function
 owns the streams while it runs, on whichever thread, and nothing else needs a lock.
@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica import metrics
-from greenroom.core.continuous import ContinuousBatch
+from greenroom.core.batching import ContinuousBatch
 from greenroom.core.errors import BackPressureError, GreenroomError, QueryTimeoutError
 from greenroom.serve.decorators.per_instance import Outcome, PerInstance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.core.continuous import ContinuousBatch
+from greenroom.core.batching import ContinuousBatch
 
 
 def test_places_are_given_in_the_order_of_coming():

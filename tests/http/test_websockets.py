@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from greenroom.actors.caller.streams import Stream
+from greenroom.actors.messages.closing import close_frame
 from greenroom.actors.messages.queries import (
     BINARY,
     END,
@@ -18,7 +19,6 @@ from greenroom.actors.messages.queries import (
     StreamBegun,
     StreamPart,
 )
-from greenroom.core.closing import close_frame
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front import websocket
 from greenroom.http_front.connections import Connections

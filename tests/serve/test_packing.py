@@ -10,7 +10,7 @@ import threading
 import cloudpickle
 import pytest
 
-from greenroom.actors.replica.folders import unpack
+from greenroom.actors.environments.folders import unpack
 from greenroom.core.config import RuntimeEnv
 from greenroom.serve.code.fingerprint import fingerprint
 from greenroom.serve.code.packing import pack_arguments, pack_code, pack_target

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica import folders
+from greenroom.actors.environments import folders
 from greenroom.core.config import ActorOptions, RuntimeEnv, options_shown
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import CreateBackend

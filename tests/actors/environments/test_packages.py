@@ -16,8 +16,8 @@ import pytest
 import typing_extensions
 
 from greenroom import serve
-from greenroom.actors.replica import environments
-from greenroom.actors.replica.environments import COMPLETE, Installation
+from greenroom.actors.environments import packages
+from greenroom.actors.environments.packages import COMPLETE, Installation
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.systems import RunningSystem, running_system, wait_until
 from tests.support.wheels import write_wheel
@@ -200,7 +200,7 @@ def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv: Path
 def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv: Path) -> None:
     folder = uv / "environments" / "a"
     program = (
-        "import sys, time; from pathlib import Path; from greenroom.actors.replica.environments "
+        "import sys, time; from pathlib import Path; from greenroom.actors.environments.packages "
         "import Installation\n"
         "class Loop:\n"
         "    post = call_later = lambda *_: None\n"
@@ -240,8 +240,8 @@ def test_unused_environments_go_but_for_the_last(tmp_path: Path) -> None:
     (tmp_path / "e1.lock").touch()
     (tmp_path / "failed.failure").touch()
     (tmp_path / "failed.lock").touch()
-    environments.prune(tmp_path, lambda: {"e1"})
+    packages.prune(tmp_path, lambda: {"e1"})
     left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert left == ["e1", "e3", "e4", "e5"], "one in use, and the three that were used last"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["e1.lock"]
-    environments.prune(tmp_path / "nothing", list)
+    packages.prune(tmp_path / "nothing", list)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from greenroom.core.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
+from greenroom.actors.messages.closing import MAX_REASON_BYTES, check_code, close_frame, close_of
 
 
 def test_a_close_travels_as_it_is_and_a_long_reason_loses_its_end() -> None:

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from greenroom.actors.replica.folders import try_lock
+from greenroom.actors.environments.folders import try_lock
 from greenroom.actors.runtime.loop import Loop
 from greenroom.core.errors import DeployFailedError
 
