@@ -36,6 +36,7 @@ _PLAIN = {
     ),
     "collections": frozenset({"Counter", "OrderedDict", "defaultdict", "deque"}),
     "datetime": frozenset({"date", "datetime", "time", "timedelta", "timezone"}),
+    "greenroom.core.config": frozenset({"Expanded"}),  # a str with another repr
 }
 
 

@@ -68,7 +68,8 @@ class Canaries:
         self._records = dict(records)
         for record in records.values():
             self._hold_code(record)
-        self._orphans = {
+        # Candidates that have ended, or whose records are lost.
+        self._retiring = {
             name
             for name, application in state.applications.items()
             if name != served_as(name) and not application.deleting
@@ -124,6 +125,8 @@ class Canaries:
             to=definitions.qualified(candidate_of(name), new.ingress),
         )
         self._rollouts.check_traffic(record.endpoint)  # before anything is written
+        if candidate_of(name) in self._retiring:
+            self._delete(candidate_of(name))
         bring_about(state, self._rollouts, _candidate(name, wanted), code)
         rules = settings.model_dump(exclude={"compare"})
         rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
@@ -159,10 +162,8 @@ class Canaries:
 
     def advance(self, wall_now: float) -> None:
         """Take the next step of every canary that has one to take."""
-        while self._orphans:  # their records are lost
-            name = self._orphans.pop()
-            to = definitions.qualified(name, self._state.applications[name].ingress)
-            self._withdraw(to, {each.name for each in self._state.endpoints.using(to)})
+        for name in sorted(self._retiring):
+            self._retire(name)
         for record in [each for each in self._records.values() if each.state in UNDER_WAY]:
             if self._state.definition((APPLICATION, record.application)) is None:
                 self.forget(record.application)  # it was deleted, and the candidate with it
@@ -208,11 +209,29 @@ class Canaries:
         if state == WENT_BACK and (compared := self._compared(record)):
             reason = f"{reason}; {compared}"
         self._put(replace(record, state=state, reason=reason))
-        self._withdraw(record.to, {record.endpoint, self._ingress(record)})
+        self._retiring.add(candidate_of(record.application))
+        self._retire(candidate_of(record.application))
 
-    def _withdraw(self, to: str, names: set[str]) -> None:
-        """Take a candidate's ingress out of these endpoints, and delete the candidate."""
-        for name in sorted(names & self._state.endpoints.keys()):
+    def _retire(self, name: str) -> None:
+        """Delete a candidate: its ingress, and once that has ended what it has called."""
+        application = self._state.applications.get(name)
+        if application is None or application.deleting:
+            self._retiring.discard(name)
+            return
+        to = definitions.qualified(name, application.ingress)
+        self._take_traffic(to)
+        bring_about(self._state, self._rollouts, {(ENDPOINT, to): None, (BACKEND, to): None})
+        if to not in self._state.backends:
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self._retiring.discard(name)
+        wanted = definitions.without_application(self._state, name)
+        bring_about(self._state, self._rollouts, wanted)
+
+    def _take_traffic(self, to: str) -> None:
+        """Take a candidate's ingress out of all endpoints."""
+        for name in sorted(each.name for each in self._state.endpoints.using(to)):
             endpoint = self._state.endpoints[name]
             if name != to and to in {*endpoint.traffic, *endpoint.shadows}:
                 gone = replace(
@@ -222,8 +241,6 @@ class Canaries:
                     compares={tag: each for tag, each in endpoint.compares.items() if tag != to},
                 )
                 self._state.put_endpoint(gone)
-        candidate = definitions.without_application(self._state, to.partition("#")[0])
-        bring_about(self._state, self._rollouts, candidate)
 
     def _compared(self, record: CanaryRecord) -> str:
         endpoint = self._state.endpoints.get(record.endpoint)

@@ -31,6 +31,7 @@ STATUSES = {
     "OtherJobError": 422,
     "QueryTimeoutError": 408,
     "UserCodeError": 500,
+    "GrpcStatusError": 500,
     "UnsupportedResultError": 500,
 }
 
@@ -48,11 +49,12 @@ def test_every_error_of_the_core_travels_by_its_name() -> None:
 
 @pytest.mark.parametrize(("kind", "http_status"), STATUSES.items())
 def test_an_error_is_made_again_from_its_kind_and_text(kind: str, http_status: int) -> None:
-    error = errors.error_from(kind, "what, why")
+    text = "NOT_FOUND: what, why" if kind == "GrpcStatusError" else "what, why"
+    error = errors.error_from(kind, text)
     assert type(error).__name__ == kind
-    assert str(error) == "what, why"
+    assert str(error) == text
     assert error.http_status == errors.error_status(kind) == http_status
-    assert str(pickle.loads(pickle.dumps(error))) == "what, why"
+    assert str(pickle.loads(pickle.dumps(error))) == text
 
 
 def test_an_unknown_kind_of_error_is_the_root() -> None:

@@ -20,7 +20,7 @@ from grpc_tools import protoc
 from greenroom import serve
 from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
 from tests.support.certificates import certificate
-from tests.support.systems import RunningSystem, alive, free_port, patched_environ, wait_until
+from tests.support.systems import RunningSystem, alive, free_port, wait_until
 
 PROTO = """
 syntax = "proto3";
@@ -110,14 +110,13 @@ def running(tmp_path_factory):
     )
     system.start()
     try:
-        with patched_environ(system.environ):
-            serve.run(
-                Shop.bind(),
-                name="shop",
-                runtime_env={"env_vars": {"X": "1"}},
-                working_dir=folder,
-                route_prefix=None,
-            )
+        system.deploy(
+            Shop.bind(),
+            name="shop",
+            runtime_env={"env_vars": {"X": "1"}},
+            working_dir=folder,
+            route_prefix=None,
+        )
         stubs = importlib.import_module("shop_pb2_grpc")
         yield Running(system, port, stubs, importlib.import_module("shop_pb2"))
     finally:

@@ -12,7 +12,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from greenroom import serve
-from tests.support.systems import RunningSystem, patched_environ
+from tests.support.systems import RunningSystem
 
 ALL = {
     f"x_{name}": (name, [-1])
@@ -55,9 +55,8 @@ def system(tmp_path_factory):
     system = RunningSystem(tmp_path_factory.mktemp("inference") / "state")
     system.start()
     try:
-        with patched_environ(system.environ):
-            serve.run(Summing.bind(), name="summing", route_prefix="/")
-            serve.run(Same.bind(), name="same", route_prefix="/same")
+        system.deploy(Summing.bind(), name="summing", route_prefix="/")
+        system.deploy(Same.bind(), name="same", route_prefix="/same")
         yield system
     finally:
         system.stop()

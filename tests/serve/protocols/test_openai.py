@@ -26,7 +26,7 @@ from greenroom.serve.protocols.openai import (
     OpenAIError,
     StopCutter,
 )
-from tests.support.systems import RunningSystem, patched_environ, wait_until
+from tests.support.systems import RunningSystem, wait_until
 
 WORDS = ["The ", "quick ", "brown ", "fox ", "EN", "D", " is ", "left ", "out"]
 HI = [{"role": "user", "content": "hi"}]
@@ -86,8 +86,7 @@ def url(tmp_path_factory):
     system = RunningSystem(tmp_path_factory.mktemp("openai") / "state")
     system.start()
     try:
-        with patched_environ(system.environ):
-            serve.run(Model.bind(), route_prefix="/llm")
+        system.deploy(Model.bind(), route_prefix="/llm")
         yield f"{system.url}/llm/v1"
     finally:
         system.stop()

@@ -22,6 +22,7 @@ from greenroom.core.errors import (
     OtherJobError,
     UnknownNameError,
 )
+from greenroom.serve import local_testing
 from greenroom.serve.build import build
 from tests.support.systems import RunningSystem, running_system, wait_until
 
@@ -53,7 +54,7 @@ class Local:
 @pytest.fixture(scope="module")
 def queue() -> Iterator[Any]:
     yield serve.run(Local.bind(), name="local", _local_testing_mode=True)
-    serve.delete("local")
+    local_testing.shutdown()  # else other files' handles would look here
 
 
 def ended(queue: Any, job_id: str) -> dict[str, Any]:
