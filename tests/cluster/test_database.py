@@ -108,7 +108,7 @@ def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(shared: 
         assert not [text for text in told if PASSWORD in text]
         titles = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.pids()]
         assert not [title for title in titles if PASSWORD.encode() in title]
-    assert len(controllers(shared.cluster)) == 1
+    shared.cluster.wait_for(lambda: len(controllers(shared.cluster)) == 1, 20, "one controller")
 
 
 def test_another_leads_when_the_leader_dies(shared: Shared) -> None:
@@ -181,4 +181,4 @@ def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(shared:
         shared.cluster.wait_for(shared.runs_on_all, 40, "one leads again")
         tally = end_load()
     assert not tally.failures, tally
-    assert len(controllers(shared.cluster)) == 1
+    shared.cluster.wait_for(lambda: len(controllers(shared.cluster)) == 1, 20, "one controller")
