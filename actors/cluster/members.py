@@ -101,7 +101,7 @@ class Members:
             except ConflictError as error:
                 self._answer(sender, str(error))
                 return False
-            self.listen_to(message.process.incarnation, name)
+            self.listen_to(message.process.incarnation, name, message.address)
         self._answer(sender, hosts=self.addresses() if message.store_id else self._may_lead())
         self._know(name, message.process, sender)
         self._stop_orphans(message)
@@ -177,8 +177,11 @@ class Members:
                 stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
                 self._loop.send(self._loop.machine.address_of(address), stop)
 
-    def listen_to(self, incarnation: str, host: str) -> None:
-        """Take the beats of one process as its host's."""
+    def listen_to(self, incarnation: str, host: str, at: str) -> None:
+        """Take the beats of one process as its host's, unless another host has that name."""
+        record = self._cluster.hosts.records.get(host)
+        if record is not None and at not in ("", record.address):
+            return
         if host != self._own and incarnation not in self._hosts:
             self._hosts[incarnation] = host
             self._beats.expect(incarnation)

@@ -338,7 +338,7 @@ class ActiveController:
             self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
             return
         self._watch_proxy(listener, sender)
-        self._members.listen_to(listener.incarnation, message.host)
+        self._members.listen_to(listener.incarnation, message.host, message.at)
         self._proxies[listener.incarnation] = sender
         self.cluster.loads.expect(listener, time.monotonic())
         plain = listener[:]  # records do without the class

@@ -25,6 +25,7 @@ class Listen(Message):
     host: str
     seen: int
     store: str = ""  # whose tables these are: see Changed
+    at: str = ""  # the address of its host, which tells two of one name apart
 
 
 @message

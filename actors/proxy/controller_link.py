@@ -105,6 +105,7 @@ class ControllerLink:
             host=self._settings.host_name,
             seen=self._held_upto,
             store=self._following.store,
+            at=self._settings.own_address,
         )
         self._loop.send(self._following.controller, listen, on_failed=self._seek)
 

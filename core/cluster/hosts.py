@@ -217,7 +217,8 @@ class Hosts:
         """Take a host's report of itself; the first one joins it.
 
         ``running`` are the replicas that have a process there; ``incarnation`` is that of its host
-        process. ConflictError when another host that is not lost has its name.
+        process. ConflictError when another host that is not lost has its name; one of the same
+        address is gone.
         """
         name = record.name
         present = self.records.get(name)
@@ -250,8 +251,10 @@ class Hosts:
             self._seen(name, now)
 
     def _check_name(self, record: HostRecord, present: HostRecord | None) -> None:
-        is_taken = present is not None and present.id != record.id
-        if record.name == self._own or (is_taken and self.state(record.name) is not S.LOST):
+        is_another = present is not None and (
+            present.id != record.id and present.address != record.address
+        )
+        if record.name == self._own or (is_another and self.state(record.name) is not S.LOST):
             at = "the controller is on" if present is None else f"is at {present.address}"
             raise ConflictError(
                 f"host name {record.name!r} is taken by the host that {at}; give this one "

@@ -234,9 +234,17 @@ def test_a_deleted_application_does_not_wait_for_a_lost_host(three: Hosts) -> No
 
 def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
     with pytest.raises(ConflictError, match="'x' is taken by the host that is at x:1900; give"):
-        three.cluster.hosts.reported(record("x", id="another"), [], three.now)
+        three.cluster.hosts.reported(record("x", id="b", address="z:1900"), [], three.now)
     with pytest.raises(ConflictError, match="taken by the host that the controller is on"):
         three.cluster.hosts.reported(record("", id="another"), [], three.now)
+
+
+def test_a_host_that_lost_its_state_dir_takes_its_own_place_at_once(three: Hosts) -> None:
+    three.die_on("x")
+    three.join("x", id="another")  # at the same address, where the one before cannot be any more
+    three.settle()
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+    assert len(three.running("a#d")) == 6
 
 
 def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
