@@ -1,4 +1,4 @@
-"""deploy/kubernetes: it follows Kubernetes' own schemas, and fits Greenroom and the image."""
+"""deploy/kubernetes*: they follow Kubernetes' own schemas, and fit Greenroom and the image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -15,33 +14,23 @@ import yaml
 from greenroom.actors.runtime.settings import FIELDS, read_settings, variable
 from greenroom.core.config import HTTPOptions
 from tests.support.container import ROOT, instruction
+from tests.support.kubernetes import FOLDERS, command_of, environment_of, rendered
 
-FOLDER = ROOT / "deploy" / "kubernetes"
 OLDEST, NEWEST = "1.27", "1.37"
 NAME = {"app.kubernetes.io/name": "greenroom"}
-
-
-def _documents() -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what kustomize would render, by kind and name."""
-    listed = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
-    assert sorted([*listed, "kustomization.yaml"]) == sorted(os.listdir(FOLDER))
-    found = [each for name in listed for each in yaml.safe_load_all((FOLDER / name).read_text())]
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
-
-
-ALL = _documents()
+ALL = rendered("kubernetes")
 SET = ALL["StatefulSet", "greenroom"]["spec"]
 POD = SET["template"]["spec"]
 (CONTAINER,) = POD["containers"]
-VARIABLES = {each["name"] for each in CONTAINER["env"]}
+SECRETS = {"greenroom-store": {"uri": "postgresql://greenroom:se%40cret@db/greenroom"}}
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("which", ALL, ids="-".join)
-def test_a_resource_follows_the_schema(which: tuple[str, str], version: str) -> None:
-    if which[0] == "ServiceMonitor":
-        pytest.skip("a resource of the Prometheus operator, which has no schema there")
-    kubernetes_validate.validate(ALL[which], version, strict=True)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_resources_follow_the_schemas(folder: str, version: str) -> None:
+    for (kind, _), each in rendered(folder).items():
+        if kind != "ServiceMonitor":  # of the Prometheus operator, which has no schema there
+            kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_the_schemas_refuse_what_is_misspelt() -> None:
@@ -50,35 +39,60 @@ def test_the_schemas_refuse_what_is_misspelt() -> None:
         kubernetes_validate.validate(wrong, NEWEST, strict=True)
 
 
-def test_kustomize_renders_it() -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kustomize_renders_it_so(folder: str) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("there is no kubectl")
-    rendered = subprocess.run(
-        [kubectl, "kustomize", str(FOLDER)], check=True, capture_output=True, text=True
-    ).stdout
-    found = list(yaml.safe_load_all(rendered))
-    assert {(each["kind"], each["metadata"]["name"]) for each in found} == set(ALL)
-    outside = [each for each in found if each["metadata"].get("namespace") != "greenroom"]
+    command = [kubectl, "kustomize", str(ROOT / "deploy" / folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = {
+        (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)
+    }
+    assert found.keys() == rendered(folder).keys()
+    outside = [each for each in found.values() if each["metadata"].get("namespace") != "greenroom"]
     assert [each["kind"] for each in outside] == ["Namespace"]
+    spec = found["StatefulSet", "greenroom"]["spec"]
+    ours = rendered(folder)["StatefulSet", "greenroom"]["spec"]
+    assert spec.get("volumeClaimTemplates") == ours.get("volumeClaimTemplates")
+    (container,) = spec["template"]["spec"]["containers"]
+    wanted = ours["template"]["spec"]["containers"][0]
+    assert container.pop("image").startswith(wanted["image"])
+    variables = {each["name"]: each for each in container.pop("env")}
+    assert variables == {each["name"]: each for each in wanted["env"]}
+    assert container == {name: x for name, x in wanted.items() if name not in {"env", "image"}}
+    volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
+    assert volumes == {each["name"]: each for each in ours["template"]["spec"]["volumes"]}
 
 
-def test_the_settings_are_settings() -> None:
-    given = ALL["ConfigMap", "greenroom"]["data"]
-    assert set(given) | VARIABLES <= {variable(name) for name in FIELDS}
-    assert not set(given) & VARIABLES
-    settings = read_settings(
-        {
-            **given,
-            "GREENROOM_HOST_NAME": "greenroom-1",
-            "GREENROOM_BIND": "10.0.0.2",
-            "GREENROOM_JOIN": "greenroom-0.greenroom-hosts:1900",
-            "GREENROOM_KEY_FILE": "/tmp/cluster.key",
-            "GREENROOM_NUM_CPUS": "2",
-            "GREENROOM_MEMORY": str(2 * 1024**3),
-        }
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_settings_are_settings(folder: str) -> None:
+    documents = rendered(folder)
+    given = environment_of(documents, name="greenroom-1", ip="10.0.0.2", secrets=SECRETS)
+    assert set(given) <= {variable(name) for name in FIELDS}
+    settings = read_settings(given)
+    if folder == "kubernetes":
+        assert settings.store is None
+        joined = read_settings({**given, "GREENROOM_JOIN": "greenroom-0.greenroom-hosts:1900"})
+        assert joined.gates == ("greenroom-0.greenroom-hosts:1900",)
+    else:
+        assert settings.store == SECRETS["greenroom-store"]["uri"]
+        assert "se%40cret" not in repr(settings)
+
+
+def test_with_a_database_no_volume_is_kept_and_no_pod_is_special() -> None:
+    (spec,) = (
+        each["spec"]
+        for (kind, _), each in rendered("kubernetes-postgres").items()
+        if kind == "StatefulSet"
     )
-    assert settings.gates == ("greenroom-0.greenroom-hosts:1900",)
+    assert "volumeClaimTemplates" not in spec
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert volumes["state"] == {"name": "state", "emptyDir": {}}
+    assert {each["name"] for each in container["volumeMounts"]} == volumes.keys()
+    assert "JOIN" not in container["args"][0]
 
 
 def test_services_probes_and_budgets_select_the_pods_and_their_ports() -> None:
@@ -129,11 +143,8 @@ def test_the_first_pod_leads_and_the_others_join_it(tmp_path: Path, pod: str, jo
     (tmp_path / "greenroom").chmod(0o755)
     (tmp_path / "given.key").write_text("a key")
     (tmp_path / "given.key").chmod(0o440)
-    (script,) = CONTAINER["args"]
-    script = script.replace("/run/secrets/greenroom/cluster.key", "given.key")
-    script = script.replace("/tmp/cluster.key", "cluster.key")
     done = subprocess.run(
-        [*CONTAINER["command"], script],
+        command_of(ALL, key="given.key", tmp="cluster.key"),
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "GREENROOM_HOST_NAME": pod},
         cwd=tmp_path,
         check=True,
