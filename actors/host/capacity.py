@@ -10,10 +10,15 @@ import subprocess
 from pathlib import Path
 
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.cluster.devices import VARIABLES
 
 logger = logging.getLogger(__name__)
 
 SMI_TIMEOUT_S = 5.0  # it hangs where a driver or a device does
+DEVICES = Path("/dev")
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # processors too, without SIMD units
+# What the last one leaves is numbered from 0 for the others, so replicas inherit it as it is.
+LIMITS = (*VARIABLES["num_gpus"], "ROCR_VISIBLE_DEVICES")
 
 
 def capacity_of(settings: HostSettings) -> dict[str, float]:
@@ -30,15 +35,14 @@ def capacity_of(settings: HostSettings) -> dict[str, float]:
 
 
 def count_gpus() -> int:
-    """Return how many NVIDIA devices there are, of those that CUDA_VISIBLE_DEVICES leaves.
+    """Return how many devices of NVIDIA or else AMD there are, of those that variables leave.
 
-    By nvidia-smi where it answers in time, else by the device files.
+    NVIDIA's by nvidia-smi where it answers in time, else by the device files; AMD's as the kernel's
+    driver lists them.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        most = len([each for each in visible.split(",") if each.strip() not in {"", "-1"}])
-        return min(most, _devices()) if most else 0
-    return _devices()
+    named = (os.environ[name] for name in LIMITS if name in os.environ)
+    counts = [len([x for x in each.split(",") if x.strip() not in {"", "-1"}]) for each in named]
+    return min([*counts, _devices()]) if all(counts) else 0
 
 
 def _devices() -> int:
@@ -51,7 +55,16 @@ def _devices() -> int:
             logger.warning("GPUs are counted by /dev/nvidia*, for nvidia-smi failed: %s", error)
         else:
             return len(done.stdout.split())
-    return len([d for d in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", d.name)])
+    nvidia = [each for each in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", each.name)]
+    return len(nvidia) or sum(map(_is_gpu, KFD_NODES.glob("*/properties")))
+
+
+def _is_gpu(properties: Path) -> bool:
+    """Return whether a node of the AMD driver's is a GPU, and one that this host may use."""
+    try:
+        return re.search(r"^simd_count [1-9]", properties.read_text(), re.MULTILINE) is not None
+    except OSError:  # what the container may not use cannot be read
+        return False
 
 
 def _cpus() -> float:

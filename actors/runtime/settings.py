@@ -134,8 +134,8 @@ class HostSettings(BaseSettings):
     num_gpus: float | None = Field(
         default=None,
         ge=0,
-        description="GPUs that they may take, numbered from 0 [the NVIDIA devices, of those in "
-        "CUDA_VISIBLE_DEVICES].",
+        description="GPUs that they may take, numbered from 0 [those of NVIDIA or AMD, within "
+        "CUDA_, HIP_ and ROCR_VISIBLE_DEVICES].",
     )
     memory: float | None = Field(
         default=None, ge=0, description="Bytes of memory that they may take [the host's]."
@@ -576,23 +576,31 @@ def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> f
 _OF_NO_SYSTEM = ("state_dir", "address", "key_file", "log_format")
 
 
-def differences(
+def unlike(
     settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
-) -> list[str]:
-    """Return in which of ``fields`` the settings differ from those of a system that runs.
+) -> dict[str, tuple[str, str]]:
+    """Return those of ``fields`` in which the settings differ from those of a system that runs.
 
-    ``running`` is what :meth:`HostSettings.to_environ` returned for that one.
+    ``running`` is what :meth:`HostSettings.to_environ` returned for that one. Each has its value
+    there, and the one in ``settings``; "" for none.
     """
     wanted, running = settings.to_environ(), dict(running)
     for environ in (wanted, running):
         if store := environ.get(variable("store")):
             environ[variable("store")] = str(location_at(store))  # without a password
+    names = [name for name in FIELDS if name in fields and name not in _OF_NO_SYSTEM]
+    values = {name: tuple(e.get(variable(name), "") for e in (running, wanted)) for name in names}
+    return {name: (there, here) for name, (there, here) in values.items() if there != here}
+
+
+def differences(
+    settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
+) -> list[str]:
+    """Return what :func:`unlike` finds as texts."""
+    found = unlike(settings, running, fields)
     return [
-        f"{name} is {running.get(variable(name)) or 'not set'}, not {wanted.get(variable(name))}"
-        for name in FIELDS
-        if name in fields
-        and name not in _OF_NO_SYSTEM
-        and running.get(variable(name)) != wanted.get(variable(name))
+        f"{name} is {there or 'not set'}, not {here or 'not set'}"
+        for name, (there, here) in found.items()
     ]
 
 

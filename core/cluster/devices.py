@@ -5,7 +5,8 @@ devices. One that asks for less shares a device: the fullest one that has room, 
 free for replicas that need them whole. What is taken follows from the replicas there are, and from
 nothing else, so no device can be lost.
 
-Where the host itself was started with such a variable, the numbers count within what it names.
+Where the host itself was started with such a variable, the numbers count within what it names, also
+for the other variables of that resource.
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ def variables(devices: Devices, environ: Mapping[str, str]) -> dict[str, str]:
     """
     made: dict[str, str] = {}
     for resource, numbers in devices.items():
+        limits = {name: environ[name] for name in VARIABLES[resource] if name in environ}
         for name in VARIABLES[resource]:
-            names = [each.strip() for each in environ.get(name, "").split(",") if each.strip()]
-            if name in environ and len(names) <= max(numbers):
+            # AMD's devices obey CUDA_VISIBLE_DEVICES too, but HIP_VISIBLE_DEVICES comes first.
+            by = name if name in limits else next(iter(limits), "")
+            text = limits.get(by, "")
+            names = [each.strip() for each in text.split(",") if each.strip()]
+            if by and len(names) <= max(numbers):
                 raise ValueError(
-                    f"device {max(numbers)} of {resource} is not among {name}={environ[name]!r}, "
-                    f"which the host was started with; start it with fewer {resource}"
+                    f"device {max(numbers)} of {resource} is not among {by}={text!r}, which the "
+                    f"host was started with; start it with fewer {resource}"
                 )
             made[name] = ",".join(names[n] if names else str(n) for n in numbers)
     return made

@@ -268,26 +268,58 @@ def fake_smi(folder: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without GPUs, nor limits: ``dev`` and ``nodes`` are in the folder."""
+    for name in capacity.LIMITS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(
-        Path, "glob", lambda *_: [Path(f"/dev/nvidia{each}") for each in (0, 1, 2, "ctl")]
-    )
+    for name, attribute in (("dev", "DEVICES"), ("nodes", "KFD_NODES")):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(capacity, attribute, tmp_path / name)
+    return tmp_path
+
+
+def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(
+    monkeypatch: pytest.MonkeyPatch, machine: Path
+) -> None:
+    for each in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
+        (machine / "dev" / each).touch()
     assert count_gpus() == 3
-    fake_smi(tmp_path, "echo 0; echo 1; echo 2; echo 3")
+    fake_smi(machine, "echo 0; echo 1; echo 2; echo 3")
     assert count_gpus() == 4
     for visible, count in (("", 0), ("1", 1), ("0,2", 2), ("0,1,2,3,4", 4), ("-1", 0)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert count_gpus() == count
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    fake_smi(tmp_path, "exit 9")
+    fake_smi(machine, "exit 9")
     assert count_gpus() == 3
     monkeypatch.setattr(capacity, "SMI_TIMEOUT_S", 0.1)
-    fake_smi(tmp_path, "exec sleep 60")
+    fake_smi(machine, "exec sleep 60")
     assert count_gpus() == 3
+
+
+def test_gpus_of_amd_are_counted_as_the_kernel_lists_them(
+    monkeypatch: pytest.MonkeyPatch, machine: Path
+) -> None:
+    assert count_gpus() == 0
+    for number, units in enumerate((0, 0, 304, 304, 1216, 64)):
+        folder = machine / "nodes" / str(number)
+        folder.mkdir()
+        (folder / "properties").write_text(f"cpu_cores_count 96\nsimd_count {units}\nmax_waves 8\n")
+    assert count_gpus() == 4
+    hidden = machine / "nodes" / "5" / "properties"
+    hidden.unlink()
+    hidden.mkdir()  # it cannot be read
+    assert count_gpus() == 3
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        for visible, count in (("0,2", 2), ("GPU-deadbeefdeadbeef", 1), ("", 0), ("0,1,2,3", 3)):
+            monkeypatch.setenv(name, visible)
+            assert count_gpus() == count
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,2")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert count_gpus() == 1
 
 
 def test_a_host_that_has_the_clusters_store_says_so_by_a_label() -> None:

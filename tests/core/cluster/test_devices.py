@@ -77,7 +77,15 @@ def test_a_process_is_shown_its_devices_alone() -> None:
         "NEURON_RT_VISIBLE_CORES": "0,1",
     }
     host = {"CUDA_VISIBLE_DEVICES": "GPU-a, 5"}
-    assert variables({"num_gpus": (1,)}, host)["CUDA_VISIBLE_DEVICES"] == "5"
+    assert set(variables({"num_gpus": (1,)}, host).values()) == {"5"}
+    assert set(variables({"num_gpus": (1,)}, {"HIP_VISIBLE_DEVICES": "2,3"}).values()) == {"3"}
+    both = {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "2,3"}
+    assert variables({"num_gpus": (0,)}, both) == {
+        "CUDA_VISIBLE_DEVICES": "4",
+        "HIP_VISIBLE_DEVICES": "2",
+    }
+    within = variables({"num_gpus": (0,)}, {"ROCR_VISIBLE_DEVICES": "6,7"})
+    assert within == {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}
     with pytest.raises(ValueError, match="device 2 of num_gpus is not among CUDA_VISIBLE_DEVICES="):
         variables({"num_gpus": (2,)}, host)
     assert variables({}, host) == {}
