@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ import click
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
-from greenroom.actors.runtime.settings import HostSettings, differences
-from greenroom.core.config import HTTPOptions, validated
+from greenroom.actors.runtime.settings import HostSettings, unlike
+from greenroom.core.config import GrpcOptions, HTTPOptions, validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
 from greenroom.serve.admin import applications, declarative
@@ -131,7 +132,7 @@ def deploy_file(settings: HostSettings, path: Path, app_dir: Path, flags: Deploy
 
 
 def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
-    """Say which options of a file the system that runs does not have."""
+    """Say which options of a file the system that runs does not have, and how it would."""
     running = None if settings.address is not None else system.running_environ(settings)
     if running is None:
         return
@@ -143,13 +144,20 @@ def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
     if document.grpc_options is not None and document.grpc_options.grpc_servicer_functions:
         wanted = wanted.with_grpc(document.grpc_options)
         names |= {"grpc_port", "grpc_servicer_functions"}
-    if told := differences(wanted, running, names):
-        kinds = sorted({f"{name.partition('_')[0]}_options" for name in names})
-        click.echo(
-            f"{' and '.join(kinds)} are not taken, for the system runs already: {'; '.join(told)}; "
-            "restart it with those",
-            err=True,
-        )
+    if found := unlike(wanted, running, names):
+        lines = ["options of the file are not taken, for the system runs already with others:"]
+        flags = []
+        for name, (there, here) in found.items():
+            kind, _, option = name.partition("_")
+            option = name if name in GrpcOptions.model_fields else option
+            lines.append(
+                f"  {kind}_options.{option}: {here or 'not set'} in the file, "
+                f"{there or 'not set'} in the system"
+            )
+            flags += [f"--{name.replace('_', '-')}", here] if here else []
+        told = shlex.join(["greenroom", "start", *flags])
+        lines.append(f"to take them, end it and start it again: greenroom stop && {told}")
+        click.echo("\n".join(lines), err=True)
 
 
 def _given(options: HTTPOptions) -> dict[str, Any]:

@@ -49,6 +49,34 @@ def deploy_twice(invoke, target):
         assert invoke("deploy", target).exit_code == 0
 
 
+def test_options_that_the_system_runs_without_are_told_with_what_applies_them(
+    invoke, system, app_dir
+):
+    with (app_dir / "two.yaml").open("a") as file:
+        file.write("http_options: {port: 8001, root_path: /x y, keep_alive_timeout_s: 5}\n")
+        file.write("grpc_options: {port: 9001, grpc_servicer_functions: [m.add]}\n")
+    system.environ = {"GREENROOM_HTTP_PORT": "8000", "GREENROOM_HTTP_KEEP_ALIVE_TIMEOUT_S": "5.0"}
+    result = invoke("deploy", "two.yaml")
+    assert result.exit_code == 0, result.output
+    *told, command = result.stderr.splitlines()[-6:]
+    assert told == [
+        "options of the file are not taken, for the system runs already with others:",
+        "  grpc_options.port: 9001 in the file, not set in the system",
+        '  grpc_options.grpc_servicer_functions: ["m.add"] in the file, not set in the system',
+        "  http_options.port: 8001 in the file, 8000 in the system",
+        "  http_options.root_path: /x y in the file, not set in the system",
+    ]
+    flags = "--grpc-port 9001 --grpc-servicer-functions '[\"m.add\"]' --http-port 8001"
+    assert command == (
+        "to take them, end it and start it again: greenroom stop && greenroom start "
+        f"{flags} --http-root-path '/x y'"
+    )
+    system.environ = {"GREENROOM_HTTP_PORT": "8001", "GREENROOM_HTTP_KEEP_ALIVE_TIMEOUT_S": "5.0"}
+    with (app_dir / "two.yaml").open("w") as file:
+        file.write(TWO + "http_options: {port: 8001, keep_alive_timeout_s: 5}\n")
+    assert "options" not in invoke("deploy", "two.yaml").output
+
+
 def test_a_file_is_what_there_is(invoke, running):
     invoke("deploy", "filed:app", "--name", "old")
     result = invoke("deploy", "two.yaml")
