@@ -36,12 +36,12 @@ class LogsResource:
         log, after = query.pop("log", None), query.pop("after", None)
         if query:
             raise InvalidRequestError(f"query {', '.join(query)}: expected log and after")
+        if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 20):
+            raise InvalidRequestError(f"after={after!r}: must be the next of an earlier answer")
         if log is None:
             answer = await asyncio.to_thread(names, self._folder)
             write(resp, {"host": self._host, "logs": answer})
             return
-        if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 20):
-            raise InvalidRequestError(f"after={after!r}: must be the next of an earlier answer")
         read = await asyncio.to_thread(
             lines, self._folder, log, None if after is None else int(after)
         )

@@ -1,0 +1,108 @@
+"""Requests that schemathesis makes up of the OpenAPI document: each answer is one it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from greenroom.http_front.admin.openapi import openapi
+from tests.http.conftest import Answer
+from tests.http.test_admin_api import Api
+
+# Requests are made up without tokens, and sent with one and without.
+SCHEMA = schemathesis.openapi.from_dict({**openapi(), "security": []})
+REQUESTS = {each.label: each for each in (found.ok() for found in SCHEMA.get_all_operations())}
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+EXAMPLES = 15
+EXAMPLES_OF_DOCUMENTS = 2  # one that is valid starts a process, which imports what it names
+
+
+def has_fields(request: Any) -> bool:
+    """Return whether there is anything in it that could be wrong."""
+    return bool(request.definition.raw.get("parameters") or request.body)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    made = Api(tmp_path_factory.mktemp("api"))
+    made.ask("POST", "/v1/create_backend", {"tag": "m", "code": "", "code_hash": "hash"})
+    made.ask("POST", "/v1/create_endpoint", {"name": "e", "backend": "m", "route": "/e"})
+    yield made
+    made.front.front.access_log.close()
+
+
+def send(api: Api, request: requests.PreparedRequest) -> Answer:
+    """Send a request to the front in this process."""
+    pairs = {"host": "localhost", **{n.lower(): str(value) for n, value in request.headers.items()}}
+    body = request.body or b""
+    return api.front.ask(
+        str(request.method),
+        "/-" + request.path_url,
+        headers=tuple((name.encode(), value.encode("latin-1")) for name, value in pairs.items()),
+        body=body.encode() if isinstance(body, str) else body,
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "mode"),
+    [
+        (label, mode)
+        for label, request in REQUESTS.items()
+        for mode in GenerationMode
+        if mode is GenerationMode.POSITIVE or has_fields(request)
+    ],
+)
+def test_answers_are_those_of_the_document(api: Api, label: str, mode: GenerationMode) -> None:
+    examples = EXAMPLES_OF_DOCUMENTS if label.startswith("PUT") else EXAMPLES
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(REQUESTS[label].as_strategy(generation_mode=mode))
+    def run(case: schemathesis.Case) -> None:
+        how = case.as_transport_kwargs(base_url="http://localhost")
+        parts = ("method", "url", "headers", "params", "data", "json")
+        request = requests.Request(**{name: how.get(name) for name in parts}).prepare()
+        assert send(api, request).status == 401
+        request.headers["authorization"] = "Bearer admin"
+        answer = send(api, request)
+        headers = {name: [value] for name, value in answer.headers}
+        case.validate_response(
+            schemathesis.Response(answer.status, headers, answer.body, request, 0.0, verify=False),
+            checks=CHECKS,
+        )
+
+    run()
+
+
+def test_the_roles_of_the_document_are_enforced(api: Api) -> None:
+    paths = openapi()["paths"]
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            (role,) = operation["tags"]
+            for token in ("viewer", "deployer")[: ("viewer", "deployer", "admin").index(role)]:
+                answer = api.ask(method.upper(), path.removeprefix("/api"), {}, token=token)
+                assert answer.status == 403, (method, path, token)
