@@ -155,6 +155,7 @@ class RolloutRecord:
     held_s: float = 0.0  # in this step
     counted: Mapping[str, Any] = field(default_factory=dict)  # proxy -> backend -> tally
     slowness: Any = None  # core.judging.Slowness, once it is settled
+    answers: tuple[int, ...] = ()  # at its end: compared, different, not compared
 
 
 @travels

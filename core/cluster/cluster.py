@@ -100,7 +100,7 @@ class Cluster:
         self.series = Series(self._has_both)
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads)
-        self.rollouts = Rollouts(state, records.get(ROLLOUT, {}))
+        self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}

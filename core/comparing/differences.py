@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenroom.core.comparing.comparing import Outcome
 
@@ -17,6 +17,14 @@ OTHER_CAUSES = "other causes"
 Plain = dict[str, Any]
 Place = tuple[str, str, str]
 """Endpoint, shadow, and the id of its comparison's settings."""
+
+
+class Counts(NamedTuple):
+    """How many answers were compared, how many of these were different, and how many could not."""
+
+    compared: int = 0
+    different: int = 0
+    not_compared: int = 0
 
 
 @dataclass(slots=True)
@@ -116,6 +124,11 @@ class AllDifferences:
                 del reports[next(iter(reports))]
         while len(self._reports) > MAX_PLACES:
             del self._reports[next(iter(self._reports))]
+
+    def counts(self, place: Place) -> Counts:
+        """Return how many all replicas have compared."""
+        reports = self._reports.get(place, {}).values()
+        return Counts(*(sum(each[name] for each in reports) for name in Counts._fields))
 
     def of(self, place: Place) -> Plain:
         """Return the sum of all replicas' findings."""

@@ -128,9 +128,6 @@ class Canaries:
         if candidate_of(name) in self._retiring:
             self._delete(candidate_of(name))
         bring_about(state, self._rollouts, _candidate(name, wanted), code)
-        rules = settings.model_dump(exclude={"compare"})
-        rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
-        self._rollouts.start(rollout, wall_now)
         if settings.compare is not None:
             shadow = ShadowTraffic(
                 endpoint=record.endpoint,
@@ -140,6 +137,9 @@ class Canaries:
             )
             endpoint = state.endpoint(record.endpoint)
             state.put_endpoint(with_shadow(endpoint, shadow, [record.to]))
+        rules = settings.model_dump(exclude={"compare"})
+        rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
+        self._rollouts.start(rollout, wall_now)
         self._put(record)
         return state.new_goal((APPLICATION, name), "deploy application, step by step")
 
@@ -206,7 +206,8 @@ class Canaries:
 
     def _end(self, record: CanaryRecord, state: str, reason: str) -> None:
         """Give the traffic back to the application, and delete the candidate."""
-        if state == WENT_BACK and (compared := self._compared(record)):
+        compared = self._compared(record) if state == WENT_BACK else ""
+        if compared not in reason:
             reason = f"{reason}; {compared}"
         self._put(replace(record, state=state, reason=reason))
         self._retiring.add(candidate_of(record.application))
@@ -246,8 +247,9 @@ class Canaries:
         endpoint = self._state.endpoints.get(record.endpoint)
         if endpoint is None or record.to not in endpoint.compares:
             return record.reason
-        found = self._differences.of((record.endpoint, record.to, endpoint.compares[record.to].id))
-        return f"{found['different']} of {found['compared']} compared answers were different"
+        place = (record.endpoint, record.to, endpoint.compares[record.to].id)
+        compared, different, _ = self._differences.counts(place)
+        return f"{different} of {compared} compared answers were different"
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record

@@ -46,6 +46,7 @@ from functools import lru_cache
 from math import ceil, exp, log, log1p, log2
 from typing import Any, NamedTuple
 
+from greenroom.core.comparing.differences import Counts
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.formats import travels
 from greenroom.core.routing.tickets import Observer, Ticket
@@ -222,6 +223,8 @@ class Tallies(Observer):
         return told
 
 
+DIFFERENCE_RATE = "difference_rate"
+LEAST_RATE = 1e-15  # instead of 0, which one difference would be infinite evidence against
 CALIBRATION = 100  # queries of the old backends from which their p95 is taken
 P95 = 0.95
 SLACK_S = 0.01  # a replica with a small share waits longer for a CPU, whatever its code: by so much
@@ -251,13 +254,19 @@ RULES = {
         100,
         above_least=False,
     ),
+    DIFFERENCE_RATE: Rule(
+        "the share of compared answers that may be different", 0, 1, above_least=False
+    ),
 }
 RELATIVE = ("error_rate_increase", "p95_latency_ratio")
 DEFAULT_RULES = {"error_rate_increase": 0.005, "p95_latency_ratio": 1.5}
 
 
 def check_rules(abort_if: object) -> dict[str, float]:
-    """Return the rules as numbers; one InvalidRequestError naming all that is wrong."""
+    """Return the rules as numbers; one InvalidRequestError naming all that is wrong.
+
+    Differences say nothing of errors and latencies, so their rule alone is beside the default ones.
+    """
     if not isinstance(abort_if, Mapping) or not abort_if:
         raise InvalidRequestError(
             f"abort_if={abort_if!r}: must be a dict with at least one of {', '.join(RULES)}"
@@ -265,7 +274,8 @@ def check_rules(abort_if: object) -> dict[str, float]:
     problems = [problem for name, value in abort_if.items() if (problem := _wrong(name, value))]
     if problems:
         raise InvalidRequestError("; ".join(f"abort_if{problem}" for problem in problems))
-    return {name: float(abort_if[name]) for name in RULES if name in abort_if}
+    given = {name: float(abort_if[name]) for name in RULES if name in abort_if}
+    return DEFAULT_RULES | given if given.keys() == {DIFFERENCE_RATE} else given
 
 
 def _wrong(name: object, value: Any) -> str:
@@ -315,12 +325,16 @@ def calibrate(old: Tally, new: Tally, ratio: float) -> Slowness | None:
 
 
 class Sample(NamedTuple):
-    """What is known in a step: both sides' counts, and the share of queries for the new one."""
+    """What is known in a step: both sides' counts, and the share of queries for the new one.
+
+    ``answers`` are those compared since the rollout began: the traffic has no part in them.
+    """
 
     new: Tally
     old: Tally
     share: float
     slowness: Slowness | None
+    answers: Counts = Counts()
 
 
 def _error_rate(sample: Sample, limit: float) -> float:
@@ -347,11 +361,16 @@ def _p95_latency_ratio(sample: Sample, _ratio: float) -> float:
     return increase(new_slow, old_slow, queries, sample.share)
 
 
+def _difference_rate(sample: Sample, limit: float) -> float:
+    return excess(sample.answers.different, sample.answers.compared, max(limit, LEAST_RATE))
+
+
 _EVIDENCE: dict[str, Callable[[Sample, float], float]] = {
     "error_rate": _error_rate,
     "error_rate_increase": _error_rate_increase,
     "p95_latency_s": _p95_latency_s,
     "p95_latency_ratio": _p95_latency_ratio,
+    DIFFERENCE_RATE: _difference_rate,
 }
 
 
@@ -370,6 +389,10 @@ def too_few(rules: Mapping[str, float], sample: Sample, min_samples: int) -> str
             return f"{tally.queries} of {min_samples} queries of the {side} backend"
     if "p95_latency_ratio" in rules and sample.slowness is None:
         return f"{sample.old.timed()} of {CALIBRATION} latencies of the old backend"
+    compared, _, not_compared = sample.answers
+    if DIFFERENCE_RATE in rules and compared < min_samples:
+        told = f"; {not_compared} could not be compared" if not_compared else ""
+        return f"{compared} of {min_samples} compared answers{told}"
     return ""
 
 
@@ -382,6 +405,10 @@ def describe(name: str, limit: float, sample: Sample) -> str:
     if name == "error_rate_increase":
         beside = f"{old['errors']} of {old['queries']} with the old one"
         return f"{errors}, {beside}; the share may be larger by {limit:.3g}"
+    if name == DIFFERENCE_RATE:
+        compared, different, _ = sample.answers
+        told = f"{different} of {compared} compared answers were different"
+        return f"{told}; at most {limit:.3g} of them may be"
     p95 = "unknown" if new["p95_latency_s"] is None else f"{new['p95_latency_s']:.3g} s"
     if name == "p95_latency_s":
         return f"the p95 latency is {p95}; it may be {limit:.3g} s"

@@ -33,15 +33,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenroom.core.cluster.state import State
-from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.comparing.differences import AllDifferences, Counts
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import check_known
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.operations import StartRollout
-from greenroom.core.records import RolloutRecord
+from greenroom.core.records import EndpointRecord, RolloutRecord
 from greenroom.core.rollouts import judging
-from greenroom.core.rollouts.judging import PlainTally, Sample, total
+from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, total
 from greenroom.core.rollouts.settings import others_of, weights_at
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
 
@@ -65,6 +66,7 @@ class _Run:
     saved_at: float | None = None  # or since when there is something to save
     why: str = ""
     evidence: dict[str, float] = field(default_factory=dict)
+    answers: Counts = field(default_factory=Counts)
 
     def sample(self) -> Sample:
         """Add up what was counted."""
@@ -75,6 +77,7 @@ class _Run:
             old=total(tally for tag, tally in each if tag != record.to),
             share=record.steps[max(record.step, 0)],
             slowness=record.slowness,
+            answers=self.answers,
         )
 
     def held_s(self, now: float) -> float:
@@ -88,8 +91,11 @@ class Rollouts:
     ``now`` is monotonic seconds, ``wall_now`` those of the epoch.
     """
 
-    def __init__(self, state: State, records: Mapping[str, RolloutRecord]) -> None:
+    def __init__(
+        self, state: State, differences: AllDifferences, records: Mapping[str, RolloutRecord]
+    ) -> None:
         self._state = state
+        self._differences = differences
         self._records = dict(records)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
             del self._records[name]
@@ -121,6 +127,8 @@ class Rollouts:
         check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
         if others_of(present.traffic, to) == {}:
             return None
+        if DIFFERENCE_RATE in asked.abort_if:
+            present = _compared_anew(present, to)
         record = RolloutRecord(
             id=secrets.token_hex(8),
             endpoint=endpoint,
@@ -198,6 +206,7 @@ class Rollouts:
 
     def _advance(self, run: _Run, now: float, wall_now: float) -> None:
         record = run.record
+        run.answers = self._answers(record)
         if self._state.endpoints[record.endpoint].traffic != weights_at(record):
             self._interrupt(run, "the traffic was changed otherwise")
         elif reason := self._broken(run, now):
@@ -212,6 +221,12 @@ class Rollouts:
                 self._schedule(run, now)
             else:
                 self._step(run, wall_now)
+
+    def _answers(self, record: RolloutRecord) -> Counts:
+        compare = self._state.endpoints[record.endpoint].compares.get(record.to)
+        if DIFFERENCE_RATE not in record.abort_if or compare is None:
+            return Counts()
+        return self._differences.counts((record.endpoint, record.to, compare.id))
 
     def _schedule(self, run: _Run, now: float) -> None:
         record, times = run.record, [float("inf")]
@@ -317,7 +332,12 @@ class Rollouts:
 
     def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
         record = replace(
-            run.record, state=state, reason=reason, counted=dict(run.counted), held_s=0.0
+            run.record,
+            state=state,
+            reason=reason,
+            counted=dict(run.counted),
+            held_s=0.0,
+            answers=tuple(run.answers),
         )
         del self._runs[record.endpoint]
         traffic = {record.to: 1.0} if state == PROMOTED else dict(record.before)
@@ -402,7 +422,9 @@ class Rollouts:
 
     def _status_of(self, endpoint: str, now: float) -> dict[str, Any]:
         record = self._records[endpoint]
-        run = self._runs.get(endpoint) or _Run(record, dict(record.counted))
+        run = self._runs.get(endpoint) or _Run(
+            record, dict(record.counted), answers=Counts(*record.answers)
+        )
         sample = run.sample()
         begun = record.step >= 0
         evidence = judging.evidence_by_rule(record.abort_if, sample) if begun else {}
@@ -431,6 +453,19 @@ class Rollouts:
             },
             "started_at": record.started_at,
         }
+
+
+def _compared_anew(endpoint: EndpointRecord, to: str) -> EndpointRecord:
+    """Return the endpoint with a new comparison, so that what was found earlier does not count."""
+    compare = endpoint.compares.get(to)
+    if compare is None:
+        raise InvalidRequestError(
+            f"abort_if[{DIFFERENCE_RATE!r}]: no answers of {to!r} are compared with those of "
+            f"endpoint {endpoint.name!r}; first: shadow_traffic({endpoint.name!r}, {to!r}, 0.1, "
+            'compare="json")'
+        )
+    anew = replace(compare, id=secrets.token_hex(4))
+    return replace(endpoint, compares={**endpoint.compares, to: anew})
 
 
 def evidence_of(record: RolloutRecord, by_rule: Mapping[str, float]) -> float:

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from greenroom.core.comparing.comparing import Compare, check_compare
 from greenroom.core.records import RolloutRecord
-from greenroom.core.rollouts.judging import DEFAULT_RULES, check_rules
+from greenroom.core.rollouts.judging import DEFAULT_RULES, DIFFERENCE_RATE, check_rules
 from greenroom.core.validation import is_number
 
 MAX_STEPS = 50
@@ -66,6 +67,12 @@ class Canary(BaseModel):
     min_samples: MinSamples = DEFAULT_MIN_SAMPLES
     ready_timeout_s: ReadyTimeoutS = CANARY_READY_TIMEOUT_S
     compare: MaybeCompare = None
+
+    @model_validator(mode="after")
+    def _compares_what_it_judges(self) -> Self:
+        if DIFFERENCE_RATE in self.abort_if and self.compare is None:
+            raise ValueError(f"abort_if[{DIFFERENCE_RATE!r}]: must come with compare")
+        return self
 
 
 def weights_at(record: RolloutRecord) -> dict[str, float]:

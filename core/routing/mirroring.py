@@ -90,6 +90,9 @@ class Mirroring(Observer):
         """Queue a mirrored query at a shadow; return where its answer is compared, if it is."""
         held, size = self._bytes[tag], len(original.query.call)
         endpoint = self._router.endpoint(original.endpoint)
+        compare = endpoint.compares.get(tag) if endpoint is not None else None
+        if compare is not None and original.backend == tag:
+            return ()  # a shadow that has traffic, too: it would be compared with itself
         mirrored = None
         if not (original.query.follows or (held and held + size > MAX_MIRRORED_BYTES)):
             mirrored = self._router.mirrored(original, tag, now)
@@ -98,7 +101,7 @@ class Mirroring(Observer):
                 dropped(original.endpoint, tag)
             return ()
         self._bytes[tag] = held + size
-        pairings = self._paired(mirrored, endpoint.compares.get(tag))
+        pairings = self._paired(mirrored, compare)
         effects += self._router.dispatch_mirrored(mirrored, now)
         return pairings
 

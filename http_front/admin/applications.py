@@ -55,6 +55,16 @@ class PutQuery(BaseModel):
     compare: str | None = Field(
         default=None, description="With `canary`: how to compare answers, such as `json`."
     )
+    abort_if: str | None = Field(
+        default=None,
+        description="With `canary`: when to go back: `difference_rate=0.01,error_rate=0.02`.",
+    )
+    hold_s: float | None = Field(
+        default=None, description="With `canary`: seconds that a step stands at least."
+    )
+    min_samples: int | None = Field(
+        default=None, description="With `canary`: queries that a step needs."
+    )
 
 
 class ApplicationsResource:

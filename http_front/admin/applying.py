@@ -16,14 +16,15 @@ from typing import Any, TypedDict
 
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError
+from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError, InvalidRequestError
+from greenroom.core.rollouts.settings import Canary
 from greenroom.serve.admin import declarative
 from greenroom.serve.cli.config_file import ConfigFile
 from greenroom.serve.cli.deploying import read_canary
 
 
 class Asked(TypedDict):
-    """What a worker asks for; the last five are the query's."""
+    """What a worker asks for; all but the first three are the query's."""
 
     text: str
     kind: str  # json or yaml
@@ -33,6 +34,9 @@ class Asked(TypedDict):
     if_version: int | None
     canary: str | None  # shares, as for the flag
     compare: str | None
+    abort_if: str | None  # rules with commas between
+    hold_s: float | None
+    min_samples: int | None
 
 
 def applied(asked: Asked) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def applied(asked: Asked) -> dict[str, Any]:
     try:
         # The environment here is the server's: none of its variables are for who may deploy.
         file = ConfigFile(Path(f"body.{asked['kind']}"), {}, asked["text"])
-        canary = read_canary(asked["canary"], asked["compare"], ()) if asked["canary"] else None
+        canary = _canary(asked)
         # Modules are installed, or in a working_dir.
         with tempfile.TemporaryDirectory() as nothing, file.located():
             built = declarative.built_elsewhere(file.document, Path(nothing))
@@ -59,6 +63,20 @@ def applied(asked: Asked) -> dict[str, Any]:
     except GreenroomError as error:
         known = (each.__name__ for each in type(error).__mro__ if each.__name__ in ERRORS_BY_KIND)
         return {"kind": next(known), "error": str(error)}
+
+
+def _canary(asked: Asked) -> Canary | None:
+    rules: dict[str, Any] = {
+        "compare": asked["compare"],
+        "abort_if": [rule for rule in (asked["abort_if"] or "").split(",") if rule],
+        "hold_s": asked["hold_s"],
+        "min_samples": asked["min_samples"],
+    }
+    if asked["canary"]:
+        return read_canary(asked["canary"], **rules)
+    if given := [name for name, value in rules.items() if value]:
+        raise InvalidRequestError(f"query: {', '.join(given)}: must come with canary")
+    return None
 
 
 def main() -> None:

@@ -242,10 +242,11 @@ class Client:
 
         Each of ``steps`` is the new backend's share, and stands for ``hold_s`` seconds at least and
         until ``min_samples`` queries of either side have ended; the last is 1. ``abort_if`` limits
-        error_rate, error_rate_increase, p95_latency_s or p95_latency_ratio: once the evidence
-        against one is beyond 1/``alpha``, all traffic goes back, and the goal fails with the
-        reason. It goes back, too, when no replica runs for ``ready_timeout_s``. The chance that a
-        backend which keeps all limits is sent back for its evidence is at most ``alpha``. The page
+        error_rate, error_rate_increase, p95_latency_s, p95_latency_ratio or difference_rate (of
+        answers that :meth:`shadow_traffic` compares): once the evidence against one is beyond
+        1/``alpha``, all traffic goes back, and the goal fails with the reason. It goes back, too,
+        when no replica runs for ``ready_timeout_s``. The chance that a backend which keeps all
+        limits is sent back for its evidence is at most ``alpha``. The page
         docs/rollouts.md has the method.
         """
         return self._goal(

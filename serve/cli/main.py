@@ -443,8 +443,8 @@ def replay(
     "--abort-if",
     multiple=True,
     metavar="RULE=NUMBER",
-    help="error_rate, error_rate_increase, p95_latency_s or p95_latency_ratio; more than once "
-    "for several [error_rate_increase=0.005 p95_latency_ratio=1.5].",
+    help="error_rate, error_rate_increase, p95_latency_s, p95_latency_ratio or difference_rate; "
+    "more than once for several [error_rate_increase=0.005 p95_latency_ratio=1.5].",
 )
 @click.option("--alpha", default=0.01, help="Chance of going back without cause [0.01].")
 @click.option("--min-samples", default=100, help="Queries that a step needs [100].")

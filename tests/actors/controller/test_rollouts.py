@@ -162,11 +162,11 @@ class Outer:
     def __init__(self, inner: Any, version: str, every: int = 0) -> None:
         self.inner, self.version, self.every, self.calls = inner, version, every, 0
 
-    async def __call__(self) -> str:
+    async def __call__(self) -> list[str]:
         self.calls += 1
         if self.every and self.calls % self.every == 0:
             raise ValueError("injected")
-        return f"{self.version} {await self.inner.name.remote()}"
+        return [self.version, await self.inner.name.remote()]
 
 
 def deploy_composed(
@@ -182,6 +182,10 @@ def deploy_composed(
     return goal
 
 
+def answer_of(version: str) -> str:
+    return f'["{version}","{version}"]'
+
+
 def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_dies(
     own_system: RunningSystem,
 ) -> None:
@@ -190,15 +194,20 @@ def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_d
     wait(deploy_composed(own_system, "one", None))
     with Traffic(own_system, "/whole").flowing() as counts:
         goal = deploy_composed(own_system, "two", canary)
-        wait_until(lambda: counts[200, "two two"], 30, "an answer of the new version")
+        wait_until(lambda: counts[200, answer_of("two")], 30, "an answer of the new version")
         os.kill(own_system.pid_of("controller"), signal.SIGKILL)
         wait(goal)
-        assert own_system.get("/whole") == (200, b"two two")
+        assert own_system.get("/whole")[1].decode() == answer_of("two")
         goal = deploy_composed(own_system, "three", canary, every=2)
         with pytest.raises(DeployFailedError, match="'whole' went back: error_rate_increase"):
             wait(goal)
-    assert own_system.get("/whole") == (200, b"two two")
-    assert counts.keys() <= {(200, f"{v} {v}") for v in ("one", "two", "three")} | {(500, "")}
+        judged = {**canary, "abort_if": {"difference_rate": 0.1}}
+        goal = deploy_composed(own_system, "four", judged)
+        with pytest.raises(DeployFailedError, match=r"'whole' went back: difference_rate: \d+ of"):
+            wait(goal)
+    assert own_system.get("/whole")[1].decode() == answer_of("two")
+    known = {(200, answer_of(version)) for version in ("one", "two", "three", "four")}
+    assert counts.keys() <= known | {(500, "")}
     gone = lambda: set(own_system.status()["applications"]) == {"whole"}  # noqa: E731
     wait_until(gone, 20, "the new version's end")
 

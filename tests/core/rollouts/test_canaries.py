@@ -6,7 +6,8 @@ import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
-from greenroom.core.errors import ConflictError
+from greenroom.core.comparing.differences import Differences
+from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.rollouts.judging import Tally
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
@@ -140,6 +141,27 @@ def test_it_goes_back_by_itself(world: World) -> None:
     assert world.goal_state(goal) == "failed"
     assert "new version of application 'app' went back: error_rate" in error(world, goal)
     assert set(world.cluster.applications) == {"app"}
+
+
+def test_it_goes_back_when_mirrored_answers_are_different(world: World) -> None:
+    goal = begin(world, canary={**CANARY, "abort_if": {"difference_rate": 0.02}})
+    wait(world)
+    compare = world.cluster.endpoints[INGRESS].compares[NEW]
+    found = {(INGRESS, NEW, compare.id): Differences(100, 20).plain()}
+    world.cluster.differences.reported("r", found)
+    count(world)
+    wait(world)
+    assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
+    why = "difference_rate: 20 of 100 compared answers were different; at most 0.02 of them may be"
+    assert error(world, goal) == f"the new version of application 'app' went back: {why}"
+    assert status.applications(world.cluster)["app"]["canary"]["why"] == why
+
+
+def test_differences_are_judged_only_where_answers_are_compared(world: World) -> None:
+    canary = {**CANARY, "compare": None, "abort_if": {"difference_rate": 0.02}}
+    with pytest.raises(InvalidRequestError, match=r"'difference_rate'\]: must come with compare"):
+        begin(world, canary=canary)
+    assert codes(world) == OLD
 
 
 def test_one_whose_inner_deployment_cannot_start_gets_no_query(world: World) -> None:

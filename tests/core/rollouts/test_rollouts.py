@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from greenroom.core import operations as ops
+from greenroom.core.comparing.differences import Differences
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.rollouts.judging import Tally
+from greenroom.core.rollouts.judging import DEFAULT_RULES, Tally
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
 
@@ -212,6 +213,96 @@ def test_queries_that_never_end_are_slow(world: World) -> None:
     assert traffic(world) == {"v1": 1.0}
 
 
+# --- Differences ----------------------------------------------------------------------------------
+
+RULE = {"difference_rate": 0.01, "error_rate_increase": 0.0}
+
+
+def compared(world: World, different: int, of: int, replica: str = "r", **counts: int) -> None:
+    """Let a replica report what it has found since the rollout began, and proxies their counts."""
+    found = Differences(of, different, **counts)
+    place = ("e", "v2", world.table("endpoint/e").compares["v2"][0])
+    world.cluster.differences.reported(replica, {place: found.plain()})
+    report(world, v1=tally(900), v2=tally(100))
+
+
+def test_different_answers_send_it_back_and_the_reason_says_how_many(world: World) -> None:
+    world.request(ask.shadow("e", "v2", 0.1, compare="json"))
+    goal = begun(world, abort_if=RULE)
+    compared(world, different=1, of=60)
+    told = "waits for traffic: 60 of 100 compared answers"
+    assert state(world)["why"] == told
+    compared(world, different=1, of=60, not_compared=7)
+    assert state(world)["why"] == f"{told}; 7 could not be compared"
+    compared(world, different=3, of=110)
+    assert state(world)["why"].startswith("in doubt about difference_rate, so it waits for more")
+    compared(world, different=9, of=70, replica="another")
+    assert traffic(world) == {"v1": 1.0}
+    why = "difference_rate: 12 of 180 compared answers were different; at most 0.01 of them may be"
+    assert (state(world)["state"], state(world)["why"]) == ("went back", why)
+    assert why in world.cluster.state.goal(goal).error
+    assert why in list(world.cluster.history)[-1].what
+    world.request(ask.shadow("e", "v2", 0.0))
+    world.boot()
+    told = state(world)["rules"]["difference_rate"]
+    assert told["finding"] in why, "the comparison is over, and what it has shown is kept"
+    assert told["evidence"] > 100
+
+
+def test_few_differences_keep_no_rollout_from_its_end(world: World) -> None:
+    world.request(ask.shadow("e", "v2", 0.1, compare="json"))
+    goal = begun(world, abort_if=RULE)
+    compared(world, different=1, of=10_000)
+    world.wait(HOLD_S)
+    assert traffic(world)["v2"] == 0.5
+    compared(world, different=1, of=10_100)
+    world.wait(HOLD_S)
+    assert world.goal_state(goal) == "succeeded"
+
+
+def test_what_was_compared_before_the_rollout_or_before_a_restart_does_not_mislead(
+    world: World,
+) -> None:
+    world.request(ask.shadow("e", "v2", 0.1, compare="json"))
+    world.flush()
+    earlier = ("e", "v2", world.table("endpoint/e").compares["v2"][0])
+    begun(world, abort_if=RULE)
+    bad = Differences(100, 100).plain()
+    world.cluster.differences.reported("r", {earlier: bad})
+    report(world, v1=tally(900), v2=tally(100))
+    assert state(world)["why"] == "waits for traffic: 0 of 100 compared answers"
+    compared(world, different=0, of=100)
+    world.boot()
+    world.wait(3)
+    report(world, v1=tally(900), v2=tally(100))
+    assert state(world)["why"] == "waits for traffic: 0 of 100 compared answers"
+    compared(world, different=0, of=200)
+    assert state(world)["why"].startswith("no objection so far")
+    world.request(ask.shadow("e", "v2", 0.0))
+    report(world, v1=tally(900), v2=tally(100))
+    assert state(world)["why"] == "waits for traffic: 0 of 100 compared answers"
+
+
+def test_no_difference_at_all_may_be_asked_for_and_the_other_rules_stay(world: World) -> None:
+    world.request(ask.shadow("e", "v2", 0.1, compare="json"))
+    begun(world, abort_if={"difference_rate": 0})
+    rules = {name: rule["limit"] for name, rule in state(world)["rules"].items()}
+    assert rules == {**DEFAULT_RULES, "difference_rate": 0.0}
+    compared(world, different=0, of=20_000)
+    assert traffic(world)["v2"] == 0.1
+    compared(world, different=1, of=20_001)
+    assert traffic(world) == {"v1": 1.0}
+
+
+def test_answers_that_are_not_compared_cannot_be_judged(world: World) -> None:
+    world.request(ask.shadow("e", "v2", 0.1))
+    with pytest.raises(InvalidRequestError) as caught:
+        world.request(start(abort_if={"difference_rate": 0.01}))
+    told = "abort_if['difference_rate']: no answers of 'v2' are compared with those of endpoint 'e'"
+    assert str(caught.value).startswith(told)
+    assert world.cluster.rollouts.status(world.now) == {}
+
+
 # --- A new backend that does not run --------------------------------------------------------------
 
 
@@ -410,6 +501,7 @@ BAD = [
     ({"abort_if": {"p99": 1}}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
     ({"abort_if": {"error_rate": 0}}, "abort_if['error_rate']=0: must be a number above 0 and"),
     ({"abort_if": {"error_rate": True}}, "abort_if['error_rate']=True"),
+    ({"abort_if": {"difference_rate": 1}}, "abort_if['difference_rate']=1: must be a number from"),
     ({"abort_if": {"p95_latency_ratio": 0.9}}, "must be a number from 1 and below 100"),
     ({"alpha": 1, "min_samples": 1.5}, "alpha=1: must be less than or equal to 0.5; min_s"),
 ]

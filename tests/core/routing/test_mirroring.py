@@ -197,6 +197,14 @@ def test_mirrored_queries_hold_a_bounded_number_of_bytes_queued_or_not() -> None
     assert len(mirrored(submit(made, 11, call=body))) == 1
 
 
+def test_what_the_shadow_answers_itself_is_not_compared_with_its_own_answer() -> None:
+    compares = {"s": ("id", {})}
+    made = shadowed(backend("r1"), S1, to="s", compares=compares)
+    effects = submit(made, 1)
+    assert (originals(effects), mirrored(effects)) == ([("s1", 1)], [])
+    assert not only(Dropped, effects)
+
+
 def test_one_mirrored_query_of_any_size_is_let_in() -> None:
     made = shadowed(backend("r1", limit=99), S1)
     effects = submit(made, 1, 2, call=bytes(32 * MIB + 1))
