@@ -8,6 +8,9 @@ not stop the host process. After each look, core/cluster/leader_lease.py decides
                  controller; when that ends, the next look decides again
     follows      looks for the controller on the other hosts that may lead; bids for the lease
                  while that does not answer
+
+A host that cannot see the lease asks all hosts that it knows of. Where one that led finds a later
+controller, it follows that.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from greenroom.persistence.locations import location_at
 logger = logging.getLogger(__name__)
 
 LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
+ELSEWHERE_S = 0.5  # how often to ask the hosts for a later controller
 FIRST_S = 1.0  # for which the first leader looks whether another host leads from another folder
 
 
@@ -63,8 +67,9 @@ class LeaderElection:
         self._bid: Bid | None = None
         self._others = [port.loop.machine.address_of(gate) for gate in settings.gates]
         self._seen = SeenLease(Lease(), b"")
-        self._leader: list[Address] = []  # as the lease says
+        self._leader: tuple[str, ...] = ()  # its address, as the lease says
         self._finder: Finder | None = None
+        self._elsewhere: Finder | None = None  # of a later controller, while this host is to lead
         self._stopped = threading.Event()
         self._begun_at = time.monotonic()
         self._ended_at = float("-inf")  # when the last controller here did
@@ -100,8 +105,9 @@ class LeaderElection:
     def stop(self) -> None:
         """Decide nothing any more; from any thread."""
         self._stopped.set()
-        if self._finder is not None:
-            self._finder.stop()
+        for finder in (self._finder, self._elsewhere):
+            if finder is not None:
+                finder.stop()
 
     def doubt(self) -> None:
         """Look whether others know of a later controller than the one that was found."""
@@ -137,15 +143,40 @@ class LeaderElection:
 
     def _could_not_look(self) -> None:
         """Have a controller say why nothing can be done, where the one that led has ended."""
-        if self.leads and self._finder is None and not self._stopped.is_set():
+        if self._stopped.is_set() or not self.leads:
+            return
+        if self._finder is None:
             self._begin(self._seen)
+        if self._elsewhere is None:
+            self._elsewhere = Finder(
+                self._port, CONTROLLER, self._found_elsewhere, gates=self._may_know
+            )
+            self._elsewhere.start()
+            self._look_elsewhere()
+
+    def _look_elsewhere(self) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.doubt()
+            self._port.loop.call_later(ELSEWHERE_S, self._look_elsewhere)
+
+    def _found_elsewhere(self, *_: object) -> None:
+        """Follow a later controller."""
+        if self._elsewhere is not None and self._elsewhere.epoch > self._seen.lease.epoch:
+            self._turn(leads=False)
+            self._begin(self._seen)
+
+    def _look_nowhere_else(self) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.stop()
+            self._elsewhere = None
 
     def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
             return  # it may have been read before the controller here gave the lease up
+        self._look_nowhere_else()
         lease, self._seen = seen.lease, seen
         if lease.address and lease.address != self._settings.own_address:
-            self._leader = [self._port.loop.machine.address_of(lease.address)]
+            self._leader = (lease.address,)
         leads = self._succession.look(lease, at, self._silent_s(), is_over=seen.is_over)
         if (
             not self._settings.store
@@ -157,6 +188,8 @@ class LeaderElection:
             self._turn(leads=leads)
         if self._finder is None:
             self._begin(seen)
+        if lease.epoch > self.epoch:  # a former leader that reaches only the hosts still answers
+            self.doubt()
         self._bid = None
         if not leads and lease.address and self._silent_s() > BEATS_S:
             hosts = [*self._settings.gates, *self._hosts()]
@@ -166,6 +199,7 @@ class LeaderElection:
         if leads != self.leads:
             logger.warning("this host leads" if leads else "this host leads no more")
         self.leads = leads
+        self._look_nowhere_else()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -189,8 +223,11 @@ class LeaderElection:
         self._finder.start()
 
     def _may_know(self) -> list[Address]:
-        """Return where the controller may be."""
-        return [*self._others, *(each for each in self._leader if each not in self._others)]
+        """Return where the controller may be: anywhere, as long as the lease is not seen."""
+        hosts = self._hosts() if self._unseen else ()
+        known = dict.fromkeys((*self._settings.gates, *self._leader, *hosts))
+        known.pop(self._settings.own_address, None)
+        return [self._port.loop.machine.address_of(each) for each in known]
 
     def _leave_word(self, seen: SeenLease) -> bool:
         trouble = ""

@@ -290,7 +290,8 @@ class LeaderLease:
             if not self._is_given_up:
                 self._tenure.renewed(begun_at)
             self._give_way(bids)
-        self._loop.call_later(RENEW_S, self._renew_again)
+        took_s = time.monotonic() - begun_at
+        self._loop.call_later(max(RENEW_S - took_s, 0.0), self._renew_again)
 
     def _give_way(self, bids: dict[str, Bid]) -> None:
         reach, known = self.reach()

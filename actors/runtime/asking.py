@@ -7,6 +7,7 @@ with its id, to the controller that leads by then. The controller carries it out
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 
 from greenroom.actors.messages.admin import Request, RequestReply
@@ -15,6 +16,7 @@ from greenroom.actors.runtime.loop import Repeats
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.core.errors import StateNotSavedError
 
+LOOK_AGAIN_S = 0.5  # whether there is a later controller: one that is cut off does not say so
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 OnReply = Callable[[RequestReply], None]
@@ -23,11 +25,12 @@ OnReply = Callable[[RequestReply], None]
 class _Pending:
     """A request that is not answered yet."""
 
-    __slots__ = ("epoch", "on_reply", "request")
+    __slots__ = ("epoch", "on_reply", "repeat_at", "request")
 
     def __init__(self, request: Request, on_reply: OnReply) -> None:
         self.request = request
         self.on_reply = on_reply
+        self.repeat_at = 0.0
         self.epoch = 0  # of the latest controller that it was sent to, where several may lead
 
 
@@ -57,17 +60,19 @@ class ControllerRequests:
     def ask(self, request: Request, on_reply: OnReply) -> None:
         """Have ``on_reply`` called, on the loop, with what the controller answers; on any thread.
 
-        Call :meth:`ask_again` every REPEAT_S until then, and :meth:`forget` to wait no longer.
+        Call :meth:`ask_again` every LOOK_AGAIN_S until then, and :meth:`forget` to wait no longer.
         """
         self._pending[request.request_id] = _Pending(request, on_reply)
         self._port.loop.post(lambda: self._send(request.request_id))
 
     def ask_again(self, request_id: str) -> None:
-        """Send a request again; a stopped controller may have a successor. On any thread."""
+        """Look for a stopped controller's successor; send again what is late. On any thread."""
 
         def send() -> None:
             self._finder.doubt()
-            self._send(request_id)
+            pending = self._pending.get(request_id)
+            if pending is not None and time.monotonic() >= pending.repeat_at:
+                self._send(request_id)
 
         self._port.loop.post(send)
 
@@ -83,6 +88,7 @@ class ControllerRequests:
         pending = self._pending.get(request_id)
         if pending is None or self._finder.found is None:
             return
+        pending.repeat_at = time.monotonic() + REPEAT_S
         pending.epoch = max(pending.epoch, self._finder.epoch)
         self._repeats.send(request_id, self._finder.found[0], pending.request)
 

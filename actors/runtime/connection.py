@@ -17,7 +17,7 @@ from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.host.launcher import is_running
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.runtime.asking import REPEAT_S, ControllerRequests, new_id
+from greenroom.actors.runtime.asking import LOOK_AGAIN_S, ControllerRequests, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, way_to
@@ -147,7 +147,7 @@ class Connection:
         while True:
             left_s = None if deadline is None else deadline - time.monotonic()
             try:
-                return future.result(REPEAT_S if left_s is None else min(left_s, REPEAT_S))
+                return future.result(LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S))
             except CancelledError:
                 self._check_open()
                 raise

@@ -10,10 +10,12 @@ it every :data:`LOOK_S`. Both count time by their own clock:
                                         renewed
     unchanged for OVER_S, and RANK_S    is refused by the store,   takes the lease over, with a
     for each host that comes first      and ends                   higher epoch
-    given up for an heir                acts no more               the heir takes it over at once
+    given up for an heir                acts no more               the heir takes it over at once,
+                                                                   another one after OVER_S
 
 A database has a clock of its own, which alone decides there: the lease is over OVER_S after its
-last renewal arrived, and the first host that takes it over leads.
+last renewal arrived, and the first host that takes it over leads. That clock says nothing of a
+lease that was given up: without a pause its former holder could be quicker than the heir.
 
 OVER_S is longer than TERM_S and begins later, so the old leader has stopped acting before another
 host takes over. This alone keeps two leaders from acting at once, as long as their clocks run at
@@ -108,7 +110,7 @@ class Succession:
             return self._rank == 0
         if self._own == (lease.heir or lease.holder):
             return True
-        if is_over is not None:
+        if is_over is not None and not lease.heir:
             return is_over
         return now - self._changed_at > self._patience_s(lease, silent_s)
 

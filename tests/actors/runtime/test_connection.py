@@ -46,7 +46,7 @@ class Port:
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Port:
     monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
-    monkeypatch.setattr(connection_module, "REPEAT_S", 0.01)
+    monkeypatch.setattr(connection_module, "LOOK_AGAIN_S", 0.01)
     port = Port()
 
     def noted(*of: Any) -> Request:

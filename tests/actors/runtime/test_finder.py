@@ -11,7 +11,7 @@ import pytest
 from greenroom.actors.cluster import membership as membership_module
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime import connection
+from greenroom.actors.runtime import asking, connection
 from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.port import CONTROLLER, Finder
 from greenroom.actors.runtime.settings import read_settings
@@ -132,7 +132,8 @@ def client_of(port: Any) -> connection.Connection:
 
 @pytest.fixture(autouse=True)
 def _repeats_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REPEAT_S", 0.01)
+    monkeypatch.setattr(connection, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(asking, "REPEAT_S", 0.01)
 
 
 def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor() -> None:

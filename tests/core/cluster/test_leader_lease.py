@@ -9,6 +9,7 @@ from greenroom.core.cluster.leader_lease import (
     BID_FRESH_S,
     LOOK_S,
     OVER_S,
+    PAUSE_S,
     RANK_S,
     RENEW_S,
     SETTLED_S,
@@ -111,6 +112,15 @@ def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that
     former.succession = Succession("a", 0)
     former.lease = given_up("b")
     assert takes_over_after(former, LONG) > OVER_S
+
+
+def test_a_clock_of_the_store_does_not_let_others_come_before_the_heir() -> None:
+    assert Succession("b", 0).look(given_up("b"), 0.0, LONG, is_over=True)
+    former = Succession("a", 0)
+    assert not former.look(given_up("b"), 0.0, LONG, is_over=True)
+    assert not former.look(given_up("b"), PAUSE_S, LONG, is_over=True)
+    looks = [former.look(given_up("b"), n * LOOK_S, LONG, is_over=True) for n in range(5, 20)]
+    assert looks == [n * LOOK_S > OVER_S for n in range(5, 20)]
 
 
 class Bidders:
