@@ -113,13 +113,15 @@ _GET: LiteralString = """
 """
 _GET_LONG: LiteralString = "SELECT value FROM greenroom_values WHERE key = %s"
 
+_ADVICE = re.compile(" Is the server running.*| This probably means.*")  # libpq's
+_EACH_HOST = re.compile(r"- host: .*?, hostaddr: '[^']*': ")  # of a URL with several
 _REMEDIES = {  # by what the server's text holds, and by the code of its error
     "password authentication failed": "check the user and the password",
     "no password supplied": "give the password in the URL, PGPASSWORD or ~/.pgpass",
     "no pg_hba.conf entry": "let this host and user in, in the server's pg_hba.conf",
     "does not exist": "make the database and the user first (createdb, createuser)",
-    "session is read-only": "name the primary server too, as in postgresql://one,two/db",
-    "server is in hot standby": "name the primary server too, as in postgresql://one,two/db",
+    "session is read-only": "see whether the primary runs, and the URL names it too",
+    "server is in hot standby": "see whether the primary runs, and the URL names it too",
     "permission denied": "let that user make tables: GRANT CREATE ON SCHEMA public",
     "No space left": "free space on the database's disk",
     "could not translate host name": "check the host's name",
@@ -396,7 +398,7 @@ class _Link:
                 self.close()
             elif kind is StoreNotWritableError:
                 kind, consequence = NothingSavedError, "Nothing was changed"
-            told = " ".join(str(error).split()).partition(" Is the server running")[0].rstrip(".")
+            told = _reason(error)
             if self._is_late:
                 told = f"it did not answer within {CALL_TIMEOUT_S:g} s"
             remedy = next((r for text, r in _REMEDIES.items() if text in told), "")
@@ -421,6 +423,13 @@ class _Link:
         connection, self._connection = self._connection, None
         if connection is not None and not self.is_of_other_process:
             connection.close()
+
+
+def _reason(error: psycopg.Error) -> str:
+    """Return what went wrong in one line, with each host of the URL where all have failed."""
+    _, _, hosts = str(error).partition("All failures were:")
+    told = [each for each in _EACH_HOST.split(hosts) if each.strip()] or [str(error)]
+    return "; ".join(_ADVICE.sub("", " ".join(each.split())).rstrip(".") for each in told)
 
 
 def _was_ended(connection: psycopg.Connection[Any]) -> bool:
