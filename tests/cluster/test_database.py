@@ -2,95 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.cluster.conftest import WHO
 from tests.cluster.test_takeover import controllers
-from tests.support.cluster import Cluster, ClusterHost, cluster_of
-from tests.support.postgres import PASSWORD, PostgresServer, postgres_server
-from tests.support.systems import wait_until
+from tests.support.database import RUNNING, SharedDatabase, shared_database
+from tests.support.postgres import PASSWORD
 
 TAKEOVER_S = 5.0
 SLACK_S = 4.0
-ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
-
-
-def answers(url: str) -> bool:
-    """Return whether a database does. Called on a host."""
-    try:
-        psycopg.connect(url, connect_timeout=2).close()
-    except psycopg.OperationalError:
-        return False
-    return True
-
-
-def route(*args: str) -> None:
-    """Change a host's routes. Called on it."""
-    subprocess.run(["ip", "route", *args], check=True, capture_output=True)
-
-
-class Shared:
-    """Hosts a, b and c, and a database on another one."""
-
-    def __init__(self, cluster: Cluster, server: PostgresServer) -> None:
-        self.cluster = cluster
-        self.server = server
-        self.machine = cluster.hosts.pop()
-        server.address = self.machine.address
-        cluster.store = server.url
-
-    def start_server(self) -> None:
-        self.server.start(prefix=("ip", "netns", "exec", self.machine.name))
-        a = self.cluster.hosts[0]
-        wait_until(lambda: a.call(answers, self.server.url), 20, "the database answers")
-
-    def leader(self) -> ClusterHost:
-        """Return the host whose controller acts, as any that answers says."""
-        name = self.others_say(*self.cluster.hosts)
-        return next(host for host in self.cluster.hosts if host.label == name)
-
-    @staticmethod
-    def others_say(*hosts: ClusterHost) -> str:
-        return str(hosts[-1].status()["controller"]["host"])
-
-    def runs_on_all(self) -> bool:
-        """Return whether a controller answers, and tells that all hosts run."""
-        with contextlib.suppress(AssertionError):
-            return self.leader().hosts() == ALL
-        return False
-
-    def followers(self) -> list[ClusterHost]:
-        leader = self.leader()
-        return [host for host in self.cluster.hosts if host is not leader]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    with (
-        cluster_of(4, tmp_path_factory.mktemp("shared")) as cluster,
-        postgres_server() as server,
-    ):
-        machine = cluster.hosts[3]
-        made = Shared(cluster, server)
-        try:
-            made.start_server()
-            cluster.start()
-            cluster.deploy(WHO)
-            yield made
-        finally:
-            server.stop(now=True)
-            machine.kill()
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDatabase]:
+    folder = tmp_path_factory.mktemp("shared")
+    with shared_database(folder, standby=True, size="120m") as shared:
+        shared.cluster.start()
+        shared.cluster.deploy(WHO)
+        yield shared
 
 
 @pytest.fixture(autouse=True)
-def whole(shared: Shared) -> None:
+def whole(shared: SharedDatabase) -> None:
     """Wait until all is as it was before the last test."""
     cluster = shared.cluster
     cluster.wait_for(shared.runs_on_all, 40, "all hosts run")
@@ -99,9 +36,11 @@ def whole(shared: Shared) -> None:
     )
 
 
-def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(shared: Shared) -> None:
+def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(
+    shared: SharedDatabase,
+) -> None:
     for host in shared.cluster.hosts:
-        assert host.hosts() == ALL
+        assert host.hosts() == RUNNING
         assert host.get("/")[0] == 200
         told = [host.check("status", "--json"), host.log("host.log"), host.log("actors.log")]
         assert f"postgresql://postgres@{shared.server.address}" in told[0]
@@ -111,7 +50,7 @@ def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(shared: 
     shared.cluster.wait_for(lambda: len(controllers(shared.cluster)) == 1, 20, "one controller")
 
 
-def test_another_leads_when_the_leader_dies(shared: Shared) -> None:
+def test_another_leads_when_the_leader_dies(shared: SharedDatabase) -> None:
     leader, (one, other) = shared.leader(), shared.followers()
     with one.load(connections=8) as end_load:
         begun = time.monotonic()
@@ -129,18 +68,23 @@ def test_another_leads_when_the_leader_dies(shared: Shared) -> None:
     assert leader.get("/")[0] == 200
 
 
-def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: Shared) -> None:
+def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: SharedDatabase) -> None:
     leader, (one, _) = shared.leader(), shared.followers()
     with leader.load(connections=8) as end_load:
         begun = time.monotonic()
-        leader.call(route, "add", "blackhole", f"{shared.server.address}/32")
+        heal = leader.part(*shared.machines)
         try:
             shared.cluster.wait_for(
                 lambda: shared.others_say(one) != leader.label, 20, "another leads"
             )
             took_s = time.monotonic() - begun
+            shared.cluster.wait_for(
+                lambda: one.hosts() == RUNNING and leader.hosts() == RUNNING,
+                20,
+                "the former leader's host follows, by messages alone",
+            )
         finally:
-            leader.call(route, "del", "blackhole", f"{shared.server.address}/32")
+            heal()
         shared.cluster.wait_for(
             lambda: leader.label not in controllers(shared.cluster), 20, "it steps down"
         )
@@ -150,21 +94,20 @@ def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: Shar
     assert not tally.failures, tally
 
 
-def test_another_leads_when_the_leader_is_cut_off_from_the_hosts(shared: Shared) -> None:
+def test_another_leads_when_the_leader_is_cut_off_from_the_hosts(shared: SharedDatabase) -> None:
     leader, (one, other) = shared.leader(), shared.followers()
-    addresses = [f"{host.address}/32" for host in (one, other)]
     begun = time.monotonic()
-    for address in addresses:
-        leader.call(route, "add", "blackhole", address)
+    heal = leader.part(one, other)
     try:
         shared.cluster.wait_for(lambda: shared.others_say(one) != leader.label, 40, "another leads")
         print(f"takeover after a cut from the hosts: {time.monotonic() - begun:.2f} s")
     finally:
-        for address in addresses:
-            leader.call(route, "del", "blackhole", address)
+        heal()
 
 
-def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(shared: Shared) -> None:
+def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(
+    shared: SharedDatabase,
+) -> None:
     (one, _) = shared.followers()
     (shared.cluster.folder / "late.py").write_text(WHO, encoding="utf-8")
     with one.load(connections=8) as end_load:

@@ -209,6 +209,20 @@ class ClusterHost(Host):
         """Cut its link, both ways and without a word."""
         self.link(sent={"is_cut": True}, received={"is_cut": True})
 
+    def part(
+        self, *others: ClusterHost, sent: bool = True, received: bool = True
+    ) -> Callable[[], None]:
+        """Drop what it sends to some hosts, and what those send to it; returns what undoes it."""
+        pairs = [(self.number, other.number) for other in others if sent]
+        pairs += [(other.number, self.number) for other in others if received]
+
+        def change(is_cut: bool) -> None:
+            for pair in pairs:
+                self.cluster.switch("part", *pair, is_cut)
+
+        change(True)
+        return lambda: change(False)
+
     def heal(self) -> None:
         """Let its link pass all frames again."""
         plain = {"is_cut": False, "loss": 0.0, "delay_s": 0.0}

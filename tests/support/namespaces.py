@@ -87,6 +87,12 @@ class Host:
         """Plug the cable in, or out: then not even a reset gets through."""
         _run("ip", "-n", self.name, "link", "set", "cable", "up" if up else "down")
 
+    def end(self) -> None:
+        """End this process of the host, and no other."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
     def delete(self) -> None:
         """Leave nothing."""
         self.kill()

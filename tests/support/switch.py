@@ -42,6 +42,8 @@ class Port:
     """One link; ``sent`` is from the host, ``received`` to it."""
 
     sock: socket.socket
+    number: int
+    parted: set[int] = field(default_factory=set)  # from ports that get nothing of this one
     sent: Way = field(default_factory=Way)
     received: Way = field(default_factory=Way)
     bytes: int = 0  # that have passed, both ways
@@ -51,7 +53,7 @@ class Switch:
     """Forwards frames by their addresses, which it learns."""
 
     def __init__(self, interfaces: list[str]) -> None:
-        self._ports = [Port(_raw(name)) for name in interfaces]
+        self._ports = [Port(_raw(name), number) for number, name in enumerate(interfaces)]
         self._by_fd = {port.sock.fileno(): port for port in self._ports}
         self._at: dict[bytes, Port] = {}
         self._later: list[tuple[float, int, Port, bytes]] = []
@@ -72,6 +74,11 @@ class Switch:
         """Change one direction of a port."""
         for name, value in changes.items():
             setattr(getattr(self._ports[port], way), name, value)
+
+    def part(self, sender: int, receiver: int, is_cut: bool) -> None:
+        """Drop what one port sends to another, or let it pass again."""
+        parted = self._ports[sender].parted
+        (parted.add if is_cut else parted.discard)(receiver)
 
     def counted(self) -> list[int]:
         """Return how many bytes have passed at each port."""
@@ -124,6 +131,8 @@ class Switch:
                 self._forward(port, other, frame)
 
     def _forward(self, port: Port, other: Port, frame: bytes) -> None:
+        if other.number in port.parted:
+            return
         delay_s = 0.0
         for way in (port.sent, other.received):
             if way.is_cut or (way.loss and self._rng.random() < way.loss):
