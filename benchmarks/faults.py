@@ -6,7 +6,8 @@ On each host four connections send a GET every 20 ms, of which some go to replic
 and one client makes changes all the time. Each round makes one fault and undoes it; a round takes
 some 20 s, all of it an hour, and `--faults` leaves some out. `--json` keeps all rounds.
 
-    no change for    from the fault to the next change that is acknowledged to any other host
+    no change for    from the fault to the next change that is acknowledged to any other host; where
+                     nothing can be changed before, from the end of the fault
     longest wait     of a client on another host, between two of its changes that are acknowledged
     longest GET      on the other hosts; one that failed has not ended
     lost             changes that were acknowledged, and are not there when the fault is over
@@ -54,8 +55,8 @@ GETS = 4  # connections on each host
 PAUSE_S = 0.02  # between two GETs of one
 CHANGE_PAUSE_S = 0.15  # the last 200 changes are known, by which a repeated one is not made twice
 LEAD_IN_S = 1.5
-FAULT_S = 10.0  # until a fault is undone
-LATER_S = 4.0
+FAULT_S = 8.0  # until a fault is undone
+LATER_S = 3.0
 WHOLE_S = 60.0
 SLOW_S = 2.0
 DISK = "120m"
@@ -253,8 +254,9 @@ FAULTS: dict[str, tuple[str, Callable[[SharedDatabase, ClusterHost], Undo]]] = {
     "failover": ("database failed over", fail_over),
     "silent-failover": ("the same, its machine cut off", fail_over_silently),
     "slow": ("database slow by 2 s", slow_down),
-    "full": ("database full", fill_disk),
+    "full": ("database full; from free space on", fill_disk),
 }
+LASTING = (fill_disk,)  # nothing can be changed until it is undone
 
 
 # --- Rounds ---------------------------------------------------------------------------------------
@@ -299,6 +301,7 @@ def run_round(shared: SharedDatabase, make: Callable[[SharedDatabase, ClusterHos
             if survives
             else [end() for h, end in zip(hosts, ends, strict=True) if h is not leader]
         )
+        undone_at = time.time()
         undo()
         time.sleep(LATER_S)
         tallies = tallies or [end() for end in ends]
@@ -308,6 +311,8 @@ def run_round(shared: SharedDatabase, make: Callable[[SharedDatabase, ClusterHos
         changer.end()
     wait_until_whole(shared)
     of_others = [made[host.label] for host in others]
+    if make in LASTING:
+        begun_at = undone_at
     slowest = [t.slowest_s for h, t in zip(living, tallies, strict=True) if h is not leader]
     failures = [what for tally in tallies for _, _, what in tally.failures]
     texts = [text for tally in tallies for text in tally.texts]

@@ -339,8 +339,8 @@ class PostgresStore:
 class _Link:
     """A connection, made when it is needed; every call ends within a time."""
 
-    def __init__(self, options: Mapping[str, Any], text: str) -> None:
-        self._options = options
+    def __init__(self, options: dict[str, Any], text: str) -> None:
+        self._options = options  # which all links of a location share
         self._text = text
         self._connection: psycopg.Connection[Any] | None = None
         self._pid = os.getpid()
@@ -362,6 +362,7 @@ class _Link:
             self._is_late = False
             self._connection = psycopg.connect(**self._options, autocommit=True)
             self._connection.prepare_threshold = None  # poolers between do not keep statements
+            self._options.update(_with_first(self._options, self._connection.info))
             self.run(_SETTINGS)
         return self._connection
 
@@ -423,6 +424,23 @@ class _Link:
         connection, self._connection = self._connection, None
         if connection is not None and not self.is_of_other_process:
             connection.close()
+
+
+def _with_first(options: Mapping[str, Any], info: psycopg.ConnectionInfo) -> dict[str, str]:
+    """Return the hosts and ports of a URL with those of a connection first.
+
+    Else each new connection waits for a server of before, which may be silent for long.
+    """
+    hosts = options.get("host", "").split(",")
+    if len(hosts) == 1 or "hostaddr" in options:
+        return {}
+    ports = str(options.get("port", "")).split(",")
+    ports = [port or "5432" for port in ports] * (len(hosts) if len(ports) == 1 else 1)
+    pairs = sorted(
+        zip(hosts, ports, strict=True), key=lambda pair: pair != (info.host, str(info.port))
+    )
+    first = zip(*pairs, strict=True)
+    return dict(zip(("host", "port"), map(",".join, first), strict=True))
 
 
 def _reason(error: psycopg.Error) -> str:

@@ -165,6 +165,20 @@ def test_the_second_host_of_a_url_is_used_where_the_first_does_not_answer(
     store.close()
 
 
+def test_a_silent_first_host_of_a_url_is_waited_for_once(
+    postgres: PostgresServer, relay: Relay
+) -> None:
+    relay.passes.clear()
+    url = postgres.new_database()
+    begun = time.monotonic()
+    location = location_at(url.replace("@", f"@127.0.0.1:{relay.port},"))
+    for _ in range(3):  # each with connections of its own
+        store = location.open()
+        store.apply({"a": b"1"})
+        store.close()
+    assert time.monotonic() - begun < 2 * module.CONNECT_TIMEOUT_S
+
+
 def test_a_slow_server_is_waited_for_and_a_silent_one_is_not(
     postgres: PostgresServer, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
