@@ -296,8 +296,8 @@ class FileStore:
         with _system_errors(store._not_readable):
             if not folder.has_store():
                 raise StoreMissingError(
-                    f"there is no store at {folder.root}; check the path and the namespace, or "
-                    "open it for writing once to make it"
+                    f"there is no store at {folder.root}: nothing was ever saved there, or the "
+                    "path is wrong"
                 )
         return store
 

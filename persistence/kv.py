@@ -109,6 +109,7 @@ class StoreLocation(Protocol):
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> LeasedStore:
         """Become the writer; each earlier one is fenced, and raises StaleWriterError.
 
+        Alone, unless ``after`` is given: StoreLockedError while another writer lives.
         With ``after`` hosts share the store: the writer of that epoch is superseded, though it may
         live; StaleWriterError where there is another one by now, or another ``lease``.
         """

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import KVStore, Standing, StoreLocation, StoreNotReadableError
+from greenroom.persistence.kv import Standing, StoreLocation, StoreNotReadableError
 
-NAMESPACE = "controller"
+NAMESPACE = "controller"  # of its state
 READINGS = 20  # to find a moment without a change
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -17,24 +17,25 @@ POSTGRES = ("postgresql://", "postgres://")
 class FileLocation:
     """A StoreLocation in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, namespace: str) -> None:
         self.folder = folder
+        self._namespace = namespace
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> FileStore:
         """Become the writer; see StoreLocation and FileStore.open."""
-        return FileStore.open(self.folder, namespace=NAMESPACE, after=after, lease=lease)
+        return FileStore.open(self.folder, namespace=self._namespace, after=after, lease=lease)
 
-    def open_reader(self) -> KVStore:
+    def open_reader(self) -> FileStore:
         """Return the store for reading; see StoreLocation."""
-        return FileStore.open(self.folder, namespace=NAMESPACE, read_only=True)
+        return FileStore.open(self.folder, namespace=self._namespace, read_only=True)
 
     def read_all(self) -> dict[str, bytes]:
         """Return all values as of one moment; see StoreLocation."""
         for _ in range(READINGS):
-            with closing(FileStore.open(self.folder, namespace=NAMESPACE, read_only=True)) as store:
+            with closing(self.open_reader()) as store:
                 before = store.last_change()
                 values = {key: store.get(key) for key in store.list()}
                 if store.last_change() == before:
@@ -43,7 +44,7 @@ class FileLocation:
 
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
-        return FileStore.look(self.folder, namespace=NAMESPACE)
+        return FileStore.look(self.folder, namespace=self._namespace)
 
     def note(self, host: str, text: str) -> None:
         """Leave a note of a host beside the values; see StoreLocation."""
@@ -67,7 +68,7 @@ class FileLocation:
 
     def try_to_write(self) -> None:
         """Raise NothingSavedError unless the folder can be written; see StoreLocation."""
-        FileStore.try_to_write(self.folder, namespace=NAMESPACE)
+        FileStore.try_to_write(self.folder, namespace=self._namespace)
 
 
 def is_database(name: str) -> bool:
@@ -75,13 +76,13 @@ def is_database(name: str) -> bool:
     return "://" in name
 
 
-def location_at(name: str | Path) -> StoreLocation:
+def location_at(name: str | Path, namespace: str = NAMESPACE) -> StoreLocation:
     """Return where the store of this name is; ValueError where that cannot be one.
 
-    It connects to nothing and opens nothing.
+    It connects to nothing and opens nothing. Each namespace there is a store of its own.
     """
     if isinstance(name, Path) or not is_database(name):
-        return FileLocation(Path(name).absolute())
+        return FileLocation(Path(name).absolute(), namespace)
     if not name.startswith(POSTGRES):
         raise ValueError(
             f"{name.partition('://')[0]}://...: must be the path of a folder, or "
@@ -90,4 +91,4 @@ def location_at(name: str | Path) -> StoreLocation:
     # Most systems have no database, and never import its driver.
     from greenroom.persistence.postgres import PostgresLocation  # noqa: PLC0415
 
-    return PostgresLocation(name)
+    return PostgresLocation(name, namespace)

@@ -1,14 +1,16 @@
-"""A store in a PostgreSQL database: one row per key, one statement and one round trip a change.
+"""Stores in a PostgreSQL database: one row per key, one statement and one round trip a change.
 
-Theory of operation. ``greenroom_store`` has one row: the id of the store, the epoch of its last
+Theory of operation. A database has several stores, the controller's and those of queues, by their
+namespaces. ``greenroom_store`` has one row for each: the id of the store, the epoch of its last
 writer, and the lease with the time until which it holds, by the database's clock. Each change is
 one statement, and so one transaction, that locks this row if it still has the writer's epoch, and
 otherwise changes nothing. A takeover raises the epoch in that row, so it waits for a change that is
 being made, and no earlier writer's change comes after it.
 
-A writer has two connections, for changes and for the lease, which is renewed on a thread of its
-own. Each is made again when it is needed, and each call has :data:`CALL_TIMEOUT_S`: if the database
-has not answered by then, the connection is cut. A change may have been made then, or not.
+A writer has two connections, for changes and for the lease, which is renewed on another thread: by
+the leader's election, or here for a writer that was opened alone, as a lock that ends with its
+process. Each is made again when it is needed, and each call has :data:`CALL_TIMEOUT_S`: if the
+database has not answered by then, the connection is cut. A change may have been made then, or not.
 
 Nothing here shows a password: errors name the user, the hosts and the database of the URL.
 """
@@ -46,6 +48,7 @@ from greenroom.persistence.kv import (
     Standing,
     StoreClosedError,
     StoreError,
+    StoreLockedError,
     StoreMissingError,
     StoreNotReadableError,
     StoreNotWritableError,
@@ -53,10 +56,11 @@ from greenroom.persistence.kv import (
     checked_batch,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CALL_TIMEOUT_S = 4.0  # less than a process may stand still
 CONNECT_TIMEOUT_S = 2  # for each host of the URL; libpq's least
 OPENED_FOR_S = 5.0  # that the lease is held for when it is taken over, before it is renewed
+HOLD_EVERY_S = 1.0  # after which a writer that was opened alone renews it
 BYTES_PER_S = 4e6  # by which a call with large values may take longer
 _TRIED_BYTES = 64 * 1024
 _LOCK = 0x677265656E726F6F  # of those that make the tables
@@ -70,20 +74,26 @@ _SETTINGS: LiteralString = """
 """
 _MAKE: tuple[LiteralString, ...] = (
     """CREATE TABLE IF NOT EXISTS greenroom_store (
-        one boolean PRIMARY KEY DEFAULT true CHECK (one), format int NOT NULL, id text NOT NULL,
+        namespace text PRIMARY KEY, format int NOT NULL, id text NOT NULL,
         epoch bigint NOT NULL, lease bytea NOT NULL, over_at timestamptz NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS greenroom_notes (host text PRIMARY KEY, note text NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS greenroom_values (key bytea PRIMARY KEY, value bytea NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS greenroom_values (
+        namespace text, key bytea, value bytea NOT NULL, PRIMARY KEY (namespace, key))""",
 )
 _BEGIN: LiteralString = """
-    INSERT INTO greenroom_store VALUES (true, %s, %s, 0, '', '-infinity') ON CONFLICT DO NOTHING
+    INSERT INTO greenroom_store VALUES (%s, %s, %s, 0, '', '-infinity') ON CONFLICT DO NOTHING
 """
-_CLAIM: LiteralString = "SELECT format, id, epoch, lease FROM greenroom_store FOR UPDATE"
+_CLAIM: LiteralString = """
+    SELECT id, epoch, lease, over_at <= clock_timestamp() FROM greenroom_store
+     WHERE namespace = %s FOR UPDATE
+"""
 _TAKE: LiteralString = """
     UPDATE greenroom_store SET epoch = %s, over_at = clock_timestamp() + %s * interval '1 second'
+     WHERE namespace = %s
 """
 _LOOK: LiteralString = """
     SELECT epoch, id, lease, over_at <= clock_timestamp(), format FROM greenroom_store
+     WHERE namespace = %s
 """
 _NOTE: LiteralString = """
     INSERT INTO greenroom_notes VALUES (%s, %s)
@@ -92,26 +102,31 @@ _NOTE: LiteralString = """
 _NO_NOTE: LiteralString = "DELETE FROM greenroom_notes WHERE host = %s"
 _RENEW: LiteralString = """
     UPDATE greenroom_store SET lease = %s, over_at = clock_timestamp() + %s * interval '1 second'
-     WHERE epoch = %s RETURNING epoch
+     WHERE namespace = %s AND epoch = %s RETURNING epoch
 """
 _APPLY: LiteralString = """
-    WITH held AS (SELECT epoch FROM greenroom_store WHERE epoch = %s FOR UPDATE),
-         gone AS (DELETE FROM greenroom_values USING held WHERE key = ANY(%b::bytea[])),
+    WITH held AS (SELECT namespace, epoch FROM greenroom_store
+                   WHERE namespace = %s AND epoch = %s FOR UPDATE),
+         gone AS (DELETE FROM greenroom_values AS each USING held
+                   WHERE each.namespace = held.namespace AND key = ANY(%b::bytea[])),
          put AS (INSERT INTO greenroom_values
-                 SELECT k, v FROM held, unnest(%b::bytea[], %b::bytea[]) AS given (k, v)
-                 ON CONFLICT (key) DO UPDATE SET value = excluded.value)
+                 SELECT namespace, k, v
+                   FROM held, unnest(%b::bytea[], %b::bytea[]) AS given (k, v)
+                 ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value)
     SELECT epoch FROM held
 """
 # Short ones come with the list, and long ones once it is known how long they are.
 _LIST: LiteralString = """
     SELECT key, CASE WHEN octet_length(value) <= 65536 THEN value END FROM greenroom_values
-     WHERE key >= %s AND key < %s
+     WHERE namespace = %s AND key >= %s AND key < %s
 """
 _GET: LiteralString = """
     SELECT octet_length(value), CASE WHEN octet_length(value) <= 4194304 THEN value END
-      FROM greenroom_values WHERE key = %s
+      FROM greenroom_values WHERE namespace = %s AND key = %s
 """
-_GET_LONG: LiteralString = "SELECT value FROM greenroom_values WHERE key = %s"
+_GET_LONG: LiteralString = "SELECT value FROM greenroom_values WHERE namespace = %s AND key = %s"
+_SIZE: LiteralString = "SELECT sum(octet_length(value)) FROM greenroom_values WHERE namespace = %s"
+_ALL: LiteralString = "SELECT key, value FROM greenroom_values WHERE namespace = %s"
 
 _ADVICE = re.compile(" Is the server running.*| This probably means.*")  # libpq's
 _EACH_HOST = re.compile(r"- host: .*?, hostaddr: '[^']*': ")  # of a URL with several
@@ -132,7 +147,7 @@ _REMEDIES = {  # by what the server's text holds, and by the code of its error
 class PostgresLocation:
     """A StoreLocation in a database, by its libpq URL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, namespace: str) -> None:
         """Raise ValueError where the URL cannot be one."""
         try:
             given = conninfo_to_dict(url)
@@ -142,6 +157,7 @@ class PostgresLocation:
                 "with special characters of a password as %XX"
             ) from None
         self._text = redacted(url)
+        self._namespace = namespace
         options = {
             "connect_timeout": CONNECT_TIMEOUT_S,
             "target_session_attrs": "read-write",
@@ -159,10 +175,14 @@ class PostgresLocation:
 
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> PostgresStore:
         """Become the writer; see StoreLocation. Makes the tables where there are none."""
+        if after is None:
+            self._check_alone(self.look())  # without another connection
         link = self._link()
         with link.errors(NothingSavedError, "Nothing was changed"), link.closed():
             link.run("BEGIN")
-            before = _claim(link)
+            before = _claim(link, self._namespace)
+            if after is None:
+                self._check_alone(before)
             if after is not None and after != before.epoch:
                 raise StaleWriterError(
                     f"{self} was to be taken over from epoch {after}, and is at {before.epoch}: "
@@ -173,29 +193,30 @@ class PostgresLocation:
                     f"{self} was to be taken over, and its lease was renewed since it was looked "
                     "at: its writer was only slow"
                 )
-            link.run(_TAKE, before.epoch + 1, OPENED_FOR_S)
+            link.run(_TAKE, before.epoch + 1, OPENED_FOR_S, self._namespace)
             link.run("COMMIT")
-        return PostgresStore(self._link(), self._link(), before.epoch + 1, before.store_id)
+        taken = before._replace(epoch=before.epoch + 1)
+        return self._store(taken, is_alone=after is None)
 
     def open_reader(self) -> PostgresStore:
         """Return the store for reading; see StoreLocation."""
         standing = self.look()
         if not standing.store_id:
             raise StoreMissingError(f"there is no store in {self} yet; check the database's name")
-        return PostgresStore(self._link(), self._link(), 0, standing.store_id)
+        return self._store(standing._replace(epoch=0), is_alone=False)
 
     def read_all(self) -> dict[str, bytes]:
         """Return all values as of one moment; see StoreLocation."""
         self.open_reader().close()
         link = self._link()
         with link.errors(StoreNotReadableError), link.closed():
-            ((size,),) = link.run("SELECT sum(octet_length(value)) FROM greenroom_values")
-            rows = link.run("SELECT key, value FROM greenroom_values", size=int(size or 0))
+            ((size,),) = link.run(_SIZE, self._namespace)
+            rows = link.run(_ALL, self._namespace, size=int(size or 0))
         return {key.decode(): value for key, value in rows}
 
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
-        rows = self._looked(_LOOK)
+        rows = self._looked(_LOOK, self._namespace)
         if not rows:
             return Standing()
         epoch, store_id, lease, is_over, version = rows[0]
@@ -217,21 +238,36 @@ class PostgresLocation:
             self._looking.run("DROP TABLE IF EXISTS greenroom_values, greenroom_notes")
             self._looking.run("DROP TABLE IF EXISTS greenroom_store")
 
-    def _looked(self, sql: LiteralString) -> list[Any]:
+    def _looked(self, sql: LiteralString, *values: str) -> list[Any]:
         """Return what a statement finds, nothing where there are no tables yet."""
         with self._looking.errors(StoreNotReadableError):
             try:
-                return self._looking.run(sql)
+                return self._looking.run(sql, *values)
             except psycopg.errors.UndefinedTable:
                 return []
+            except psycopg.errors.UndefinedColumn:
+                _check_format(self._looking, 1)  # raises: it knew no namespaces
+                raise
 
     def try_to_write(self) -> None:
         """Write some of nothing, and take it back; see StoreLocation."""
         link = self._link()
         with link.errors(NothingSavedError, "Nothing was changed"), link.closed():
             link.run("BEGIN")  # and what is not committed is undone
-            _claim(link)
-            link.run("INSERT INTO greenroom_values VALUES ('', %s)", os.urandom(_TRIED_BYTES))
+            _claim(link, self._namespace)
+            link.run("INSERT INTO greenroom_values VALUES ('', '', %s)", os.urandom(_TRIED_BYTES))
+
+    def _check_alone(self, standing: Standing) -> None:
+        if standing.is_over is False:
+            raise StoreLockedError(
+                f"another process writes to {self}, in {self._namespace!r}: stop it, or wait until "
+                f"{OPENED_FOR_S:g} s after its end"
+            )
+
+    def _store(self, standing: Standing, *, is_alone: bool) -> PostgresStore:
+        return PostgresStore(
+            self._link(), self._link(), self._namespace, standing, is_alone=is_alone
+        )
 
     def _link(self) -> _Link:
         return _Link(self._options, self._text)
@@ -242,14 +278,29 @@ class PostgresStore:
 
     renews_apart = True
 
-    def __init__(self, link: _Link, lease_link: _Link, epoch: int, store_id: str) -> None:
+    def __init__(
+        self, link: _Link, lease_link: _Link, namespace: str, standing: Standing, *, is_alone: bool
+    ) -> None:
         self._link = link
         self._lease_link = lease_link
-        self._is_closed = False
+        self._namespace = namespace
+        self._closed = threading.Event()
         self._read_ahead: dict[str, bytes] = {}  # of the last list
-        self.epoch = epoch  # 0 of a reader
-        self.store_id = store_id
+        self.epoch = standing.epoch  # 0 of a reader
+        self.store_id = standing.store_id
         self.lost: Mapping[str, str] = {}  # the database's to notice
+        self._holding = threading.Thread(target=self._hold, name="store lease", daemon=True)
+        if is_alone:
+            self._holding.start()
+
+    def _hold(self) -> None:
+        """Renew the lease until the store is closed, and give it up then."""
+        with suppress(StaleWriterError):
+            while not self._closed.wait(HOLD_EVERY_S):
+                with suppress(StoreNotWritableError):  # it is tried again
+                    self._renew(b"", OPENED_FOR_S)
+            with suppress(StoreNotWritableError):
+                self._renew(b"", 0.0)
 
     def get(self, key: str) -> bytes | None:
         """Return the value last applied, or None; see KVStore."""
@@ -259,9 +310,10 @@ class PostgresStore:
             return self._read_ahead.pop(key)
         with self._link.errors(StoreNotReadableError):
             try:
-                rows = self._link.run(_GET, key.encode())
+                rows = self._link.run(_GET, self._namespace, key.encode())
                 if rows and rows[0][1] is None:
-                    rows = self._link.run(_GET_LONG, key.encode(), size=rows[0][0])
+                    size = rows[0][0]
+                    rows = self._link.run(_GET_LONG, self._namespace, key.encode(), size=size)
             except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
                 raise CorruptValueError(f"key {key!r} is lost in {self._link}: {error}") from error
         return rows[0][-1] if rows else None
@@ -271,7 +323,8 @@ class PostgresStore:
         self._check_open()
         begin = prefix.encode()
         with self._link.errors(StoreNotReadableError):
-            rows = self._link.run(_LIST, begin, begin + b"\xff")  # which no UTF-8 has
+            end = begin + b"\xff"  # which no UTF-8 has
+            rows = self._link.run(_LIST, self._namespace, begin, end)
         values = {key.decode(): value for key, value in rows}
         if self.epoch:  # else another process changes them meanwhile
             self._read_ahead = {key: v for key, v in values.items() if v is not None}
@@ -294,6 +347,7 @@ class PostgresStore:
         with self._link.errors(StoreNotWritableError, "The change may or may not have been made"):
             rows = self._link.run(
                 _APPLY,
+                self._namespace,
                 self.epoch,
                 [key.encode() for key in batch.deletes],
                 [key.encode() for key in batch.puts],
@@ -313,17 +367,24 @@ class PostgresStore:
     def renew(self, lease: bytes, term_s: float) -> None:
         """Write the lease; see LeasedStore."""
         self._check_open()
+        self._renew(lease, term_s)
+
+    def _renew(self, lease: bytes, term_s: float) -> None:
         with self._lease_link.errors(StoreNotWritableError, "The lease was not renewed"):
-            self._check_epoch(self._lease_link.run(_RENEW, lease, term_s, self.epoch))
+            values = (lease, term_s, self._namespace, self.epoch)
+            self._check_epoch(self._lease_link.run(_RENEW, *values))
 
     def close(self) -> None:
-        """Close the connections, and refuse every later call."""
-        self._is_closed = True
+        """Close the connections, and refuse every later call; see KVStore."""
+        self._closed.set()
         self._link.close()
+        if self._holding.is_alive():
+            self._holding.join(CONNECT_TIMEOUT_S + CALL_TIMEOUT_S)
+        self._lease_link.close()
         self._lease_link.close()
 
     def _check_open(self) -> None:
-        if self._is_closed or self._link.is_of_other_process:
+        if self._closed.is_set() or self._link.is_of_other_process:
             raise StoreClosedError(
                 f"the store {self._link} was closed, or opened before a fork; open it again"
             )
@@ -459,20 +520,21 @@ def _was_ended(connection: psycopg.Connection[Any]) -> bool:
     return is_idle and bool(select.select([connection.fileno()], [], [], 0)[0])
 
 
-def _claim(link: _Link) -> Standing:
+def _claim(link: _Link, namespace: str) -> Standing:
     """Return what the store says, and keep others from changing it in this transaction."""
     link.run("SELECT pg_advisory_xact_lock(%s)", _LOCK)
     if not link.run("SELECT 1 WHERE to_regclass('greenroom_values') IS NOT NULL"):
         for statement in _MAKE:
             link.run(statement)
-    link.run(_BEGIN, FORMAT_VERSION, secrets.token_hex(8))
-    ((version, store_id, epoch, lease),) = link.run(_CLAIM)
-    _check_format(link, version)
-    return Standing(epoch, store_id, bytes(lease))
+    for (version,) in link.run("SELECT max(format) FROM greenroom_store"):
+        _check_format(link, version or FORMAT_VERSION)
+    link.run(_BEGIN, namespace, FORMAT_VERSION, secrets.token_hex(8))
+    ((store_id, epoch, lease, is_over),) = link.run(_CLAIM, namespace)
+    return Standing(epoch, store_id, bytes(lease), is_over)
 
 
 def _check_format(link: _Link, version: int) -> None:
-    if version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise OtherFormatError(
             f"the store {link} has format {version}; this version reads {FORMAT_VERSION}. Run the "
             "version that wrote it, or use another database; nothing was changed"

@@ -41,6 +41,7 @@ class JobLog:
     def __init__(self, open_store: Callable[[], KVStore]) -> None:
         self.problem = ""  # why nothing can be saved at present
         self.is_superseded = False  # another queue has the store, for good
+        self._is_closed = False
         self._open_store = open_store
         self._store: KVStore | None = None
         self._thread = ThreadPoolExecutor(1, "jobs")
@@ -65,7 +66,7 @@ class JobLog:
 
     def change(self, values: Mapping[str, bytes | None]) -> None:
         """Put these values, and delete those that are None, in a write that begins soon."""
-        if not values:
+        if not values or self._is_closed:
             return
         self._pending.update(values)
         loop = asyncio.get_running_loop()
@@ -80,6 +81,13 @@ class JobLog:
         write = self._next or self._current
         if write is not None:
             await asyncio.shield(write)
+
+    def close(self) -> None:
+        """Close the store, once what is being written is; later changes are lost."""
+        self._is_closed = True
+        self._thread.shutdown()
+        if self._store is not None:
+            self._store.close()
 
     async def _write(self) -> None:
         """Write until nothing is pending; a write that fails is repeated with what came since."""

@@ -1,7 +1,8 @@
 """The deployment that stands before a task consumer: it keeps jobs, and sends them to it.
 
-Theory of operation. One replica has the queue's store; the store's lock and epoch keep any other
-out, such as the next one of a rolling update, which waits until the one before has closed it.
+Theory of operation. One replica has the queue's store, beside the controller's; its lock or lease
+and its epoch keep any other out, such as the next one of a rolling update, which waits until the
+one before has closed it.
 Whatever is answered waits until it is durable. Each job that runs is a call of the consumer's
 handle, so the router finds it a replica; the call is not retried there, because the queue counts
 runs itself. A replica that starts after a crash finds in the store all that was accepted.
@@ -29,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import (
     BackPressureError,
     BodyTooLargeError,
@@ -45,9 +46,8 @@ from greenroom.core.errors import (
 )
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.operations import application_problem
-from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import KVStore, StoreError
-from greenroom.persistence.locations import is_database
+from greenroom.persistence.kv import StoreError
+from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, target_of
@@ -82,7 +82,8 @@ class TaskQueue:
         self._secret = os.environ.get(known.config.callback_secret_env, "")
         name = known.config.queue_name or f"{replica.app_name}#{replica.deployment}"
         is_local = user_context.local_replica.get() is not None  # see serve.local_testing
-        self._log = JobLog(MemoryStore if is_local else _store_of(name, read_settings()))
+        location = location_at(read_settings().store_name, f"jobs {name}")
+        self._log = JobLog(MemoryStore if is_local else location.open)
         self._jobs = Jobs(known.config)
         self._calls: dict[str, DeploymentResponse] = {}
         self._deferred: dict[str, int] = {}  # how often in a row no replica could take a job
@@ -95,6 +96,11 @@ class TaskQueue:
     async def warmup(self) -> None:
         """Begin, without waiting for the store: an earlier replica may have it until this is up."""
         self._spawn(self._serve())
+
+    def __del__(self) -> None:
+        """Let the next replica have the store at once."""
+        with contextlib.suppress(AttributeError):  # the constructor has raised
+            self._log.close()
 
     # --- For handles --------------------------------------------------------------------------
 
@@ -379,13 +385,3 @@ class TaskQueue:
                 )
         self._jobs.called_back(job.id, was_taken=was_taken, now=time.time())
         self._change()
-
-
-def _store_of(name: str, settings: HostSettings) -> Callable[[], KVStore]:
-    """Return what opens a queue's store, beside the controller's."""
-    if is_database(str(settings.store_name)):
-        raise RuntimeError(
-            "a task queue keeps its jobs in the state dir, which hosts that share a database do "
-            "not share: run it in a cluster without --store"
-        )
-    return partial(FileStore.open, settings.store_dir, namespace=f"jobs {name}")

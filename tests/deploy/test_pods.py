@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.conftest import WHO
-from tests.support.cluster import Cluster, ClusterHost, cluster_of
+from tests.support.cluster import HTTP_PORT, Cluster, ClusterHost
+from tests.support.database import shared_database
 from tests.support.kubernetes import command_of, environment_of, rendered
-from tests.support.postgres import PASSWORD, postgres_server
+from tests.support.postgres import PASSWORD
 from tests.support.systems import wait_until
 
 DOCUMENTS = rendered("kubernetes-postgres")
 PODS = ["greenroom-0", "greenroom-1", "greenroom-2"]
 ALL = dict.fromkeys(PODS, "RUNNING")
+
+JOBS = """
+import time
+from greenroom import serve
+
+@serve.deployment(num_replicas=2)
+@serve.task_consumer(task_processor_config=serve.TaskProcessorConfig(retry_pause_s=0.1))
+class Jobs:
+    @serve.task_handler
+    def add(self, n: int) -> int:
+        time.sleep(0.1)
+        return n + 1
+
+app = Jobs.bind()
+"""
 
 _command: subprocess.Popen[bytes] | None = None
 
@@ -47,6 +68,19 @@ def terminate() -> int:
     assert _command is not None
     _command.terminate()
     return _command.wait(60)
+
+
+def submit(n: int) -> str:
+    """Ask for a job until it is accepted; return its id. Called on a host."""
+    url = f"http://127.0.0.1:{HTTP_PORT}/jobs/add"
+    asked = urllib.request.Request(url, b'{"n": %d}' % n, {"idempotency-key": f"job {n}"})
+
+    def accepted() -> str | None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=30) as response:
+            return str(json.load(response)["id"])
+        return None
+
+    return str(wait_until(accepted, 30, f"job {n} is accepted"))
 
 
 class Pods:
@@ -93,34 +127,25 @@ class Pods:
 
 @pytest.fixture(scope="module")
 def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    with (
-        cluster_of(5, tmp_path_factory.mktemp("pods")) as cluster,
-        postgres_server() as server,
-    ):
-        machine = cluster.hosts.pop()
-        server.address = machine.address
-        server.start(prefix=("ip", "netns", "exec", machine.name))
-        made = Pods(cluster, server.url)
-        try:
-            for name, host in zip(PODS, cluster.hosts[:3], strict=True):
-                made.begin(name, host)
-            made.wait_for_all("all pods run")
-            cluster.deploy(WHO)
-            yield made
-        finally:
-            server.stop(now=True)
-            machine.kill()
+    with shared_database(tmp_path_factory.mktemp("pods")) as shared:
+        made = Pods(shared.cluster, shared.server.url)
+        for name, host in zip(PODS, shared.cluster.hosts, strict=True):
+            made.begin(name, host)
+        made.wait_for_all("all pods run")
+        shared.cluster.deploy(WHO)
+        yield made
 
 
 def test_pods_find_each_other_and_any_can_lead(pods: Pods) -> None:
     for name, host in pods.at.items():
         wait_until(lambda host=host: host.get("/")[0] == 200, 10, f"an answer of {name}")
-    # The pod that leads is lost with its volume, and made anew at another address.
+    # The pod that leads is lost with its volume, and made anew.
     lost = pods.leader(PODS[0])
     (other, *_) = (name for name in PODS if name != lost)
     with pods.at[other].load(connections=8) as end_load:
         pods.at[lost].crash()
-        pods.begin(lost, pods.cluster.hosts[3])
+        pods.at[lost].reboot()
+        pods.begin(lost, pods.at[lost])
         pods.wait_for_all(f"{lost} runs again")
         tally = end_load()
     assert not tally.failures, tally
@@ -137,6 +162,34 @@ def test_a_pod_that_is_ended_leaves_and_lets_another_lead(pods: Pods) -> None:
     pods.at[leader].reboot()
     pods.begin(leader, pods.at[leader])
     pods.wait_for_all("it is back, as an empty pod")
+
+
+def test_jobs_survive_the_death_of_their_queue_and_of_its_pod(pods: Pods) -> None:
+    folder = pods.cluster.folder
+    (folder / "jobs.py").write_text(JOBS, encoding="utf-8")
+    placed = ["--name", "jobs", "--route-prefix", "/jobs", "--app-dir", str(folder)]
+    pods.at[PODS[0]].check("deploy", "jobs:app", *placed)
+
+    def queue() -> dict[str, Any]:
+        found = pods.at[PODS[0]].status()["backends"]["jobs#Jobs-queue"]["replicas"]
+        return next(each for each in found if each["state"] == "RUNNING")
+
+    lost = queue()["host"]
+    one = next(host for name, host in pods.at.items() if name != lost)
+    ids = [one.call(submit, n) for n in range(10)]
+    os.kill(queue()["pid"], signal.SIGKILL)
+    ids += [one.call(submit, n) for n in range(10, 20)]
+    pods.at[lost].crash()
+    ids += [one.call(submit, n) for n in range(20, 30)]
+    assert [one.call(submit, n) for n in (0, 15, 29)] == [ids[0], ids[15], ids[29]]
+    for n, job in enumerate(ids):
+        path = f"/jobs/{job}/result"
+        pods.cluster.wait_for(lambda path=path: one.get(path)[0] == 200, 30, f"result of job {n}")
+        assert one.get(path)[1] == str(n + 1)
+    pods.at[lost].reboot()
+    pods.begin(lost, pods.at[lost])
+    pods.wait_for_all(f"{lost} runs again")
+    one.check("delete", "jobs")
 
 
 def test_pods_that_were_all_lost_come_back_with_what_was_deployed(pods: Pods) -> None:

@@ -11,6 +11,7 @@ from greenroom.persistence.kv import (
     KVStore,
     StaleWriterError,
     StoreLocation,
+    StoreLockedError,
     StoreMissingError,
     StoreNotWritableError,
 )
@@ -18,12 +19,17 @@ from greenroom.persistence.locations import location_at
 from tests.support.postgres import PostgresServer
 
 
-@pytest.fixture(name="location", params=["on disk", "in a database"])
-def make_location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
+@pytest.fixture(name="at", params=["on disk", "in a database"])
+def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     if request.param == "on disk":
-        return location_at(tmp_path / "store")
+        return tmp_path / "store"
     server: PostgresServer = request.getfixturevalue("postgres")
-    return location_at(server.new_database())
+    return server.new_database()
+
+
+@pytest.fixture(name="location")
+def make_location(at: Path | str) -> StoreLocation:
+    return location_at(at)
 
 
 def test_where_nothing_was_saved_there_is_no_store(location: StoreLocation) -> None:
@@ -57,6 +63,40 @@ def test_a_successor_fences_the_one_before(location: StoreLocation) -> None:
     assert location.look().lease == b"second, 1"
     first.close()
     second.close()
+
+
+def test_a_writer_that_is_alone_keeps_others_out_until_it_is_closed(
+    location: StoreLocation,
+) -> None:
+    first = location.open()
+    with pytest.raises(StoreLockedError):
+        location.open()
+    first.apply({"a": b"1"})
+    first.close()
+    second = location.open()
+    assert (second.epoch, second.get("a")) == (2, b"1")
+    second.close()
+
+
+def test_each_namespace_is_a_store_of_its_own(at: Path | str) -> None:
+    one, other = location_at(at), location_at(at, "jobs a#b")
+    first = one.open(after=0)
+    first.apply({"a": b"1", "b": b"1"})
+    assert not other.look().store_id
+    with pytest.raises(StoreMissingError):
+        other.open_reader()
+    second = other.open()
+    assert second.store_id != first.store_id
+    assert not second.list()
+    second.apply({"a": b"2"}, ["b"])
+    assert _content(first) == one.read_all() == {"a": b"1", "b": b"1"}
+    assert _content(second) == other.read_all() == {"a": b"2"}
+    one.open(after=1).close()  # fences the first alone
+    second.apply({"c": b"2"})
+    with pytest.raises(StaleWriterError):
+        first.apply({"c": b"1"})
+    for store in (first, second):
+        store.close()
 
 
 def test_of_two_who_would_succeed_the_same_writer_one_does(location: StoreLocation) -> None:

@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
+from typing_extensions import LiteralString
 
 from greenroom.persistence import postgres as module
 from greenroom.persistence.kv import (
     LeasedStore,
     NothingSavedError,
     OtherFormatError,
+    StaleWriterError,
     StoreClosedError,
     StoreError,
+    StoreLockedError,
     StoreNotReadableError,
     StoreNotWritableError,
 )
@@ -121,14 +124,25 @@ def test_a_missing_driver_is_named_with_what_installs_it(monkeypatch: pytest.Mon
         location_at("postgresql://me@db/x")
 
 
-def test_a_newer_format_is_refused(postgres: PostgresServer) -> None:
+_EARLIER = """
+    ALTER TABLE greenroom_store DROP COLUMN namespace;
+    UPDATE greenroom_store SET format = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "number"), [("UPDATE greenroom_store SET format = 3", 3), (_EARLIER, 1)]
+)
+def test_another_format_is_refused(
+    postgres: PostgresServer, other: LiteralString, number: int
+) -> None:
     url = postgres.new_database()
     location = location_at(url)
     location.open().close()
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("UPDATE greenroom_store SET format = 2")
-    for fails in (location.open, location.look):
-        with pytest.raises(OtherFormatError, match="has format 2; this version reads 1"):
+        connection.execute(other)
+    for fails in (location.open, location.look, location.try_to_write):
+        with pytest.raises(OtherFormatError, match=f"has format {number}; this version reads 2"):
             fails()  # type: ignore[operator]
 
 
@@ -235,7 +249,7 @@ def test_a_change_that_is_being_made_ends_before_the_store_is_taken_over(
 ) -> None:
     url = postgres.new_database()
     location = location_at(url)
-    first = location.open()
+    first = location.open(after=0)
     first.apply({"a": b"1"})
     outcomes: list[Exception | None] = []
 
@@ -249,7 +263,7 @@ def test_a_change_that_is_being_made_ends_before_the_store_is_taken_over(
 
     opened: list[LeasedStore] = []
     changing = threading.Thread(target=change)
-    opening = threading.Thread(target=lambda: opened.append(location.open()))
+    opening = threading.Thread(target=lambda: opened.append(location.open(after=1)))
     with psycopg.connect(url) as other, psycopg.connect(postgres.url, autocommit=True) as watching:
 
         def waiting() -> int:
@@ -271,6 +285,31 @@ def test_a_change_that_is_being_made_ends_before_the_store_is_taken_over(
     assert second.get("a") == b"2"
     second.close()
     first.close()
+
+
+def test_a_writer_that_was_alone_and_died_is_replaced_once_its_lease_is_over(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = location_at(postgres.new_database(), "jobs")
+    monkeypatch.setattr(module, "HOLD_EVERY_S", 0.1)
+    monkeypatch.setattr(module, "OPENED_FOR_S", 0.4)
+    first = location.open()
+    held_until = time.monotonic() + 1.0
+    while time.monotonic() < held_until:
+        with pytest.raises(StoreLockedError, match="another process writes"):
+            location.open()
+    monkeypatch.setattr(module, "HOLD_EVERY_S", 60.0)  # as if it were dead
+
+    def opened() -> LeasedStore | None:
+        with contextlib.suppress(StoreLockedError):
+            return location.open()
+        return None
+
+    second = wait_until(opened, 5, "the lease is over")
+    with pytest.raises(StaleWriterError):
+        first.apply({"a": b"1"})
+    for store in (first, second):
+        store.close()
 
 
 def test_a_closed_store_refuses_to_renew(postgres: PostgresServer) -> None:
