@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,14 @@ from typing_extensions import Self
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.cluster.devices import VARIABLES, amount_problem
-from greenroom.core.validation import Settings, describe, validated
+from greenroom.core.validation import (
+    Settings,
+    UserCode,
+    describe,
+    jsonable,
+    names_code,
+    validated,
+)
 
 # --- Logging of replicas, under the names of Ray Serve --------------------------------------------
 
@@ -127,16 +134,7 @@ class MiddlewareOptions(Settings):
             raise ValueError("other processes cannot import it from a script; put it in a module")
         return path
 
-    @field_validator("options")
-    @classmethod
-    def _is_jsonable(cls, options: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(options)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"must be JSON-able, for they go to other processes: {error}"
-            ) from None
-        return options
+    _are_jsonable = field_validator("options")(jsonable)
 
 
 class CorsOptions(Settings):
@@ -247,6 +245,7 @@ __all__ = [
     "HTTPOptions",
     "LoggingConfig",
     "MiddlewareOptions",
+    "RequestRouterConfig",
     "RuntimeEnv",
     "SessionAffinity",
     "Settings",
@@ -468,6 +467,32 @@ class SessionAffinity(Settings):
         return self
 
 
+class RequestRouterConfig(UserCode):
+    """A class of yours that says which replica gets a query; see docs/routing.md.
+
+    ``request_router_class`` is the class or its import path, and ``request_router_kwargs`` go to
+    its ``initialize_state``. Where it has said nothing within ``timeout_s``, a query goes on.
+    """
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "request_routing_stats_period_s": "leave it out: replicas report nothing to routers",
+        "request_routing_stats_timeout_s": "leave it out: replicas report nothing to routers",
+    }
+
+    request_router_class: str | Callable[..., Any]
+    request_router_kwargs: dict[str, Any] = Field(default_factory=dict)
+    timeout_s: float = Field(default=0.1, gt=0, le=5)
+
+    @field_validator("request_router_class", mode="before")
+    @classmethod
+    def _names_a_class(cls, value: Any) -> Any:
+        if not names_code(value):
+            raise ValueError("must be a class, or its import path, such as 'my_module:MyRouter'")
+        return value
+
+    _are_jsonable = field_validator("request_router_kwargs")(jsonable)
+
+
 class BackendConfig(Settings):
     """How a backend is run; every field can be changed while it serves.
 
@@ -493,15 +518,9 @@ class BackendConfig(Settings):
     max_replicas_per_host: int | None = Field(default=None, ge=1)
     allow_method_header: bool = Field(default=True, strict=True)
     session_affinity: SessionAffinity | None = None
+    request_router_config: RequestRouterConfig | None = None
 
-    @field_validator("user_config")
-    @classmethod
-    def _is_jsonable(cls, value: Any) -> Any:
-        try:
-            json.dumps(value, allow_nan=False)  # NaN is no JSON, and never equal to what it was
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"must be JSON-able: {error}") from error
-        return value
+    _is_jsonable = field_validator("user_config")(jsonable)
 
     @model_validator(mode="before")
     @classmethod
@@ -725,12 +744,17 @@ def config_shown(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of_replica(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a backend's settings without its policy's code."""
-    scaling = config.get("autoscaling_config")
-    if scaling is None:
-        return dict(config)
-    policy = {name: value for name, value in scaling["policy"].items() if name != "code"}
-    return {**config, "autoscaling_config": {**scaling, "policy": policy}}
+    """Return a backend's settings without code that does not run in its replicas."""
+    settings = dict(config)
+    if (scaling := config.get("autoscaling_config")) is not None:
+        settings["autoscaling_config"] = {**scaling, "policy": _without_code(scaling["policy"])}
+    if (request_router := config.get("request_router_config")) is not None:
+        settings["request_router_config"] = _without_code(request_router)
+    return settings
+
+
+def _without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "code"}
 
 
 def options_shown(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from greenroom.core.errors import InvalidRequestError
@@ -42,6 +43,45 @@ class Settings(BaseModel):
         for path in unknown:
             _drop(known, path)
         return cls(**known)
+
+
+class UserCode(Settings):
+    """Settings that name code of the user's, which travels pickled in them.
+
+    ``code_hash`` is what makes two of them equal: the pickles of one function may differ.
+    """
+
+    code: bytes = Field(default=b"", repr=False)
+    code_hash: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self.code_hash)
+
+    def _identity(self) -> dict[str, Any]:
+        fields = dict(self)
+        if self.code_hash:
+            del fields["code"]
+        return fields
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value, for validators; ValueError where it is not JSON-able.
+
+    NaN is no JSON, and never equal to what it was.
+    """
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON-able: {error}") from error
+    return value
+
+
+def names_code(value: Any) -> bool:
+    """Return whether it may be the import path of a function or class, or is one."""
+    return callable(value) or (isinstance(value, str) and "." in value.replace(":", "."))
 
 
 def _drop(values: Any, path: Iterable[Any]) -> None:
@@ -97,7 +137,8 @@ def expectation(item: Any) -> str:
 
 
 def _hints() -> dict[str, str]:
-    return {name: hint for model in Settings.__subclasses__() for name, hint in model.hints.items()}
+    models = [*Settings.__subclasses__(), *UserCode.__subclasses__()]
+    return {name: hint for model in models for name, hint in model.hints.items()}
 
 
 def explain_missing(self: object, name: str) -> Any:

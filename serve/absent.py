@@ -21,7 +21,6 @@ _STATUS = "serve.status(), or greenroom status --json"
 _FILE = "http_options and grpc_options of a configuration file are plain mappings"
 _GANGS = "num_replicas, with the rank and world_size of serve.get_replica_context()"
 _ACTORS = "a deployment with one replica, given to the others by bind"
-_ROUTERS = "session_affinity, or a handle's session_id: docs/routing.md"
 _PROMETHEUS = "a policy of your own that asks Prometheus: it runs in a process of its own"
 _TRACING = "the settings of traces: docs/monitoring.md"
 _CLIENT = "serve.Client.connect()"
@@ -47,7 +46,6 @@ MODULES = {
     "model_wrappers": "a class of your own that loads the model in its constructor",
     "multiplex": "from greenroom.serve import multiplexed",
     "pipeline": _GRAPHS,
-    "request_router": _ROUTERS,
     "task_consumer": _QUEUES,
     "task_processor": _QUEUES,
     "taskiq_task_processor": _QUEUES,
@@ -93,7 +91,6 @@ NAMES: dict[str, dict[str, str]] = {
         "GangRuntimeFailurePolicy": _GANGS,
         "GangSchedulingConfig": _GANGS,
         "ProxyLocation": "nothing: every host has a front",
-        "RequestRouterConfig": "session_affinity, or a handle's session_id, where it is for caches",
     },
     "context": {"DeploymentActorContext": _ACTORS},
     "exceptions": {"gRPCStatusError": "GrpcStatusError, with the code and a text: docs/grpc.md"},

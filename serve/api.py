@@ -19,8 +19,8 @@ from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, Runti
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.serve import absent, local_testing
 from greenroom.serve.admin import applications, session
+from greenroom.serve.admin.checks import check_name, check_path
 from greenroom.serve.build import not_an_application
-from greenroom.serve.checks import check_name, check_path
 from greenroom.serve.code.runtime_env import working_in
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle

@@ -16,6 +16,7 @@ from greenroom.core.config import (
     HTTPOptions,
     LoggingConfig,
     MiddlewareOptions,
+    RequestRouterConfig,
     SessionAffinity,
 )
 from greenroom.serve import absent
@@ -32,6 +33,7 @@ __all__ = [
     "LoggingConfig",
     "MiddlewareOptions",
     "QueueLengthPolicy",
+    "RequestRouterConfig",
     "SessionAffinity",
     "gRPCOptions",
 ]

@@ -12,7 +12,13 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict, TypeVar, Unpack
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
-from greenroom.core.config import ActorOptions, BackendConfig, LoggingConfig, SessionAffinity
+from greenroom.core.config import (
+    ActorOptions,
+    BackendConfig,
+    LoggingConfig,
+    RequestRouterConfig,
+    SessionAffinity,
+)
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, wrong_with
 from greenroom.serve import absent
@@ -38,7 +44,6 @@ HINTS = {
     "placement_group_fallback_strategy": "give actor_options a label_selector",
     "placement_group_bundles": "a replica is one process; say what it takes in actor_options",
     "placement_group_strategy": "a replica is one process; say what it takes in actor_options",
-    "request_router_config": "queries go to the replica with the fewest, or by session_affinity",
 }
 
 
@@ -65,6 +70,7 @@ class GivenOptions(TypedDict, total=False):
     max_replicas_per_host: int | None
     allow_method_header: bool
     session_affinity: SessionAffinity | Mapping[str, Any] | None
+    request_router_config: RequestRouterConfig | Mapping[str, Any] | None
     actor_options: ActorOptions | Mapping[str, Any] | None
     ray_actor_options: ActorOptions | Mapping[str, Any] | None
 
@@ -317,6 +323,7 @@ def deployment(
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count`` (20),
     ``constructor_timeout_s`` (1800), ``max_surge_percent`` (20), ``logging_config``,
     ``session_affinity`` (None: sessions by a header or a cookie stay at one replica),
+    ``request_router_config`` (None: a class of yours that chooses replicas),
     ``allow_method_header`` (True: HTTP requests may name a method in X-Serve-Call-Method), and
     ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory``,
     ``resources`` and ``runtime_env``.

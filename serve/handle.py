@@ -41,7 +41,7 @@ from greenroom.core.errors import (
     with_note,
 )
 from greenroom.serve import absent
-from greenroom.serve.checks import check_timeout
+from greenroom.serve.admin.checks import check_timeout
 from greenroom.serve.code.packing import pack_arguments
 
 # --- From an answer to the value or exception that the caller gets --------------------------------

@@ -2,45 +2,24 @@
 
 Theory of operation. A backend's policy runs in a process of its own, started at the first question
 and kept for the next ones. Each question ends in one answer: what the function returned, or an
-error if it raised, took too long, or its process ended. A process that takes too long is killed.
-One that has ended is started again for a later question, after a pause that doubles each time it
-ends again. Nothing here blocks.
+error if it raised, took too long, or its process ended (see actors/plugins/child.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from greenroom.actors.controller.policy_process import HEADER, MAX_FRAME_BYTES, frame
 from greenroom.actors.host.records import RunRecords
-from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.logs import open_log
+from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
+from greenroom.actors.plugins.process import POLICY
 from greenroom.actors.runtime.loop import Loop, Timer
-from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.autoscaling.config import AutoscalingPolicy
-from greenroom.core.backoff import pause_s
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.effects import AskPolicy
-
-logger = logging.getLogger(__name__)
-
-ROLE = "policy"
-LOAD_TIMEOUT_S = 30.0  # on top, for the first answer: it imports what the function needs
-BACKOFF_S = 1.0
-MAX_BACKOFF_S = 60.0
-REAP_POLL_S = 0.01
 
 Answer = dict[str, Any]
 
@@ -51,23 +30,17 @@ class _Question(NamedTuple):
 
 
 class _Runner:
-    """One policy's process, as far as there is one, and the question that is open."""
+    """One policy's process, and the question that is open."""
 
-    def __init__(self, policy: AutoscalingPolicy) -> None:
+    def __init__(self, policy: AutoscalingPolicy, child: Child) -> None:
         self.policy = policy
-        self.child: subprocess.Popen[bytes] | None = None
-        self.process: Process | None = None
-        self.connection: socket.socket | None = None
-        self.buffer = b""
+        self.child = child
         self.question: _Question | None = None
-        self.has_answered = False
-        self.failures = 0  # of the process, in a row
-        self.start_at = 0.0
 
     @property
     def limit_s(self) -> float:
         """How long it may take for the answer."""
-        return self.policy.timeout_s + (0 if self.has_answered else LOAD_TIMEOUT_S)
+        return self.policy.timeout_s + (0 if self.child.has_answered else LOAD_TIMEOUT_S)
 
 
 class Policies:
@@ -100,13 +73,18 @@ class Policies:
             self._stop(tag)
             runner = None
         if runner is None:
-            runner = self._runners[tag] = _Runner(config.policy)
+            runner = self._runners[tag] = _Runner(config.policy, self._child(tag, config.policy))
         if runner.question is not None:
             runner.question.timer.cancel()
-        timer = self._loop.call_later(runner.limit_s, lambda: self._timed_out(tag, runner))
+        limit_s = runner.limit_s
+        told = f"no answer within {limit_s:g} s; it was killed"
+        timer = self._loop.call_later(limit_s, lambda: runner.child.give_up(told))
         runner.question = _Question(effect.ask_id, timer)
-        problem = self._prepare(tag, runner) or self._send(runner, effect.question)
-        if problem:
+        question = {
+            "context": {**effect.question, "current_time": time.time()},
+            "kwargs": config.policy.policy_kwargs,
+        }
+        if problem := runner.child.send(json.dumps(question).encode()):
             self._loop.call_later(0, lambda: self._answer(tag, runner, {"error": problem}))
 
     def tidy(self) -> None:
@@ -124,113 +102,25 @@ class Policies:
 
     # --- Inside ---------------------------------------------------------------------------------
 
+    def _child(self, backend: str, policy: AutoscalingPolicy) -> Child:
+        return Child(
+            self._loop,
+            self._settings,
+            self._records,
+            role=POLICY,
+            name=backend,
+            code=policy.code,
+            heard=lambda body: self._answer(backend, self._runners[backend], _decoded(body)),
+            lost=lambda why: self._answer(backend, self._runners[backend], {"error": why}),
+        )
+
     def _stop(self, backend: str) -> None:
         """End a backend's process; the answer to its open question is dropped."""
         runner = self._runners.pop(backend)
         if runner.question is not None:
             runner.question.timer.cancel()
             runner.question = None
-        self._end(runner)
-
-    def _prepare(self, backend: str, runner: _Runner) -> str:
-        if runner.connection is not None:
-            return ""
-        left_s = runner.start_at - time.monotonic()
-        if left_s > 0:
-            return f"its process ended; it is started again in {left_s:.0f} s"
-        try:
-            self._start(backend, runner)
-        except OSError as error:
-            self._note_failure(runner)
-            return f"its process cannot be started: {error}"
-        return ""
-
-    def _start(self, backend: str, runner: _Runner) -> None:
-        ours, theirs = socket.socketpair()
-        code_fd = os.memfd_create("policy")
-        try:
-            with os.fdopen(code_fd, "wb", closefd=False) as stored:
-                stored.write(runner.policy.code)
-            file_name = re.sub(r"[^\w.#:-]", "_", backend)
-            with os.fdopen(open_log(self._settings, f"policy-{file_name}"), "ab") as output:
-                fds = (theirs.fileno(), code_fd)
-                arguments = [*map(str, fds), str(os.getpid())]
-                runner.child = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "greenroom.actors.controller.policy_process",
-                        *arguments,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=fds,
-                    start_new_session=True,  # so that what it starts ends with it
-                )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(code_fd)
-        ours.setblocking(False)
-        runner.connection, runner.buffer, runner.has_answered = ours, b"", False
-        self._loop.asyncio.add_reader(ours, self._loop.guarded, self._readable, backend, runner)
-        runner.process = process = identify(runner.child.pid)
-        if process is not None:
-            self._records.add(process, ROLE)
-        logger.info("started the autoscaling policy of %s, pid %d", backend, runner.child.pid)
-
-    def _send(self, runner: _Runner, context: dict[str, Any]) -> str:
-        question = {
-            "context": {**context, "current_time": time.time()},
-            "kwargs": runner.policy.policy_kwargs,
-        }
-        body = frame(json.dumps(question).encode())
-        assert runner.connection is not None, "made by _prepare"
-        try:
-            sent = runner.connection.send(body)
-        except OSError as error:
-            return f"its process takes no question: {error}"
-        return "" if sent == len(body) else "its process takes no question"
-
-    def _readable(self, backend: str, runner: _Runner) -> None:
-        if runner.connection is None:
-            return
-        try:
-            data = runner.connection.recv(MAX_FRAME_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        runner.buffer += data
-        size = HEADER.size
-        if len(runner.buffer) >= size:
-            (length,) = HEADER.unpack(runner.buffer[:size])
-            if length > MAX_FRAME_BYTES:
-                data = b""  # user code wrote into the connection
-            elif len(runner.buffer) >= size + length:
-                body, runner.buffer = (
-                    runner.buffer[size : size + length],
-                    runner.buffer[size + length :],
-                )
-                runner.has_answered, runner.failures = True, 0
-                self._answer(backend, runner, _decoded(body))
-        if not data:
-            self._lost(backend, runner, "its process ended")
-
-    def _timed_out(self, backend: str, runner: _Runner) -> None:
-        self._lost(backend, runner, f"no answer within {runner.limit_s:g} s; it was killed")
-
-    def _lost(self, backend: str, runner: _Runner, why: str) -> None:
-        self._note_failure(runner)
-        self._end(runner)
-        self._answer(backend, runner, {"error": why})
-
-    def _note_failure(self, runner: _Runner) -> None:
-        runner.failures += 1
-        runner.start_at = time.monotonic() + pause_s(runner.failures, BACKOFF_S, MAX_BACKOFF_S)
+        runner.child.end()
 
     def _answer(self, backend: str, runner: _Runner, answer: Answer) -> None:
         question, runner.question = runner.question, None
@@ -239,28 +129,6 @@ class Policies:
             now = time.monotonic()
             self._cluster.autoscaler.policy_answered(backend, question.ask_id, answer, now)
             self._changed()
-
-    def _end(self, runner: _Runner) -> None:
-        if runner.connection is not None:
-            self._loop.asyncio.remove_reader(runner.connection)
-            runner.connection.close()
-            runner.connection = None
-        child, runner.child = runner.child, None
-        if child is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        process, runner.process = runner.process, None
-        if process is not None:
-            self._records.remove(process)
-            self._loop.watch_process(process, lambda: self._reap(child))
-        else:
-            self._reap(child)  # it had ended before it could be identified
-
-    def _reap(self, child: subprocess.Popen[bytes]) -> None:
-        """Reap a child, which would stay a zombie, once the last of its threads has ended."""
-        if child.poll() is None:
-            self._loop.call_later(REAP_POLL_S, lambda: self._reap(child))
 
 
 def _decoded(body: bytes) -> Answer:

@@ -611,6 +611,18 @@ def call_of(query: Query) -> HttpCall | PythonCall:
     return call if isinstance(call, PythonCall) else fit(HttpCall, call)
 
 
+def arguments_of(call: PythonCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call through a handle; unpickles what its caller sent."""
+    args, kwargs = pickle.loads(call.arguments)
+    if not call.inputs:
+        return args, kwargs
+
+    def resolved(value: Any) -> Any:
+        return pickle.loads(call.inputs[value.place]) if type(value) is Input else value
+
+    return tuple(map(resolved, args)), {name: resolved(value) for name, value in kwargs.items()}
+
+
 def part_travelling(part: StreamPart) -> StreamPart:
     """Return what to put in a message for a part of a stream."""
     if len(part.data) < LARGE:

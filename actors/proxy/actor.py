@@ -53,7 +53,7 @@ class Proxy(LoopActor):
         loop, settings, process = self.loop, self.settings, self.process
         self._link = ControllerLink(loop, settings, process, self._met_controller)
         self._dispatcher = Dispatcher(
-            loop, process, self.myAddress, settings.host_name, self._link.send
+            loop, process, self.myAddress, settings, self.records, self._link.send
         )
 
     def survives(self, message: Any, sender: Address, error: Exception) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.control import MeetProxy, ReplicaLost
 from greenroom.actors.messages.queries import (
     Address,
@@ -31,8 +32,10 @@ from greenroom.actors.messages.queries import (
 from greenroom.actors.proxy.leases import LeaseDesk, Lessee
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports, TrafficReports
+from greenroom.actors.proxy.request_routers import NewQuery, RequestRouters
 from greenroom.actors.proxy.silent_hosts import SilentHosts
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
+from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
@@ -79,14 +82,20 @@ class Dispatcher:
     """Dispatches callers' queries to replicas; ``send`` sends to the controller."""
 
     def __init__(
-        self, loop: Loop, process: Process, address: Address, host_name: str, send: Send
+        self,
+        loop: Loop,
+        process: Process,
+        address: Address,
+        settings: HostSettings,
+        records: RunRecords,
+        send: Send,
     ) -> None:
         self._loop = loop
         self._process = process
         self._address = address
-        self._host_name = host_name
+        self._host_name = settings.host_name
         self._send = send
-        self.router = Router(random.random, host_name)
+        self.router = Router(random.random, settings.host_name)
         self.loads = LoadReports(loop, process, self.router, send)
         self._mirroring = Mirroring(self.router, random.random)
         self._metrics = Metrics()
@@ -95,6 +104,10 @@ class Dispatcher:
         self.router.observers.add(self._metrics)
         self.leases = LeaseDesk(
             loop, process, self.router, self._run, self._table_of, self._lessee_of
+        )
+
+        self._request_routers = RequestRouters(
+            loop, settings, records, self.router, self._metrics, self._submit_asked
         )
 
         self.ready = False  # it has had its first tables
@@ -173,6 +186,7 @@ class Dispatcher:
         if present:
             self._linked[tag] = present
         self._run(self.router.set_backend(tag, table, now))
+        self._request_routers.take(tag, None if table is None else table.request_router)
         done = self._leaving - self.router.ongoing(self._leaving).keys()
         self._leaving -= done
         for each in done & self._links.keys():
@@ -337,6 +351,7 @@ class Dispatcher:
         caller = self._callers.pop(incarnation, None)
         if caller is not None:
             caller.unwatch()
+            self._request_routers.caller_lost(incarnation)
             self._run(self.router.caller_lost(incarnation, time.monotonic()))
             self.leases.caller_lost(incarnation)
 
@@ -375,13 +390,30 @@ class Dispatcher:
             self._run(self.router.submit_refused(caller, refused, now))
         attempts = dict(message.lost)
         for query in queries:
-            resent, count = query.id in message.resent, attempts.get(query.id, 0)
-            try:
-                self._run(self.router.submit(caller, query, now, resent=resent, attempts=count))
-            except Exception as error:
-                raise QueryFailedError(caller, query.id, error) from error
+            new = NewQuery(caller, query, query.id in message.resent, attempts.get(query.id, 0))
+            if not self._request_routers.ask(new):
+                self._submit_one(new, now)
         for query_id in message.cancelled:
+            self._request_routers.cancel(caller, query_id)
             self._run(self.router.cancel(caller, query_id, now))
+        self._arm_deadline()
+        self._mirror_in(MIRROR_S)
+
+    def _submit_one(
+        self, new: NewQuery, now: float, preference: tickets.Preference | None = None
+    ) -> None:
+        caller, query, resent, attempts = new
+        try:
+            effects = self.router.submit(
+                caller, query, now, resent=resent, attempts=attempts, preference=preference
+            )
+            self._run(effects)
+        except Exception as error:
+            raise QueryFailedError(caller, query.id, error) from error
+
+    def _submit_asked(self, new: NewQuery, preference: tickets.Preference) -> None:
+        """Dispatch a query of which a request router was asked."""
+        self._submit_one(new, time.monotonic(), preference)
         self._arm_deadline()
         self._mirror_in(MIRROR_S)
 
@@ -436,6 +468,8 @@ class Dispatcher:
         caller = None if ticket.is_mirrored else self._callers.get(str(ticket.caller))
         if link is None or (caller is None and not ticket.is_mirrored):
             return  # its death is being handled, and ends the ticket
+        if ticket.preference is not None:
+            self._request_routers.routed(ticket.preference, effect.replica)
         timeout_s = None
         if ticket.deadline_at is not None:
             timeout_s = max(ticket.deadline_at - time.monotonic(), 0.0)

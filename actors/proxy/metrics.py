@@ -41,6 +41,17 @@ class Metrics(Observer):
             "Queries that were not, as there were as many retries as queries",
             *_PAIR,
         )
+        self._asked = registry.counter(
+            "greenroom_request_router_questions_total",
+            "Queries of which a request router was to be asked, by what came of it: chosen, none, "
+            "late, failed, or unavailable",
+            *("backend", "outcome"),
+        )
+        self._asked_seconds = registry.histogram(
+            "greenroom_request_router_seconds",
+            "How long queries waited for a request router's answer",
+            "backend",
+        )
         self._deaths = registry.counter(
             "greenroom_replica_deaths_total",
             "Replicas of this host whose process has ended without being told to",
@@ -76,6 +87,11 @@ class Metrics(Observer):
     def retry_refused(self, ticket: Ticket) -> None:
         """See Observer."""
         self._retries_refused.add(1, ticket.endpoint, ticket.backend)
+
+    def asked(self, backend: str, outcome: str, seconds: float) -> None:
+        """Count a query of which a request router was to be asked."""
+        self._asked.add(1, backend, outcome)
+        self._asked_seconds.observe(seconds, backend)
 
     def replica_died(self, backend: str) -> None:
         """Count a replica of this host that has ended without being told to."""

@@ -42,11 +42,11 @@ from greenroom.actors.messages.queries import (
     Answer,
     FailedAnswer,
     HttpCall,
-    Input,
     PythonCall,
     Query,
     StreamEnded,
     ValueAnswer,
+    arguments_of,
     call_of,
 )
 from greenroom.actors.replica import context as user_context
@@ -395,7 +395,7 @@ class UserCode:
             return _failed(query, error, is_http=isinstance(call, HttpCall))
 
     async def _answer_python(self, reply: Reply, call: PythonCall) -> Answer | None:
-        args, kwargs = _arguments(call)
+        args, kwargs = arguments_of(call)
         if reply.feed is not None:
             args = (*args, _values_of(reply.feed))
         result = await self._invoke(call.method, self._method(call.method), args, kwargs)
@@ -526,17 +526,6 @@ def _span_of(tracer: Tracing, reply: Reply, call: PythonCall | HttpCall) -> Span
 
 
 # --- What a call is made of, and what comes of it ---------------------------------------------
-
-
-def _arguments(call: PythonCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = pickle.loads(call.arguments)
-    if not call.inputs:
-        return args, kwargs
-
-    def resolved(value: Any) -> Any:
-        return pickle.loads(call.inputs[value.place]) if type(value) is Input else value
-
-    return tuple(map(resolved, args)), {name: resolved(value) for name, value in kwargs.items()}
 
 
 async def _values_of(feed: Parts) -> AsyncIterator[Any]:

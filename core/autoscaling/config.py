@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from greenroom.core.validation import Settings, explain_missing, problems_in
+from greenroom.core.validation import (
+    Settings,
+    UserCode,
+    explain_missing,
+    jsonable,
+    names_code,
+    problems_in,
+)
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"
@@ -43,7 +49,7 @@ class QueueLengthPolicy(Settings):
         return value
 
 
-class AutoscalingPolicy(Settings):
+class AutoscalingPolicy(UserCode):
     """What turns a load into a number of replicas.
 
     ``policy_function`` is "ongoing_requests", "queue_length", or a function of yours or its import
@@ -56,17 +62,11 @@ class AutoscalingPolicy(Settings):
     policy_function: str | Callable[..., Any] = ONGOING_REQUESTS
     policy_kwargs: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = Field(default=1.0, gt=0, le=60)
-    # The function, pickled, and what makes two of them equal: the pickles of one may differ.
-    code: bytes = Field(default=b"", repr=False)
-    code_hash: str = ""
 
     @field_validator("policy_function", mode="before")
     @classmethod
     def _names_a_function(cls, value: Any) -> Any:
-        if callable(value):
-            return value
-        built_in = value in (ONGOING_REQUESTS, QUEUE_LENGTH)
-        if not isinstance(value, str) or not (built_in or value.replace(":", ".").count(".")):
+        if value not in (ONGOING_REQUESTS, QUEUE_LENGTH) and not names_code(value):
             raise ValueError(
                 f"must be {ONGOING_REQUESTS!r}, {QUEUE_LENGTH!r}, a function, or the import path "
                 "of one, such as 'my_module:my_policy'"
@@ -84,11 +84,7 @@ class AutoscalingPolicy(Settings):
                 raise ValueError("; ".join(problems_in(error))) from None
         if function == ONGOING_REQUESTS and value:
             raise ValueError(f"{ONGOING_REQUESTS!r} takes none; its settings are those around it")
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"must be JSON-able: {error}") from error
-        return value
+        return dict(jsonable(value))
 
     @property
     def is_custom(self) -> bool:
@@ -104,16 +100,6 @@ class AutoscalingPolicy(Settings):
     def __str__(self) -> str:
         function = self.policy_function
         return function if isinstance(function, str) else getattr(function, "__name__", "function")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AutoscalingPolicy) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash((str(self), self.code_hash))
-
-    def _identity(self) -> tuple[Any, ...]:
-        code = self.code_hash or self.code
-        return (self.policy_function, self.policy_kwargs, self.timeout_s, code)
 
 
 class AutoscalingConfig(Settings):

@@ -305,6 +305,7 @@ class Backend:
     def table(self) -> BackendTable:
         """Return what routers are told."""
         config, affinity = self.config, self.config.session_affinity
+        request_router = config.request_router_config
         return BackendTable(
             tag=self.record.tag,
             replicas=tuple(
@@ -319,6 +320,7 @@ class Backend:
             is_wanted=self.wanted > 0 or bool(self.record.failure),
             is_expected=self.record.was_running and self.wanted > 0,
             session_affinity=None if affinity is None else affinity.model_dump(),
+            request_router=None if request_router is None else request_router.model_dump(),
         )
 
     def _live(self) -> list[Replica]:

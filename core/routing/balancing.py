@@ -29,7 +29,7 @@ from greenroom.core.config import SessionAffinity
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Ticket
+from greenroom.core.routing.tickets import Assign, Preference, Ticket
 
 UNHEARD_S = 1.0
 SUSPECT_LOAD = 1
@@ -163,6 +163,8 @@ class RoutedBackend:
         if ticket.session is not None:
             home = self.replicas.get(ticket.home)
             return home if home is not None and 0 <= home.level < slots else None
+        if ticket.preference is not None and (best := self._preferred(ticket.preference, slots)):
+            return best
         model = ticket.query.multiplexed_model_id
         if model:
             having = [r for r in self.replicas.values() if model in r.models]
@@ -171,19 +173,29 @@ class RoutedBackend:
                 return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
         return self._least_loaded(slots)
 
+    def _preferred(self, preference: Preference, slots: int) -> RoutedReplica | None:
+        """Return the least loaded replica of the first rank that has one with room."""
+        for rank in preference.ranks:
+            named = [self.replicas[tag] for tag in rank if tag in self.replicas]
+            with_room = [replica for replica in named if 0 <= replica.level < slots]
+            if with_room:
+                return min(with_room, key=lambda each: each.level)
+        return None
+
     def settle(self, ticket: Ticket) -> None:
         """Find a home for a ticket that has a session and is in no queue."""
         if ticket.session is not None:
-            homes = self._inhabitable()
+            homes = self.inhabitable()
             ticket.home = self.homes.of(ticket.session, self.table.tag, homes) or NOWHERE
 
-    def _inhabitable(self) -> list[str]:
+    def inhabitable(self) -> list[str]:
+        """Return the replicas that can be waited for."""
         return [tag for tag, r in self.replicas.items() if not (r.draining or r.is_silent)]
 
     def _settle_anew(self, now: float) -> None:
         """Find other homes for what waits for replicas that are none any more."""
         for queue in (self.queue, self.mirrored):
-            if queue.has_homes and (homes := self._inhabitable()):
+            if queue.has_homes and (homes := self.inhabitable()):
                 for ticket in reversed(queue.take_homeless(homes)):
                     self.settle(ticket)
                     self.put_first(ticket, now)

@@ -41,6 +41,7 @@ from greenroom.core.routing.tickets import (
     LoadByEndpoint,
     Observers,
     OpenTickets,
+    Preference,
     QueryLike,
     Refuse,
     Session,
@@ -249,22 +250,40 @@ class Router:
         *,
         resent: bool = False,
         attempts: int = 0,
+        preference: Preference | None = None,
     ) -> Effects:
         """Route a new query. A query that is still here is ignored when it comes again.
 
         One that is ``resent`` was another router's, now dead, and may have run: it is refused
         unless it may be retried wherever it could have been. ``attempts`` replicas have died with
-        one that was sent under a lease.
+        one that was sent under a lease. ``preference`` is what came of :meth:`to_ask`.
         """
         endpoint, effects = self._admit(caller, query, resent=resent)
         if endpoint is None:
             return effects
         ticket = self._tickets.open(caller, query, endpoint.table, now)
+        ticket.preference = preference
         if attempts:
             effects += self._retry_leased(ticket, endpoint, attempts, now)
         if not ticket.ended:
             effects += self._route(ticket, endpoint, now)
         return effects + self._accepted(ticket, endpoint, now)
+
+    def to_ask(self, query: QueryLike) -> RoutedBackend | None:
+        """Return the backend whose request router is to be asked about a new query.
+
+        Chance has decided on it, where that decides. Sessions go before what request routers say,
+        and where there is no replica they have no choice.
+        """
+        name = query.endpoint if query.endpoint is not None else self._routes.find(query.path)
+        endpoint = self._endpoints.get(name) if name is not None else None
+        if endpoint is None or query.session_id:
+            return None
+        tag = endpoint.split.choose(query.shard_key, self._draw)
+        backend = self._backends.get(tag) if tag is not None else None
+        if backend is None or backend.table.request_router is None or backend.affinity is not None:
+            return None
+        return backend if backend.replicas else None
 
     def submit_refused(self, caller: Hashable, queries: Iterable[QueryLike], now: float) -> Effects:
         """Route queries under leases that a replica had no room for, before all others."""
@@ -362,7 +381,11 @@ class Router:
         key = ticket.query.shard_key
         if key is None and ticket.session is not None:
             key = ticket.session.key
-        tag = endpoint.split.choose(key, self._draw)
+        preference = ticket.preference
+        if preference is not None and preference.backend in endpoint.split.tags:
+            tag: str | None = preference.backend  # drawn when it was to be asked
+        else:
+            tag = endpoint.split.choose(key, self._draw)
         backend = self._backends.get(tag) if tag is not None else None
         if backend is not None:
             table = backend.table
@@ -422,6 +445,7 @@ class Router:
             or name in self._changing
             or backend.table.max_queued_requests >= 0
             or backend.affinity is not None
+            or backend.table.request_router is not None
             or backend.queue.size
             or backend.mirrored.size
             or backend.table.unavailable

@@ -50,6 +50,7 @@ class BackendTable:
     is_wanted: bool = False
     is_expected: bool = False
     session_affinity: Mapping[str, Any] | None = None  # fields of core.config.SessionAffinity
+    request_router: Mapping[str, Any] | None = None  # fields of core.config.RequestRouterConfig
 
 
 @travels

@@ -26,6 +26,17 @@ class Session(NamedTuple):
     replica: str = ""
 
 
+class Preference(NamedTuple):
+    """What a backend's request router said of a query: replicas in ranks, the best first.
+
+    ``number`` is that of the question. A rank may be empty, and name replicas that are gone.
+    """
+
+    backend: str
+    number: int
+    ranks: tuple[tuple[str, ...], ...] = ()
+
+
 class QueryLike(Protocol):
     """What the router reads of a query."""
 
@@ -112,6 +123,7 @@ class Ticket:
     mirrored: tuple[Ticket, ...] = ()  # of an original
     session: Session | None = None
     home: str = ""  # the replica that it waits for; "" for any
+    preference: Preference | None = None
     # Where its answer is compared with others'; None until the mirrored queries are made.
     compare: tuple[Pairing, ...] | None = ()
 

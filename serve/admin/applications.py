@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from greenroom.core import operations as ops
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
+from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import BuiltApplication, Options, build
-from greenroom.serve.checks import check_answers_http
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
 

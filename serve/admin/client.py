@@ -23,8 +23,7 @@ from greenroom.core.rollouts.settings import (
     DEFAULT_STEPS,
 )
 from greenroom.serve.admin import applications
-from greenroom.serve.admin.session import delete_everything, wait_for_goal
-from greenroom.serve.checks import (
+from greenroom.serve.admin.checks import (
     check_answers_http,
     check_list,
     check_mapping,
@@ -32,6 +31,7 @@ from greenroom.serve.checks import (
     check_path,
     check_timeout,
 )
+from greenroom.serve.admin.session import delete_everything, wait_for_goal
 from greenroom.serve.code.packing import Code, pack_code, pack_target, packed, packed_changes
 from greenroom.serve.code.runtime_env import pack_env, working_in
 from greenroom.serve.deployments import Deployment

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.connection import Connection
 
 BUILD_TIMEOUT_S = 120.0
-_NOT_WRITTEN: Any = {"autoscaling_config": {"policy": {"code", "code_hash"}}}
+_CODE = {"code", "code_hash"}
+_NOT_WRITTEN: Any = {"autoscaling_config": {"policy": _CODE}, "request_router_config": _CODE}
 _LONGEST_OUTPUT = 2000  # characters of what a failed import printed
 
 

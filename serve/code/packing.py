@@ -29,7 +29,6 @@ import cloudpickle
 
 from greenroom.actors.replica.callables import is_users
 from greenroom.actors.replica.user_code import ASGI_APP
-from greenroom.core.autoscaling.config import AutoscalingPolicy
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.fingerprint import (
@@ -259,16 +258,25 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-# --- Autoscaling policies of the user, which travel to the controller as bytes --------------------
+# --- Code of the user's in settings: autoscaling policies and request routers ---------------------
 
 
 def packed(what: str, config: BackendConfig) -> BackendConfig:
-    """Return a config whose autoscaling policy travels by value; ``what`` owns it, in errors."""
-    scaling = config.autoscaling_config
-    if scaling is None or not scaling.policy.is_custom or scaling.policy.code:
-        return config
-    scaling = scaling.model_copy(update={"policy": _packed_policy(what, scaling.policy)})
-    return config.model_copy(update={"autoscaling_config": scaling})
+    """Return a config whose code of the user's travels by value; ``what`` owns it, in errors."""
+    changes: dict[str, Any] = {}
+    scaling, router = config.autoscaling_config, config.request_router_config
+    if scaling is not None and scaling.policy.is_custom and not scaling.policy.code:
+        told = f"the autoscaling policy of {what}"
+        given = scaling.policy.policy_function
+        packed_code = _packed_code(told, "policy_function", given, "function")
+        policy = scaling.policy.model_copy(update=packed_code)
+        changes["autoscaling_config"] = scaling.model_copy(update={"policy": policy})
+    if router is not None and not router.code:
+        told = f"the request router of {what}"
+        given = router.request_router_class
+        packed_code = _packed_code(told, "request_router_class", given, "class")
+        changes["request_router_config"] = router.model_copy(update=packed_code)
+    return config.model_copy(update=changes) if changes else config
 
 
 def packed_changes(what: str, config: BackendConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -280,24 +288,23 @@ def packed_changes(what: str, config: BackendConfig | Mapping[str, Any]) -> dict
     return {name: value for name, value in made.model_dump().items() if name in names}
 
 
-def _packed_policy(what: str, policy: AutoscalingPolicy) -> AutoscalingPolicy:
-    function = policy.policy_function
-    if isinstance(function, str):
-        function = _imported(what, function)
-    code = pack_code(f"the autoscaling policy of {what}", function, (), {}, None)
-    name = f"{function.__module__}.{getattr(function, '__qualname__', function.__name__)}"
-    return policy.model_copy(
-        update={"policy_function": name, "code": code.pickled, "code_hash": code.hash}
-    )
+def _packed_code(what: str, setting: str, given: Any, kind: str) -> dict[str, Any]:
+    """Return the fields of a UserCode for a function or class, or for its import path."""
+    told = f"{what}: {setting}={_short(given)}"
+    if isinstance(given, str):
+        given = _imported(told, given)
+    if not callable(given) or not hasattr(given, "__name__"):
+        raise InvalidRequestError(f"{told} is no {kind}")
+    if kind == "class" and not (inspect.isclass(given) and hasattr(given, "choose_replicas")):
+        raise InvalidRequestError(f"{told} is no serve.request_router.RequestRouter")
+    code = pack_code(what, given, (), {}, None)
+    name = f"{given.__module__}.{getattr(given, '__qualname__', given.__name__)}"
+    return {setting: name, "code": code.pickled, "code_hash": code.hash}
 
 
-def _imported(what: str, path: str) -> Callable[..., Any]:
-    told = f"the autoscaling policy of {what}: policy_function={path!r}"
+def _imported(what: str, path: str) -> Any:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        function = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise InvalidRequestError(f"{told} cannot be imported: {error}") from error
-    if not callable(function) or not hasattr(function, "__name__"):
-        raise InvalidRequestError(f"{told} is no function")
-    return function  # type: ignore[no-any-return]
+        raise InvalidRequestError(f"{what} cannot be imported: {error}") from error

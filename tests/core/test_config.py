@@ -28,6 +28,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "logging_config": None,
         "allow_method_header": True,
         "session_affinity": None,
+        "request_router_config": None,
     }
     assert ActorOptions().model_dump() == {
         "num_cpus": 0,

@@ -12,7 +12,7 @@ import yaml
 from greenroom import serve
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("config", "context", "exceptions", "handle", "metrics", "schema")
+MODULES = ("config", "context", "exceptions", "handle", "metrics", "request_router", "schema")
 # Other names of what is there, and what the documentation tells of elsewhere.
 ELSEWHERE = {"CONTENT_TYPE", "ContextFilter", "InvalidDocumentError", "RayServeException", "text"}
 ELSEWHERE |= {"EncodingType", "gRPCOptions", "read_document", "told_at"}

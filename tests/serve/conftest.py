@@ -12,8 +12,7 @@ import pytest
 
 from greenroom.actors.caller.client import QueryClient
 from greenroom.actors.host import launcher as systems
-from greenroom.actors.messages.queries import FailedAnswer, ValueAnswer
-from greenroom.actors.replica.user_code import _arguments
+from greenroom.actors.messages.queries import FailedAnswer, ValueAnswer, arguments_of
 from greenroom.actors.runtime import connection as connections
 from greenroom.core import errors
 from greenroom.serve.admin import session
@@ -52,7 +51,7 @@ class FakeQueries(QueryClient):
     def _run(self, query_id, query):
         call = pickle.loads(query.call)
         try:
-            args, kwargs = _arguments(call)
+            args, kwargs = arguments_of(call)
             method = getattr(self.controller.instances[query.endpoint], call.method)
             return ValueAnswer(query_id, cloudpickle.dumps(method(*args, **kwargs)))
         except Exception as error:

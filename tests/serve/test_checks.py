@@ -8,7 +8,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.checks import check_path, check_timeout
+from greenroom.serve.admin.checks import check_path, check_timeout
 
 TIMEOUT = "must be a number of seconds, 0 or more, or None for no limit"
 NAME = "must be a non-empty string"

@@ -18,7 +18,7 @@ class Model:
 
 app = Model.bind()
 """
-ABSENT = ["drivers", "llm", "dag", "http_adapters", "grpc_util", "request_router"]
+ABSENT = ["drivers", "llm", "dag", "http_adapters", "grpc_util"]
 
 
 def run(source, *arguments):

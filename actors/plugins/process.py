@@ -1,9 +1,8 @@
-"""The child process of the controller in which one autoscaling policy of a user runs.
+"""The program of a child process with code of the user's: an autoscaling policy or request router.
 
-User code never runs in the controller, because it could block or end it. This process finds the
-pickled function in one descriptor and gets questions on another, each a frame of JSON with its
-length before it. It answers each with a frame. It ends when the controller closes the connection or
-is gone. What the function prints goes to a log of its own.
+It finds the pickled code in one descriptor and gets frames on another, each with its length before
+it. A policy's questions and answers are JSON; for a request router's see routing.py. It ends when
+its parent closes the connection or is gone.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ from typing import Any
 from greenroom.actors.replica.callables import users_traceback
 from greenroom.core.autoscaling.config import AutoscalingContext
 
+POLICY, REQUEST_ROUTER = "policy", "request-router"  # roles
+BEGUN, ASKED, ROUTED = "begun", "asked", "routed"  # frames to a request router: see routing.py
 HEADER = struct.Struct("!I")
-MAX_FRAME_BYTES = 64 * 1024  # with the policy's state; a socket takes that without a reader
+MAX_FRAME_BYTES = 64 * 1024  # of an answer, with the policy's state
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,28 +37,38 @@ def frame(body: bytes) -> bytes:
 
 
 def main() -> int:
-    """Answer until the other end closes; argv has the descriptors and the controller's pid."""
-    connection_fd, code_fd, controller = map(int, sys.argv[1:])
+    """Answer until the other end closes; argv has role, descriptors and the parent's pid."""
+    role, *numbers = sys.argv[1:]
+    connection_fd, code_fd, parent = map(int, numbers)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != controller:
+    if os.getppid() != parent:
         return 1  # it went before it could be said that we go with it
     connection = socket.socket(fileno=connection_fd)
+    if role == REQUEST_ROUTER:
+        from greenroom.actors.plugins import routing  # noqa: PLC0415  # policies do without
+
+        return routing.serve(connection, lambda: _load(code_fd))
     stream = connection.makefile("rb")
     function: Callable[..., Any] | None = None
-    while (question := _read(stream)) is not None:
+    while (question := read_frame(stream)) is not None:
         try:
             function = function or _load(code_fd)
             answer = _answer(function, json.loads(question))
         except BaseException as error:  # sys.exit() of user code is a failed answer too
-            sys.stderr.write(users_traceback(error))
-            sys.stderr.flush()
-            text = "".join(traceback.format_exception_only(type(error), error)).strip()
-            answer = {"error": text[-2000:]}
+            answer = {"error": told_of(error)}
         connection.sendall(_encoded(answer))
     return 0
 
 
-def _read(stream: Any) -> bytes | None:
+def told_of(error: BaseException) -> str:
+    """Return an error of user code in a line, and print where it was raised."""
+    sys.stderr.write(users_traceback(error))
+    sys.stderr.flush()
+    return "".join(traceback.format_exception_only(type(error), error)).strip()[-2000:]
+
+
+def read_frame(stream: Any) -> bytes | None:
+    """Return the next frame's content; None at the end."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -102,7 +113,3 @@ def _encoded(answer: dict[str, Any]) -> bytes:
         text = f"its answer takes {len(body)} bytes; at most {MAX_FRAME_BYTES} are let through"
         body = json.dumps({"error": text}).encode()
     return frame(body)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

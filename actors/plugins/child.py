@@ -1,0 +1,221 @@
+"""A child process that runs code of the user's, and the connection to it. Nothing here blocks.
+
+Theory of operation. The process is started when there is something to send, and kept. Frames go
+both ways, each with its length before it. A process that ends, or is given up because it takes too
+long, is killed with all that it has started. It is started again for what is sent later, after a
+pause that doubles each time. Its prints go to a log of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from greenroom.actors.host.records import RunRecords
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.plugins.process import HEADER, MAX_FRAME_BYTES, frame
+from greenroom.actors.runtime.logs import open_log
+from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.backoff import pause_s
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 30.0  # for the first answer: it imports what the code needs
+BACKOFF_S = 1.0
+MAX_BACKOFF_S = 60.0
+REAP_POLL_S = 0.01
+_PROGRAM = "import sys; from greenroom.actors.plugins.process import main; sys.exit(main())"
+MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
+
+
+class Child:
+    """One process, as far as there is one.
+
+    ``role`` is what it does (see process.py), ``name`` whom it does that for. ``heard`` gets each
+    frame that it sends, ``lost`` why it has ended or was given up; neither follows :meth:`end`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: HostSettings,
+        records: RunRecords,
+        *,
+        role: str,
+        name: str,
+        code: bytes,
+        heard: Callable[[bytes], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._records = records
+        self._role = role
+        self._name = name
+        self._code = code
+        self._heard = heard
+        self._lost = lost
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+        self._connection: socket.socket | None = None
+        self._received = b""
+        self._unsent = b""
+        self._failures = 0  # in a row
+        self._start_at = 0.0
+        self.has_answered = False  # since it was started
+
+    @property
+    def pause_s(self) -> float:
+        """How long it is not started again yet; 0 where it runs or may be started."""
+        if self._connection is not None:
+            return 0.0
+        return max(self._start_at - time.monotonic(), 0.0)
+
+    def send(self, body: bytes) -> str:
+        """Send a frame, to a new process where there is none; return what is wrong, else ""."""
+        if self._connection is None:
+            if left_s := self.pause_s:
+                return f"its process ended; it is started again in {left_s:.0f} s"
+            try:
+                self._start()
+            except OSError as error:
+                self._note_failure()
+                return f"its process cannot be started: {error}"
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            return "its process takes no question"
+        was_waiting = bool(self._unsent)
+        self._unsent += frame(body)
+        if not was_waiting and not self._flush():
+            return "its process takes no question"
+        return ""
+
+    def give_up(self, why: str) -> None:
+        """Kill a process that takes too long."""
+        self._note_failure()
+        self.end()
+        self._lost(why)
+
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        if self._connection is not None:
+            self._loop.asyncio.remove_reader(self._connection)
+            self._loop.asyncio.remove_writer(self._connection)
+            self._connection.close()
+            self._connection = None
+        popen, self._popen = self._popen, None
+        if popen is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGKILL)
+        process, self._process = self._process, None
+        if process is not None:
+            self._records.remove(process)
+            self._loop.watch_process(process, lambda: self._reap(popen))
+        else:
+            self._reap(popen)  # it had ended before it could be identified
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        code_fd = os.memfd_create(self._role)
+        try:
+            with os.fdopen(code_fd, "wb", closefd=False) as stored:
+                stored.write(self._code)
+            file_name = re.sub(r"[^\w.#:-]", "_", self._name)
+            with os.fdopen(open_log(self._settings, f"{self._role}-{file_name}"), "ab") as output:
+                fds = (theirs.fileno(), code_fd)
+                self._popen = subprocess.Popen(
+                    [
+                        *(sys.executable, "-c", _PROGRAM, self._role),
+                        *map(str, (*fds, os.getpid())),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=fds,
+                    start_new_session=True,  # so that what it starts ends with it
+                )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(code_fd)
+        ours.setblocking(False)
+        self._connection, self._received, self._unsent = ours, b"", b""
+        self.has_answered = False
+        self._loop.asyncio.add_reader(ours, self._loop.guarded, self._readable)
+        self._process = process = identify(self._popen.pid)
+        if process is not None:
+            self._records.add(process, self._role)
+        logger.info("started the %s of %s, pid %d", self._role, self._name, self._popen.pid)
+
+    def _flush(self) -> bool:
+        """Send what is unsent, as far as it is taken; return False where the process has ended."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            sent = connection.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._unsent = b""  # its end is noticed as such
+            self._loop.asyncio.remove_writer(connection)
+            return False
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.asyncio.add_writer(connection, self._loop.guarded, self._writable)
+        else:
+            self._loop.asyncio.remove_writer(connection)
+        return True
+
+    def _writable(self) -> None:
+        self._flush()
+
+    def _readable(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            data = connection.recv(MAX_FRAME_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._received += data
+        while len(self._received) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._received)
+            if length > MAX_FRAME_BYTES:
+                data = b""  # user code wrote into the connection
+                break
+            if len(self._received) < HEADER.size + length:
+                break
+            body = self._received[HEADER.size : HEADER.size + length]
+            self._received = self._received[HEADER.size + length :]
+            self.has_answered, self._failures = True, 0
+            self._heard(body)
+            if self._connection is not connection:
+                return
+        if not data:
+            self.give_up("its process ended")
+
+    def _note_failure(self) -> None:
+        self._failures += 1
+        self._start_at = time.monotonic() + pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
+
+    def _reap(self, popen: subprocess.Popen[bytes]) -> None:
+        """Reap a child, which would stay a zombie, once the last of its threads has ended."""
+        if popen.poll() is None:
+            self._loop.call_later(REAP_POLL_S, lambda: self._reap(popen))
