@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import kubernetes_validate
 import pytest
@@ -136,19 +137,26 @@ def test_the_pod_is_what_the_image_is_made_for() -> None:
         ("greenroom-10", "greenroom-0.greenroom-hosts:1900"),
     ],
 )
-def test_the_first_pod_leads_and_the_others_join_it(tmp_path: Path, pod: str, join: str) -> None:
-    (tmp_path / "greenroom").write_text(
-        '#!/bin/sh\necho "$GREENROOM_JOIN" "$@"; stat -c %a cluster.key\n'
-    )
-    (tmp_path / "greenroom").chmod(0o755)
-    (tmp_path / "given.key").write_text("a key")
-    (tmp_path / "given.key").chmod(0o440)
-    done = subprocess.run(
-        command_of(ALL, key="given.key", tmp="cluster.key"),
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "GREENROOM_HOST_NAME": pod},
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == [*join.split(), "start", "--block", "400"]
+def test_the_first_pod_leads_and_the_others_join_it(pod: str, join: str) -> None:
+    user = int(instruction("USER").partition(":")[0])
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "greenroom").write_text(
+            '#!/bin/sh\necho "$GREENROOM_JOIN" "$@"; stat -c %a cluster.key\n'
+        )
+        (folder / "greenroom").chmod(0o755)
+        (folder / "given.key").write_text("a key")
+        (folder / "given.key").chmod(0o444)
+        if os.geteuid() == 0:
+            os.chown(folder, user, user)
+        for _ in range(2):  # a container that is started again has the /tmp of before
+            done = subprocess.run(
+                command_of(ALL, key="given.key", tmp="cluster.key"),
+                env={"PATH": f"{name}:{os.environ['PATH']}", "GREENROOM_HOST_NAME": pod},
+                cwd=name,
+                check=True,
+                capture_output=True,
+                text=True,
+                user=user if os.geteuid() == 0 else None,
+            )
+            assert done.stdout.split() == [*join.split(), "start", "--block", "400"]
